@@ -1,0 +1,1 @@
+"""Packaged recipes: every .toml file in this folder is one."""

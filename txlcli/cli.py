@@ -1,0 +1,63 @@
+"""The Typer application: registers the commands, turns a TxlError into one line and an exit code."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from txlcli import __version__, console
+from txlcli.errors import TxlError
+
+CTRL_C = 130
+
+
+class TxlGroup(TyperGroup):
+    """A command group whose errors are one line each: what, where, next step."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:
+        """Run a command line; always ends in SystemExit with txl's exit codes."""
+        extra["standalone_mode"] = False
+        try:
+            result = super().main(args=args, prog_name=prog_name or "txl", **extra)
+        except TxlError as error:
+            console.complain(str(error))
+            sys.exit(error.exit_code)
+        except (KeyboardInterrupt, typer.Abort):
+            console.complain("interrupted")
+            sys.exit(CTRL_C)
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            where = f'; see "{context.command_path} --help"' if context else ""
+            console.complain(" ".join(error.format_message().split()).rstrip(".") + where)
+            sys.exit(error.exit_code)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+app = typer.Typer(
+    cls=TxlGroup,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Transformer-XL (Dai et al. 2019) as commands: prepare a corpus, train, evaluate, time, generate.\n\n"
+    'Start with "txl quickstart": it does all of it on text that this machine already has.',
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.show_text(f"txl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        console.show_text(context.get_help())

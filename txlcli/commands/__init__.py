@@ -1,0 +1,1 @@
+"""The commands of txl, one module each: parse, call, show."""

@@ -1,0 +1,111 @@
+"""The only writer to the terminal: results go to stdout, everything else to stderr."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_INTERVAL_S = 10.0  # without a terminal, a long step reports itself this often
+
+
+def _out() -> Console:
+    # Made anew for each use: a test runner exchanges sys.stdout after this module is imported.
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+
+
+def _err() -> Console:
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def say(message: str) -> None:
+    """Write one line about what is going on to stderr."""
+    _err().print(message, markup=False)
+
+
+def complain(message: str) -> None:
+    """Write `error: ...` to stderr."""
+    _err().print(f"error: {message}", markup=False, style="red" if sys.stderr.isatty() else "")
+
+
+def show_text(text: str, end: str = "\n") -> None:
+    """Write text to stdout as it is, at once."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def show_json(result: Any) -> None:
+    """Write one JSON object, on one line, to stdout."""
+    show_text(json.dumps(result, ensure_ascii=False, allow_nan=False))
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    """Write a table to stdout; the first column is left-aligned, the others to the right."""
+    table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    out = _out()
+    if not out.is_terminal:
+        # A pipe has no width: let the widest row decide, so that no column is cut.
+        out.width = max(out.width, out.measure(table).maximum, len(title), len(caption))
+    out.print(table, markup=False, crop=False)
+
+
+class Step:
+    """One long step that reports how far it is."""
+
+    def __init__(self, description: str, total: float | None, unit: str, bar: Progress | None) -> None:
+        self.description, self.total, self.unit = description, total, unit
+        self._bar = bar
+        self._task = bar.add_task(description, total=total, detail="") if bar else None
+        self._done = 0.0
+        self._started = self._last = time.monotonic()
+
+    def advance(self, amount: float, detail: str = "") -> None:
+        """Report that `amount` more units are done."""
+        self.reach(self._done + amount, detail)
+
+    def reach(self, done: float, detail: str = "") -> None:
+        """Report that `done` units are done in all."""
+        self._done = done
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=done, detail=detail or self._rate())
+        elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
+            self._last = time.monotonic()
+            share = f"{done / self.total:.0%}" if self.total else f"{_short(done)} {self.unit}"
+            say(f"{self.description}: {share}, {detail or self._rate()}")
+
+    def _rate(self) -> str:
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        return f"{_short(self._done / elapsed)} {self.unit}/s"
+
+
+def _short(number: float) -> str:
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f}{suffix}"
+    return f"{number:.0f}"
+
+
+@contextmanager
+def progress(description: str, total: float | None = None, unit: str = "", shown: bool = True) -> Iterator[Step]:
+    """Show a live bar on stderr while the block runs; plain lines now and then where stderr is no terminal."""
+    if not (shown and sys.stderr.isatty()):
+        yield Step(description, total, unit, None)
+        return
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f}%") if total else TextColumn(""),
+        TextColumn("{task.fields[detail]}"),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=_err(), transient=True) as bar:
+        yield Step(description, total, unit, bar)

@@ -1,0 +1,1 @@
+"""The PyTorch core: it returns or yields values, never prints, never parses."""

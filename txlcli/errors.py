@@ -1,0 +1,76 @@
+"""Everything that txl raises on purpose, as one small tree.
+
+TxlError                    could not                                    exit code 1
+├── UsageError              asked wrongly                                exit code 2
+│   ├── RecipeError         a recipe or a --set that cannot be honoured
+│   └── UnknownNameError    a name that nothing answers to, with a suggestion
+├── StoreError              a token store is missing, damaged or foreign
+├── VocabularyError         text and vocabulary do not fit each other
+├── CorpusInputError        a corpus could not be read, downloaded or split
+├── RunError                a run folder or checkpoint is missing, damaged or foreign
+├── TrainingError           the loss is not finite, or the text is too short for the lanes
+└── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143), after saving
+
+A message is one line: what, where, next step. `txlcli.cli` turns it into stderr text and the exit code.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TxlError(Exception):
+    """The wish could not be carried out; the message says what, where and what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(TxlError):
+    """The wish itself is wrong: nothing was started."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """A recipe file or a --set override is wrong."""
+
+
+class UnknownNameError(UsageError):
+    """A name is unknown; the message suggests the nearest known one and lists them all."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = list(known)
+        super().__init__(f'unknown {kind} "{name}"{did_you_mean(name, names)} (known: {", ".join(names)})')
+
+
+class StoreError(TxlError):
+    """A token store is missing, damaged, or not one of ours."""
+
+
+class VocabularyError(TxlError):
+    """A text has symbols that the vocabulary lacks, or two vocabularies differ."""
+
+
+class CorpusInputError(TxlError):
+    """A corpus could not be downloaded, unpacked, read or split."""
+
+
+class RunError(TxlError):
+    """A run folder or a checkpoint is missing, damaged, or not one of ours."""
+
+
+class TrainingError(TxlError):
+    """Training cannot go on: loss not finite, or text shorter than the lanes need."""
+
+
+class Interrupted(TxlError):  # noqa: N818 - it is no error of anybody's
+    """Training was stopped from outside and has saved its checkpoint."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The words `; did you mean "X"?` for the nearest known name, or nothing where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f'; did you mean "{near[0]}"?' if near else ""

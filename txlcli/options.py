@@ -1,0 +1,42 @@
+"""Option types that two or more commands share, so that each has one name and one help text."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Device(StrEnum):
+    """Where tensors live."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(StrEnum):
+    """The number format of matrix products."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of the token stores.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the training runs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="auto takes CUDA where there is one.")]
+PrecisionOption = Annotated[
+    Precision | None, typer.Option("--precision", help="Number format of matrix products; the run's own by default.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw the result to this .png, .svg or .pdf file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting of the recipe; repeatable."),
+]
+
+DATA_DIR = Path("data")
+RUNS_DIR = Path("runs")
