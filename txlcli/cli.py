@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 from txlcli import __version__, console
+from txlcli.commands import eval as eval_
+from txlcli.commands import generate, prepare, quickstart, speed, train
 from txlcli.errors import TxlError
 
 CTRL_C = 130
@@ -16,7 +18,9 @@ CTRL_C = 130
 class TxlGroup(TyperGroup):
     """A command group whose errors are one line each: what, where, next step."""
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> Any:
         """Run a command line; always ends in SystemExit with txl's exit codes."""
         extra["standalone_mode"] = False
         try:
@@ -61,3 +65,11 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         console.show_text(context.get_help())
+
+
+app.command("quickstart")(quickstart.quickstart)
+app.command("prepare")(prepare.prepare)
+app.command("train")(train.train)
+app.command("eval")(eval_.evaluate)
+app.command("speed")(speed.speed)
+app.command("generate")(generate.generate)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+WIDEST = 10_000  # columns; more than any table needs
 PLAIN_INTERVAL_S = 10.0  # without a terminal, a long step reports itself this often
 
 
@@ -54,7 +55,8 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     out = _out()
     if not out.is_terminal:
         # A pipe has no width: let the widest row decide, so that no column is cut.
-        out.width = max(out.width, out.measure(table).maximum, len(title), len(caption))
+        out.width = WIDEST
+        out.width = max(out.measure(table).maximum, len(title), len(caption))
     out.print(table, markup=False, crop=False)
 
 

@@ -37,9 +37,10 @@ class RecipeError(UsageError):
 class UnknownNameError(UsageError):
     """A name is unknown; the message suggests the nearest known one and lists them all."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, like: str | None = None) -> None:
         names = list(known)
-        super().__init__(f'unknown {kind} "{name}"{did_you_mean(name, names)} (known: {", ".join(names)})')
+        near = did_you_mean(name if like is None else like, names)
+        super().__init__(f'unknown {kind} "{name}"{near} (known: {", ".join(names)})')
 
 
 class StoreError(TxlError):

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from txlcli.errors import UsageError
+
 
 class Device(StrEnum):
     """Where tensors live."""
@@ -40,3 +42,21 @@ Overrides = Annotated[
 
 DATA_DIR = Path("data")
 RUNS_DIR = Path("runs")
+
+
+def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
+    """`0,160,640` -> [0, 160, 640], each once, in the order given.
+
+    Raises:
+        UsageError: not whole numbers, or below `least`.
+    """
+    lengths = []
+    for part in text.split(","):
+        try:
+            length = int(part)
+        except ValueError:
+            raise UsageError(f"{option} {text}: {part!r} is no whole number; write lengths like 160,640") from None
+        if length < least:
+            raise UsageError(f"{option} {text}: a length cannot be below {least}")
+        lengths.append(length)
+    return list(dict.fromkeys(lengths))

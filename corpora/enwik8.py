@@ -1,0 +1,49 @@
+"""enwik8: the first 10^8 bytes of the English Wikipedia dump of 3 March 2006, as XML.
+
+Source      http://mattmahoney.net/dc/textdata.html (Matt Mahoney, Large Text Compression Benchmark)
+Licence     GFDL / CC BY-SA (Wikipedia)
+Unit        byte; metric bits per character, which is bits per byte here
+Splits      90,000,000 / 5,000,000 / 5,000,000 bytes in file order; of a prefix of n bytes n // 20 each for valid, test
+Symbols     205 distinct bytes, ids by frequency over all splits
+Released    the released code drops every newline byte after the cut: 204 symbols, numbers not comparable
+            (--released-convention)
+Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of the archive as public projects pin them
+"""
+
+from pathlib import Path
+
+from corpora.corpus import Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.locate import cut_prefix, one_file
+
+SIZE = 100_000_000
+
+
+def read(place: Path, wishes: ReadWishes) -> Text:
+    """The three splits of enwik8 or of a prefix of it."""
+    return cut_prefix(one_file(place, "enwik8", "enwik8"), SIZE, "enwik8")
+
+
+CORPUS = Corpus(
+    name="enwik8",
+    title="enwik8, 100 MB of English Wikipedia as bytes",
+    licence="GFDL / CC BY-SA",
+    unit="byte",
+    metric="bpc",
+    read=read,
+    rule=VocabularyRule(),
+    conventions={"split": "90/5/5 by position", "newlines": "kept", "vocabulary": "bytes of all splits by frequency"},
+    released_rule=VocabularyRule(dropped=b"\n"),
+    released_conventions={"newlines": "dropped after the cut, as the released code does"},
+    downloads=(
+        Download(
+            "enwik8.zip",
+            ("http://mattmahoney.net/dc/enwik8.zip", "https://mattmahoney.net/dc/enwik8.zip"),
+            size=36_445_475,
+            digest="sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+        ),
+    ),
+    wanted=lambda member: member.rsplit("/", 1)[-1] == "enwik8",
+    digests={"enwik8": "md5:a1fa5ffddb56f4953e226637dabbb36a"},
+    published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "types": 205},
+    counts_line_ends=False,
+)

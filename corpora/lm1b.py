@@ -1,0 +1,97 @@
+"""One Billion Word benchmark: shuffled sentences of news, each on its own.
+
+Source      http://www.statmt.org/lm-benchmark (Chelba et al. 2013); the vocabulary file is the one that every published
+            word-level number uses, from the public repository rafaljozefowicz/lm
+Licence     the benchmark's terms (WMT 2011 news crawl)
+Unit        word, case kept; a sentence is scored as its words plus one closing boundary <S>; metric perplexity
+Splits      train: 99 shards, 768,648,884 tokens; valid: heldout shard 1; test: heldout shard 0, 159,658 tokens
+Symbols     793,470, in the order of the vocabulary file (793,471 lines, two of which are one word); others are <UNK>
+Released    the released code used heldout shard 0 for valid as well as for test (--released-convention)
+Digests     sha256 and size of the archive as several public projects pin them; sha256 of the vocabulary file as one
+            does (its size is not published)
+"""
+
+import re
+from pathlib import Path
+
+from corpora.corpus import Corpus, Download, ReadWishes, Slice, Text, VocabularyRule, whole
+from corpora.english import join_english
+from corpora.locate import missing_note, split_files, text_files
+
+VOCABULARY_FILE = "1b_word_vocab.txt"
+TRAIN = re.compile(r"news\.en-\d{5}-of-\d{5}")
+HELDOUT = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-00000-of-00050"}
+
+
+def read(place: Path, wishes: ReadWishes) -> Text:
+    """The splits of the benchmark that `place` holds: by the names of its shards, else by names like train and test."""
+    near = text_files(place if place.is_dir() else place.parent)
+    vocabulary = next((path for path in near if path.name == VOCABULARY_FILE), None)
+    files = {path.name: path for path in (near if place.is_dir() else [place])}
+    splits = _shards(files, wishes.released)
+    said: dict[str, str] = {}
+    if not splits:
+        found = split_files(place, {"train": "news.en-00001-of-00100", **HELDOUT}, "lm1b")
+        if wishes.released and "test" in found:
+            found["valid"] = found["test"]
+        splits = {split: whole(path) for split, path in found.items()}
+        said = {split: f"{path.name}, not known to be a shard" for split, path in found.items()}
+    return Text(splits, missing_note(splits), said, vocabulary)
+
+
+def _shards(files: dict[str, Path], released: bool) -> dict[str, tuple[Slice, ...]]:
+    splits: dict[str, tuple[Slice, ...]] = {}
+    train = sorted(name for name in files if TRAIN.fullmatch(name))
+    if train:
+        splits["train"] = tuple(piece for name in train for piece in whole(files[name]))
+    for split in HELDOUT:
+        name = HELDOUT["test" if released else split]
+        if name in files:
+            splits[split] = whole(files[name])
+    return splits
+
+
+def _wanted(member: str) -> bool:
+    name = member.rsplit("/", 1)[-1]
+    return bool(TRAIN.fullmatch(name)) or name in HELDOUT.values() or name == VOCABULARY_FILE
+
+
+CORPUS = Corpus(
+    name="lm1b",
+    title="One Billion Word benchmark, 0.8 G words of news in shuffled sentences",
+    licence="terms of the benchmark (WMT 2011 news crawl)",
+    unit="word",
+    metric="ppl",
+    read=read,
+    rule=VocabularyRule(specials=("<S>", "<UNK>"), boundary="<S>", unknown="<UNK>", file=VOCABULARY_FILE),
+    conventions={
+        "sentences": "words and one closing <S>, an implied <S> before the first",
+        "valid": "heldout shard 1",
+        "test": "heldout shard 0",
+        "vocabulary": "the benchmark's vocabulary file",
+    },
+    released_conventions={"valid": "heldout shard 0, the same as test, as the released code does"},
+    downloads=(
+        Download(
+            "1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+            (
+                "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+                "https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+            ),
+            size=1_792_209_805,
+            digest="sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+        ),
+        Download(
+            VOCABULARY_FILE,
+            (
+                "https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",
+                "https://raw.githubusercontent.com/rafaljozefowicz/lm/master/1b_word_vocab.txt",
+            ),
+            digest="sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
+        ),
+    ),
+    wanted=_wanted,
+    published={"train": 768_648_884, "test": 159_658, "types": 793_470},
+    sentences=True,
+    detokenize=join_english,
+)

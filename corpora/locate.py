@@ -1,0 +1,95 @@
+"""Finds the files of a corpus in whatever place the user points at."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
+
+# What people call the three splits.
+SPLIT_WORDS = {
+    "train": "train",
+    "valid": "valid",
+    "dev": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "test": "test",
+}
+
+
+def text_files(folder: Path) -> list[Path]:
+    """All files below a folder that are not hidden, sorted by their relative name."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(place, name) for name in files if not name.startswith(".")]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def split_of(name: str) -> str | None:
+    """The split that a file name speaks of: one of its words is train, valid, dev, validation, val or test."""
+    named = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
+    return named.pop() if len(named) == 1 else None
+
+
+def split_files(place: Path, official: Mapping[str, str], corpus: str) -> dict[str, Path]:
+    """Split -> file, for a corpus that comes as one file per split.
+
+    The official names win; for a split that has none of them, a file whose name speaks of that split is taken.
+    """
+    files = text_files(place) if place.is_dir() else [place]
+    found = {split: path for path in files for split, name in official.items() if path.name == name}
+    found = _by_loose_name([path for path in files if split_of(path.name) not in found]) | found
+    if not found:
+        names = ", ".join(official.values())
+        raise CorpusError(
+            f"{place}: nothing here looks like {corpus}; expected {names}, or names with train, valid or test"
+        )
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def _by_loose_name(files: Iterable[Path]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in files:
+        split = split_of(path.name)
+        if split in found:
+            raise CorpusError(f"{found[split]} and {path}: both look like the {split} split; keep one of them")
+        if split:
+            found[split] = path
+    return found
+
+
+def one_file(place: Path, prefix: str, corpus: str) -> Path:
+    """The only file of a corpus that comes as one file: `place` itself, or the one below it whose name begins so."""
+    if not place.is_dir():
+        return place
+    found = [path for path in text_files(place) if path.name.startswith(prefix)]
+    if len(found) != 1:
+        raise CorpusError(f"{place}: expected one file whose name begins with {prefix} ({corpus}), found {len(found)}")
+    return found[0]
+
+
+def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
+    """Train, valid and test of a corpus or a prefix of it: n // 20 symbols each for valid and test, the rest train."""
+    size = path.stat().st_size
+    if size > full_size:
+        raise CorpusError(f"{path}: {size:,} bytes, but {corpus} has {full_size:,}: this is another file")
+    part = size // 20
+    if part == 0:
+        raise CorpusError(f"{path}: {size:,} bytes are too short to split; give at least 20")
+    cuts = (0, size - 2 * part, size - part, size)
+    splits = {name: (Slice(path, cuts[i], cuts[i + 1]),) for i, name in enumerate(SPLITS)}
+    notes = () if size == full_size else (f"a prefix of {size:,} of {full_size:,} bytes",)
+    return Text(splits, notes)
+
+
+def text_of_files(files: Mapping[str, Path]) -> Text:
+    """One whole file per split; the splits that are missing are noted."""
+    return Text({split: whole(path) for split, path in files.items()}, missing_note(files))
+
+
+def missing_note(splits: Mapping[str, object]) -> tuple[str, ...]:
+    """A note that names the splits that are not there, if any."""
+    missing = [split for split in SPLITS if split not in splits]
+    return (f"no {' and no '.join(missing)} split in this source",) if missing else ()

@@ -1,0 +1,78 @@
+"""The source of the running Python's standard library: real text on every machine, no download.
+
+Source      every .py file below the standard library's folder; without site-packages, tests, __pycache__ and tables
+            that a program wrote (encodings, pydoc_data, _sysconfigdata): they are no language
+Licence     PSF License Agreement
+Unit        byte, all 256 symbols; metric bits per byte
+Splits      files in the order of the sha256 of their relative names, so that the splits are alike;
+            90/5/5 of the bytes, cut at the nearest file boundary (--split changes the shares)
+"""
+
+import hashlib
+import sysconfig
+from pathlib import Path
+
+from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule, whole
+from corpora.locate import text_files
+
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+TABLES = {"encodings", "pydoc_data"}
+SHARES = (90.0, 5.0, 5.0)
+
+
+def home() -> Path:
+    """The folder of the running Python's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def read(place: Path, wishes: ReadWishes) -> Text:
+    """Whole source files, shared out over train, valid and test."""
+    files = [path for path in text_files(place) if path.suffix == ".py" and _belongs(path.relative_to(place))]
+    slices = [
+        piece
+        for path in sorted(files, key=lambda path: _place_in_line(path.relative_to(place)))
+        for piece in whole(path)
+    ]
+    slices = [piece for piece in slices if piece.size]
+    splits = _share_out(slices, wishes.shares or SHARES)
+    for name, pieces in splits.items():
+        if not pieces:
+            raise CorpusError(f"{place}: {len(slices)} source files are too few to give a {name} split")
+    return Text(splits)
+
+
+def _belongs(relative: Path) -> bool:
+    folders = set(relative.parts[:-1])
+    return not folders & (LEFT_OUT | TABLES) and not relative.name.startswith("_sysconfigdata")
+
+
+def _place_in_line(relative: Path) -> str:
+    return hashlib.sha256(relative.as_posix().encode()).hexdigest()
+
+
+def _share_out(slices: list[Slice], shares: tuple[float, float, float]) -> dict[str, tuple[Slice, ...]]:
+    """A file belongs to the split in whose share its middle lies: the cut falls on the nearest file boundary."""
+    total = sum(piece.size for piece in slices)
+    ends = (total * shares[0] / 100, total * (shares[0] + shares[1]) / 100)
+    splits: dict[str, list[Slice]] = {name: [] for name, share in zip(SPLITS, shares, strict=True) if share}
+    done = 0
+    for piece in slices:
+        middle = done + piece.size / 2
+        wanted = SPLITS[sum(middle >= end for end in ends)]
+        splits[wanted].append(piece)
+        done += piece.size
+    return {name: tuple(pieces) for name, pieces in splits.items()}
+
+
+CORPUS = Corpus(
+    name="stdlib",
+    title="the source of this Python's standard library",
+    licence="PSF",
+    unit="byte",
+    metric="bpc",
+    read=read,
+    rule=VocabularyRule(all_bytes=True),
+    conventions={"split": "by whole files, in the order of their names' sha256", "vocabulary": "all 256 bytes"},
+    splittable=True,
+    home=home,
+)

@@ -1,0 +1,63 @@
+"""WikiText-103: verified good and featured articles of the English Wikipedia, tokenized.
+
+Source      https://wikitext.smerity.com (an author's copy; the first host, an S3 bucket, refuses downloads since 2024)
+Licence     CC BY-SA 3.0
+Unit        word, case kept, <eos> after every line, blank lines included; metric perplexity
+Splits      103,227,021 / 217,646 / 245,569 tokens with <eos>
+Symbols     267,735: <eos> (id 0), then the words of train (<unk> is one of them) by frequency
+Digests     sha256 of the archive and sha1 of the files inside, as several public projects pin them;
+            no published size of the archive is used
+"""
+
+import re
+from pathlib import Path
+
+from corpora.corpus import Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.english import join_english
+from corpora.locate import split_files, text_of_files
+
+FILES = {split: f"wiki.{split}.tokens" for split in ("train", "valid", "test")}
+
+
+def read(place: Path, wishes: ReadWishes) -> Text:
+    """The splits of WikiText-103 that `place` holds."""
+    return text_of_files(split_files(place, FILES, "wt103"))
+
+
+def detokenize(text: str) -> str:
+    """Undo the corpus's `@-@`, `@,@`, `@.@` and the spaces around punctuation."""
+    return join_english(re.sub(r" @([-,.])@ ", r"\1", text))
+
+
+CORPUS = Corpus(
+    name="wt103",
+    title="WikiText-103, 103 M words of Wikipedia articles",
+    licence="CC BY-SA 3.0",
+    unit="word",
+    metric="ppl",
+    read=read,
+    rule=VocabularyRule(splits=("train",), specials=("<eos>",), boundary="<eos>", unknown="<unk>"),
+    conventions={
+        "line end": "<eos>, after blank lines too",
+        "case": "kept",
+        "vocabulary": "words of train by frequency",
+    },
+    downloads=(
+        Download(
+            "wikitext-103-v1.zip",
+            (
+                "https://wikitext.smerity.com/wikitext-103-v1.zip",
+                "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
+            ),
+            digest="sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+        ),
+    ),
+    wanted=lambda member: member.rsplit("/", 1)[-1] in FILES.values(),
+    digests={
+        "wiki.train.tokens": "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
+        "wiki.valid.tokens": "sha1:c326ac59dc587676d58c422eb8a03e119582f92b",
+        "wiki.test.tokens": "sha1:8a5befc548865cec54ed4273cf87dbbad60d1e47",
+    },
+    published={"train": 103_227_021, "valid": 217_646, "test": 245_569, "types": 267_735},
+    detokenize=detokenize,
+)

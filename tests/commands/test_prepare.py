@@ -1,0 +1,572 @@
+import hashlib
+import io
+import json
+import resource
+import subprocess
+import sys
+import tarfile
+import textwrap
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import corpora
+from corpora.corpus import Download
+from tests.corpora.server import serving
+from txlcli.cli import app
+from txlcli.errors import CorpusInputError
+from txlcli.preparation.planning import Wishes
+from txlcli.preparation.preparing import prepare
+from txlcli.token_store import TokenStore
+
+LINES = [
+    f"the {animal} {verb} over N lazy dogs\n" for animal in ("fox", "Cat", "owl") for verb in ("jumps", "flies")
+] * 30
+BOOK = "".join(LINES)
+
+
+@pytest.fixture
+def txl(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, ["prepare", *map(str, arguments)])
+
+
+@pytest.fixture
+def book(tmp_path) -> Path:
+    path = tmp_path / "my book.txt"
+    path.write_text(BOOK)
+    return path
+
+
+def ptb_folder(tmp_path) -> Path:
+    folder = tmp_path / "ptb-source"
+    folder.mkdir()
+    for split, text in {"train": " a N b \n b a \n", "valid": " c a \n", "test": " N d a\n"}.items():
+        (folder / f"ptb.{split}.txt").write_text(text)
+    return folder
+
+
+def store(tmp_path, name) -> TokenStore:
+    return TokenStore.open(tmp_path / "data" / f"{name}.h5")
+
+
+def only_line(result) -> str:
+    """The one error line of a command that prints nothing else that matters."""
+    assert result.stdout == ""
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    return errors[0]
+
+
+def test_ptb_follows_its_convention(txl, tmp_path):
+    result = txl("ptb", "--source", ptb_folder(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.startswith("preparing Penn Treebank (Mikolov), 1 M words of newspaper text (word), from ")
+    ptb = store(tmp_path, "ptb")
+    assert ptb.vocab.symbols == ["<eos>", "a", "n", "b", "c", "d"]
+    assert ptb.ids("train").tolist() == [1, 2, 3, 0, 3, 1, 0]
+    assert ptb.ids("test").tolist() == [2, 5, 1, 0]
+    assert (ptb.info("train").words, ptb.info("train").bytes) == (7, 14)
+    assert (ptb.unit, ptb.metric, ptb.every_byte_scored) == ("word", "ppl", False)
+    assert "ptb, unit word, V = 6" in result.stdout
+    assert "train begins: a n b b a" in result.stdout
+    assert "note: not the full benchmark (train 7 of 929,589" in result.stdout
+
+
+def test_blank_lines_and_a_missing_last_line_end_are_closed(txl, tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{split}.tokens").write_text(" \n A a\u00a0b \r\n\r\n <unk>")
+    assert txl("wt103", "--source", tmp_path).exit_code == 0
+    wt103 = store(tmp_path, "wt103")
+    assert wt103.vocab.symbols == ["<eos>", "A", "a", "b", "<unk>"]
+    assert wt103.ids("valid").tolist() == [0, 1, 2, 3, 0, 0, 4, 0]
+    assert (wt103.info("valid").words, wt103.info("valid").unknown) == (8, 0)
+
+
+def test_words_that_train_lacks_are_unknown_and_counted(txl, tmp_path):
+    (tmp_path / "wiki.train.tokens").write_text("a b\n")
+    (tmp_path / "wiki.valid.tokens").write_text("a c d\n")
+    result = txl("wt103", "--source", tmp_path)
+    wt103 = store(tmp_path, "wt103")
+    assert wt103.vocab.decode(wt103.ids("valid")) == "a <unk> <unk>\n"
+    assert wt103.info("valid").unknown == 2
+    assert "50.00 %" in result.stdout
+    assert "note: no test split in this source" in result.stdout
+
+
+def test_a_source_without_train_gives_its_own_vocabulary_and_says_so(txl, tmp_path):
+    (tmp_path / "wiki.test.tokens").write_text("a b\n")
+    result = txl("wt103", "--source", tmp_path / "wiki.test.tokens")
+    assert "note: no train split in this source: the vocabulary is built from test" in result.stdout
+    assert store(tmp_path, "wt103").conventions["vocabulary"] == "words of test by frequency"
+
+
+def test_enwik8_keeps_newlines_or_drops_them_as_released(txl, tmp_path):
+    data = bytes(range(10)) * 4 + b"\n" * 20 + b"x\n" * 20
+    (tmp_path / "enwik8").write_bytes(data)
+    assert txl("enwik8", "--source", tmp_path / "enwik8").exit_code == 0
+    kept = store(tmp_path, "enwik8")
+    assert kept.vocab.decode(kept.ids("train")).encode() == data[:90]
+    assert ord(kept.vocab.symbols[0]) == 10
+    assert kept.every_byte_scored
+    assert txl("enwik8", "--source", tmp_path / "enwik8", "--released-convention").exit_code == 0
+    released = store(tmp_path, "enwik8-released")
+    assert released.vocab.decode(released.ids("train")).encode() == data[:90].replace(b"\n", b"")
+    assert released.info("train").tokens == 55
+    assert released.vocab.size == kept.vocab.size - 1
+    assert not released.every_byte_scored
+    assert released.conventions["newlines"] == "dropped after the cut, as the released code does"
+
+
+def test_text8_has_characters_and_is_not_stripped(txl, tmp_path):
+    (tmp_path / "text8").write_text(" ab" * 40)
+    assert txl("text8", "--source", tmp_path / "text8").exit_code == 0
+    text8 = store(tmp_path, "text8")
+    assert [text8.info(split).tokens for split in text8.splits] == [108, 6, 6]
+    assert text8.vocab.symbols == [" ", "a", "b"]
+    assert (text8.unit, text8.metric) == ("char", "bpc")
+
+
+def lm1b_folder(tmp_path) -> Path:
+    folder = tmp_path / "lm1b-source"
+    folder.mkdir()
+    (folder / "1b_word_vocab.txt").write_text("</S> 9\n<S> 9\n<UNK> 5\nThe 4\ncat 3\ncat\u00a0 2\n. 1\n")
+    (folder / "news.en-00001-of-00100").write_text("The cat .\nThe dog\n")
+    (folder / "news.en.heldout-00001-of-00050").write_text(". .\n")
+    (folder / "news.en.heldout-00000-of-00050").write_text("cat The\n")
+    return folder
+
+
+def test_lm1b_keeps_its_vocabulary_and_sentence_starts(txl, tmp_path):
+    result = txl("lm1b", "--source", lm1b_folder(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    lm1b = store(tmp_path, "lm1b")
+    assert lm1b.vocab.symbols == ["</S>", "<S>", "<UNK>", "The", "cat", "."]
+    assert lm1b.ids("train").tolist() == [3, 4, 5, 1, 3, 2, 1]
+    assert lm1b.sentence_starts("train").tolist() == [0, 4]
+    assert lm1b.info("train").unknown == 1
+    assert lm1b.vocab.boundary == 1
+    assert lm1b.vocab.decode(lm1b.ids("valid")) == ". .\n"
+
+
+def test_lm1b_released_validates_on_test(txl, tmp_path):
+    assert txl("lm1b", "--source", lm1b_folder(tmp_path), "--released-convention").exit_code == 0
+    lm1b = store(tmp_path, "lm1b-released")
+    assert lm1b.ids("valid").tolist() == lm1b.ids("test").tolist() == [4, 3, 1]
+
+
+def test_lm1b_without_its_vocabulary_builds_one_and_says_so(txl, tmp_path):
+    folder = lm1b_folder(tmp_path)
+    (folder / "1b_word_vocab.txt").unlink()
+    result = txl("lm1b", "--source", folder)
+    assert (
+        "note: no 1b_word_vocab.txt in this source: the vocabulary is built from train and valid and test"
+        in result.stdout
+    )
+    assert store(tmp_path, "lm1b").vocab.symbols[:2] == ["<S>", "<UNK>"]
+
+
+def test_a_vocabulary_file_of_something_else_is_refused(txl, tmp_path):
+    folder = lm1b_folder(tmp_path)
+    (folder / "1b_word_vocab.txt").write_text("a 1\n")
+    result = txl("lm1b", "--source", folder)
+    assert result.exit_code == 1
+    assert "1b_word_vocab.txt: the vocabulary lacks <S> and <UNK>" in only_line(result)
+
+
+def test_own_text_is_bytes_by_default(txl, book, tmp_path):
+    assert txl(book).exit_code == 0
+    own = store(tmp_path, "my-book")
+    assert b"".join(own.ids(split).tobytes() for split in own.splits).decode() == BOOK
+    assert (own.vocab.size, own.corpus, own.unit, own.metric) == (256, "text", "byte", "bpc")
+    assert sum(own.info(split).words for split in own.splits) == len(BOOK.split()) + BOOK.count("\n")
+    assert own.source_digest == hashlib.sha256(BOOK.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "sentencepiece"])
+def test_every_tokenizer_counts_the_same_words(txl, book, tmp_path, tokenizer):
+    size = ["--vocab-size", 285] if tokenizer == "sentencepiece" else []
+    result = txl(book, "--tokenizer", tokenizer, "--split", "80,10,10", *size)
+    assert result.exit_code == 0, result.stderr
+    own = store(tmp_path, "my-book")
+    assert sum(own.info(split).words for split in own.splits) == len(BOOK.split()) + BOOK.count("\n")
+    assert "".join(own.vocab.decode(own.ids(split)) for split in own.splits) == BOOK
+    assert own.conventions["split"] == "80/10/10 by --split"
+
+
+def test_rare_words_are_unknown(txl, book, tmp_path):
+    book.write_text("a a a b b c\n" * 1 + "a\n" * 40)
+    assert txl(book, "--tokenizer", "word", "--min-count", 2).exit_code == 0
+    assert store(tmp_path, "my-book").vocab.symbols == ["<eos>", "<unk>", "a", "b"]
+    assert txl(book, "--tokenizer", "word", "--vocab-size", 3, "--force").exit_code == 0
+    own = store(tmp_path, "my-book")
+    assert own.vocab.symbols == ["<eos>", "<unk>", "a"]
+    assert own.info("train").unknown == 3
+    assert txl(book, "--tokenizer", "char", "--min-count", 3, "--force").exit_code == 0
+    assert store(tmp_path, "my-book").vocab.symbols == ["<unk>", "a", "\n", " "]
+
+
+def test_pieces_are_trained_on_train_only(txl, tmp_path):
+    folder = tmp_path / "novel"
+    folder.mkdir()
+    (folder / "train.txt").write_text(BOOK)
+    (folder / "test.txt").write_text("zzzzzzzz qqqqqqqq\n" * 50)
+    for kind in ("unigram", "bpe"):
+        arguments = ("--tokenizer", "sentencepiece", "--vocab-size", 285, "--sp-type", kind, "--force")
+        assert txl(folder, *arguments).exit_code == 0
+        own = store(tmp_path, "novel")
+        assert own.vocab.decode(own.ids("test")) == "zzzzzzzz qqqqqqqq\n" * 50
+        assert not any("zz" in own.vocab.symbol(number) for number in range(own.vocab.size))
+        assert own.unit == "piece"
+        assert own.every_byte_scored
+
+
+def test_stores_are_named_after_corpus_and_tokenizer(txl, tmp_path):
+    folder = ptb_folder(tmp_path)
+    (folder / "ptb.train.txt").write_text(BOOK)
+    size = ("--vocab-size", 285)
+    assert txl("ptb", "--source", folder, "--tokenizer", "byte").exit_code == 0
+    assert txl("ptb", "--source", folder, "--tokenizer", "sentencepiece", *size).exit_code == 0
+    assert txl("ptb", "--source", folder, "--tokenizer", "sentencepiece", *size, "--sp-type", "bpe").exit_code == 0
+    assert txl("ptb", "--source", folder, "--name", "mine").exit_code == 0
+    assert sorted(path.stem for path in (tmp_path / "data").iterdir()) == [
+        "mine",
+        "ptb-bpe285",
+        "ptb-byte",
+        "ptb-sp285",
+    ]
+    assert store(tmp_path, "ptb-byte").vocab.size == 256
+
+
+def test_the_standard_library_needs_nothing(tmp_path):
+    made = prepare("stdlib", tmp_path / "data")
+    assert made.vocab.size == 256
+    assert made.info("train").tokens > 1_000_000
+    assert made.info("train").tokens == made.info("train").bytes
+
+
+def test_nothing_is_overwritten_without_force(txl, book, tmp_path):
+    txl(book)
+    before = (tmp_path / "data/my-book.h5").read_bytes()
+    result = txl(book, "--tokenizer", "word")
+    assert result.exit_code == 1
+    assert only_line(result).startswith("error: data/my-book.h5 exists already; add --force to overwrite it")
+    assert (tmp_path / "data/my-book.h5").read_bytes() == before
+    assert txl(book, "--tokenizer", "word", "--force").exit_code == 0
+    assert store(tmp_path, "my-book").tokenizer == "word"
+
+
+def test_json_is_one_object(txl, book, tmp_path):
+    result = txl(book, "--tokenizer", "word", "--json")
+    shown = json.loads(result.stdout)
+    assert shown["store"] == "data/my-book.h5"
+    assert shown["vocabulary_size"] == store(tmp_path, "my-book").vocab.size
+    assert shown["splits"]["train"]["tokens"] == store(tmp_path, "my-book").info("train").tokens
+    assert shown["splits"]["train"]["begins"].startswith("the fox jumps")
+
+
+def test_the_list_shows_what_is_there(txl, book, tmp_path):
+    assert "no token stores in data; make one" in txl("--list").stdout
+    txl(book)
+    txl("ptb", "--source", ptb_folder(tmp_path))
+    (tmp_path / "data/broken.h5").write_bytes(b"?")
+    result = txl("--list")
+    assert result.exit_code == 0
+    assert "my-book: vocabulary: all 256 bytes" in result.stdout
+    assert "ptb: line end: <eos>; case: lower" in result.stdout
+    assert "data/broken.h5 is damaged" in result.stderr
+    listed = json.loads(txl("--list", "--json").stdout)["stores"]
+    assert [entry["name"] for entry in listed] == ["my-book", "ptb"]
+    assert listed[1]["tokens"] == {"train": 7, "valid": 3, "test": 4}
+
+
+def big_text(tmp_path) -> Path:
+    """Text of several chunks: ASCII, other scripts, long and short lines."""
+    path = tmp_path / "big.txt"
+    rng = np.random.default_rng(7)
+    words = [*"abcdefg", "naïve", "語", "\u2003", "été"] + [f"w{number}" for number in range(5000)]
+    lines = (" ".join(words[i] for i in rng.integers(0, len(words), 9)) for _ in range(3000))
+    path.write_text(("\n".join(lines) + "\n") * 7, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "sentencepiece"])
+def test_any_number_of_workers_gives_the_same_store(tmp_path, monkeypatch, tokenizer):
+    text = big_text(tmp_path)
+    size = 400 if tokenizer == "sentencepiece" else None
+    monkeypatch.setattr(
+        "txlcli.preparation.preparing.SMALL", 1 << 16
+    )  # so that worker processes start for a small text
+    monkeypatch.setattr("txlcli.preparation.chunks.chunks_of.__defaults__", (1 << 18,))
+    stores = [
+        prepare(str(text), tmp_path / f"data{n}", Wishes(tokenizer=tokenizer, vocab_size=size, workers=n))
+        for n in (1, 2)
+    ]
+    assert stores[0].fingerprint == stores[1].fingerprint
+    assert stores[0].splits == stores[1].splits
+    whole = prepare(str(text), tmp_path / "whole", Wishes(tokenizer=tokenizer, vocab_size=size, split="100,0,0"))
+    assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
+
+
+def test_an_error_in_a_worker_process_arrives(tmp_path, monkeypatch):
+    monkeypatch.setattr("txlcli.preparation.preparing.SMALL", 1)
+    (tmp_path / "my.txt").write_bytes(b"good\n" * 9 + b"\xff\n")
+    with pytest.raises(CorpusInputError, match="byte 45 is not valid UTF-8"):
+        prepare(str(tmp_path / "my.txt"), tmp_path / "data", Wishes(tokenizer="word", workers=2, split="100,0,0"))
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@given(text=st.text("ab \n\r\u00e9\u3000\U0001f600", min_size=1))
+def test_own_characters_come_back(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "text.txt").write_bytes(text.encode())
+    made = prepare(str(folder / "text.txt"), folder, Wishes(tokenizer="char", split="100,0,0"))
+    assert made.vocab.decode(made.ids("train")) == text
+
+
+# --- downloads ------------------------------------------------------------------------------------------------------
+
+
+def a_zip(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def a_tgz(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def original(content: bytes, site, name: str, served: bytes | None = None) -> Download:
+    """The original's description, at an address on the loopback."""
+    site.files[name] = content if served is None else served
+    return Download(
+        name, (site.url(f"gone/{name}"), site.url(name)), len(content), f"sha256:{hashlib.sha256(content).hexdigest()}"
+    )
+
+
+@pytest.fixture
+def site():
+    with serving({}) as site:
+        yield site
+
+
+def offer(monkeypatch, name: str, downloads, digests=()) -> None:
+    monkeypatch.setitem(
+        corpora.CORPORA, name, replace(corpora.get(name), downloads=tuple(downloads), digests=dict(digests))
+    )
+
+
+TEXT8 = b" ab" * 40
+
+
+def test_text8_is_downloaded_checked_and_unpacked(txl, tmp_path, monkeypatch, site):
+    offer(monkeypatch, "text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")])
+    result = txl("text8")
+    assert result.exit_code == 0, result.stderr
+    assert "downloaded to data/downloads/text8 and kept there" in result.stderr
+    assert store(tmp_path, "text8").info("train").tokens == 108
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["downloads", "text8.h5"]
+    requests = len(site.requests)
+    assert txl("text8", "--tokenizer", "byte").exit_code == 0
+    assert len(site.requests) == requests
+
+
+def test_a_source_archive_is_unpacked_too(txl, tmp_path):
+    members = {f"simple-examples/data/{path.name}": path.read_bytes() for path in ptb_folder(tmp_path).iterdir()}
+    (tmp_path / "ptb.tgz").write_bytes(a_tgz(members))
+    assert txl("ptb", "--source", tmp_path / "ptb.tgz").exit_code == 0
+    assert store(tmp_path, "ptb").info("train").tokens == 7
+
+
+def test_lm1b_comes_as_an_archive_and_a_vocabulary(txl, tmp_path, monkeypatch, site):
+    files = {path.name: path.read_bytes() for path in lm1b_folder(tmp_path).iterdir()}
+    vocabulary = files.pop("1b_word_vocab.txt")
+    archive = a_tgz({f"r13/{name}": content for name, content in files.items()})
+    offer(monkeypatch, "lm1b", [original(archive, site, "lm1b.tgz"), original(vocabulary, site, "1b_word_vocab.txt")])
+    assert txl("lm1b").exit_code == 0
+    assert store(tmp_path, "lm1b").vocab.size == 6
+
+
+def check_refused(result, tmp_path, message: str) -> None:
+    assert result.exit_code == 1
+    assert message in only_line(result)
+    assert not list((tmp_path / "data").glob("*.h5"))
+    assert not list((tmp_path / "data").glob(".*"))
+
+
+def test_a_server_without_the_file_names_the_way_out(txl, tmp_path, monkeypatch, site):
+    offer(monkeypatch, "text8", [Download("text8.zip", (site.url("text8.zip"),))])
+    check_refused(txl("text8"), tmp_path, 'HTTP 404 Not Found); or "txl prepare text8 --source PATH" with the files')
+
+
+def test_a_wrong_digest_is_refused(txl, tmp_path, monkeypatch, site):
+    content = a_zip({"text8": TEXT8})
+    offer(monkeypatch, "text8", [original(content, site, "text8.zip", content[:-1] + b"?")])
+    check_refused(txl("text8"), tmp_path, "wrong digest: sha256")
+
+
+def test_a_short_download_is_refused(txl, tmp_path, monkeypatch, site):
+    content = a_zip({"text8": TEXT8})
+    offer(monkeypatch, "text8", [original(content, site, "text8.zip", content[:50])])
+    check_refused(txl("text8"), tmp_path, f"50 bytes instead of {len(content)}")
+
+
+def test_a_member_outside_the_folder_is_refused(txl, tmp_path, monkeypatch, site):
+    offer(monkeypatch, "text8", [original(a_zip({"../text8": TEXT8}), site, "text8.zip")])
+    check_refused(txl("text8"), tmp_path, 'the member "../text8" would leave the folder')
+    assert not list(tmp_path.glob("text8"))
+
+
+def test_an_unpacked_file_that_is_not_the_original_is_refused(txl, tmp_path, monkeypatch, site):
+    offer(monkeypatch, "text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")], {"text8": "md5:00"})
+    check_refused(txl("text8"), tmp_path, "wrong digest: md5")
+
+
+def test_a_source_file_that_is_not_the_original_is_noted(txl, tmp_path):
+    (tmp_path / "text8").write_bytes(TEXT8)
+    assert "note: text8 is not the original file" in txl("text8", "--source", tmp_path / "text8").stdout
+
+
+# --- what cannot be done --------------------------------------------------------------------------------------------
+
+USAGE = [
+    (["enwiki8"], 'unknown corpus or path "enwiki8"; did you mean "enwik8"?'),
+    ([], "prepare what?"),
+    (["stdlib", "--vocab-size", 9], "--vocab-size does nothing here (the byte vocabulary of stdlib is fixed)"),
+    (["ptb", "--vocab-size", 9], "--vocab-size does nothing here (the word vocabulary of ptb is fixed)"),
+    (["stdlib", "--tokenizer", "char", "--vocab-size", 9], "--vocab-size does nothing here (--tokenizer is char)"),
+    (["stdlib", "--min-count", 9], "--min-count does nothing here"),
+    (["stdlib", "--sp-type", "bpe"], "--sp-type does nothing with --tokenizer byte"),
+    (["ptb", "--split", "90,5,5"], "--split does nothing here: the splits of ptb are fixed"),
+    (["ptb", "--released-convention"], "--released-convention does nothing here; it goes with enwik8, lm1b"),
+    (["enwik8", "--released-convention", "--tokenizer", "char"], "--released-convention does nothing here"),
+    (["stdlib", "--split", "90,5"], '--split "90,5" is not three shares'),
+    (["stdlib", "--split", "90,5,6"], '--split "90,5,6" is not three shares'),
+    (["stdlib", "--split", "a,b,c"], "is not three shares of train, valid and test that sum to 100; try 90,5,5"),
+    (["stdlib", "--split", "110,-5,-5"], "is not three shares"),
+    (["stdlib", "--workers", 0], "--workers 0 is too small; give at least 1"),
+    (["stdlib", "--tokenizer", "word", "--min-count", 0], "--min-count 0 is too small"),
+    (["stdlib", "--tokenizer", "word", "--vocab-size", -5], "--vocab-size -5 is too small"),
+    (["stdlib", "--name", "a/b"], '--name "a/b" is no plain name'),
+    (["--list", "stdlib"], "--list shows what is there"),
+    (["--list", "--workers", 3], "--list shows what is there"),
+    (["stdlib", "--tokenizer", "glyph"], "'glyph' is not one of"),
+    ([".", "--source", "."], '--source goes with a corpus, and "." is none'),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), USAGE, ids=[" ".join(map(str, case[0])) or "nothing" for case in USAGE]
+)
+def test_a_wrong_wish_is_refused_before_anything_starts(txl, tmp_path, arguments, message):
+    result = txl(*arguments)
+    assert result.exit_code == 2
+    assert message in only_line(result)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_missing_source_is_named(txl):
+    result = txl("ptb", "--source", "nowhere")
+    assert result.exit_code == 1
+    assert only_line(result) == "error: no file or folder at nowhere; give --source an archive, folder or file of ptb"
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (b"", [], "there is no text in it"),
+        (b"ab", [], "2 bytes are too short to split"),
+        (b"      ", ["--tokenizer", "word", "--split", "50,50,0"], "holds nothing but blanks"),
+        (
+            b"a good line\n" * 50 + b"bad \xff\n" + b"x\n" * 50,
+            ["--tokenizer", "char"],
+            "my.txt: byte 604 is not valid UTF-8",
+        ),
+        (
+            b"a good line\n" * 50 + b"bad \xff\n" + b"x\n" * 50,
+            ["--tokenizer", "word"],
+            "my.txt: byte 604 is not valid UTF-8",
+        ),
+        (b"\xff\n" * 50, ["--tokenizer", "sentencepiece"], "my.txt: byte 0 is not valid UTF-8"),
+    ],
+)
+def test_text_that_cannot_be_used_is_named(txl, tmp_path, content, arguments, message):
+    (tmp_path / "my.txt").write_bytes(content)
+    check_refused(txl(tmp_path / "my.txt", *arguments), tmp_path, message)
+
+
+def test_an_empty_split_file_is_named(txl, tmp_path):
+    folder = ptb_folder(tmp_path)
+    (folder / "ptb.valid.txt").write_text("")
+    check_refused(txl("ptb", "--source", folder), tmp_path, "ptb.valid.txt: the valid split is empty")
+
+
+def test_too_many_pieces_are_refused_with_what_fits(txl, book, tmp_path):
+    result = txl(book, "--tokenizer", "sentencepiece", "--vocab-size", 9999)
+    assert result.exit_code == 2
+    assert "--vocab-size 9999 does not fit this text" in only_line(result)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+FULL_DISK = """
+    import resource, sys
+    from txlcli.cli import app
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+    app(["prepare", "text.bin", "--split", "100,0,0"])
+"""
+
+
+@pytest.mark.parametrize("limit", [100_000, 400_000])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, limit):
+    assert resource.RLIMIT_FSIZE is not None
+    (tmp_path / "text.bin").write_bytes(bytes(range(256)) * 1560)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(limit)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "File too large" in errors[0]
+    assert "free some space or give another --data-dir" in errors[0]
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_data_folder_that_is_a_file_is_named(txl, book, tmp_path):
+    (tmp_path / "data").write_text("in the way")
+    result = txl(book)
+    assert result.exit_code == 1
+    assert "data: File exists; check the path" in only_line(result)
+
+
+def test_help_shows_an_example(txl):
+    result = txl("--help")
+    assert result.exit_code == 0
+    assert "Example: txl prepare stdlib" in result.stdout
+
+
+def test_the_command_line_loads_no_machinery():
+    heavy = ("torch", "h5py", "sentencepiece", "numpy")
+    code = f"import sys, txlcli.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,42 @@
+"""Small models whose weights are large enough that every one of them matters, and streams for them to read.
+
+Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
+"""
+
+import torch
+
+from txlcli.core.model import TransformerXL
+from txlcli.settings import ModelSettings
+
+V = 19
+
+
+def model_settings(**changed):
+    return ModelSettings(
+        **{"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17, "dropout": 0.0, **changed}
+    )
+
+
+def small_model(*, vocab_size=V, seed=1, std=0.3, dtype=torch.float64, **changed):
+    """A model in evaluation mode; no weight, gain or bias keeps a value that could hide it."""
+    model = TransformerXL(model_settings(**changed), vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            mean = 1.0 if name.endswith("norm.weight") else 0.0
+            parameter.normal_(mean, std, generator=generator)
+    return model.to(dtype).eval()
+
+
+def draw_tokens(lanes, count, *, vocab_size=V, seed=2):
+    return torch.randint(vocab_size, (lanes, count), generator=torch.Generator().manual_seed(seed))
+
+
+def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None):
+    """Logits (B, T, V) of segments of these lengths, read one after the other, and the memory that the last leaves."""
+    memory = model.empty_memory(tokens.shape[0])
+    logits = []
+    for segment in tokens.split(lengths, dim=1):
+        hidden, memory = model(segment, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance)
+        logits.append(model.logits(hidden))
+    return torch.cat(logits, dim=1), memory

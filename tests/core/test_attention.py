@@ -1,0 +1,206 @@
+"""Attention in distance space against the definitions of section 3.3 and Appendix B."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core import oracle
+from txlcli.core import attention
+from txlcli.core.attention import DistanceSpace, RelativeAttention, attend, distance_encoding
+
+B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
+ONE_LANE_PER_PASS, TWO_LANES_PER_PASS = 1, 2 * H * L * (M + 2 * L - 1) * 8  # bytes of float64 scores
+SHAPES = [(1, 1), (1, 7), (2, 3), (5, 5), (5, 12)]
+
+
+def draw(*shape, seed=3, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width=D):
+    """What `attend` takes: two queries, keys, values, position keys."""
+    query = (lanes, heads, seg_len, width)
+    key = (lanes, heads, key_len, width)
+    shapes = (query, query, key, key, (heads, reach or key_len, width))
+    return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+def shifted(by_distance, seg_len, key_len):
+    """(rows, L, n) scores of the distances n - 1 .. 0 -> (rows, L, K) by definition; -inf where nothing is seen."""
+    reach = by_distance.shape[-1]
+    unseen = np.full((seg_len, key_len - reach), -math.inf)
+    rows = [
+        reference.relative_shift_by_definition(np.concatenate([unseen, row], axis=1)) for row in by_distance.numpy()
+    ]
+    return np.where(np.isnan(rows), -math.inf, rows)
+
+
+@pytest.mark.parametrize("width", [2, 14])
+def test_distance_encoding_is_sines_then_cosines_even_at_long_distances(width):
+    distances = [2099, 7, 1, 0]
+    expected = [reference.distance_encoding(distance, width) for distance in distances]
+    np.testing.assert_allclose(distance_encoding(torch.tensor(distances), width), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
+def test_relative_shift_equals_its_definition_index_by_index(seg_len, key_len):
+    space = DistanceSpace(B * H, seg_len, key_len, key_len, -math.inf, draw(1))
+    score = draw(B * H, seg_len, key_len)
+    space.by_distance.copy_(score)
+    np.testing.assert_array_equal(space.by_key, shifted(score, seg_len, key_len))
+
+
+@pytest.mark.parametrize("reach", range(1, M + L))
+def test_distances_out_of_reach_are_not_seen(reach):
+    space = DistanceSpace(B * H, L, M + L, reach, -math.inf, draw(1))
+    score = draw(B * H, L, reach)
+    space.by_distance.copy_(score)
+    np.testing.assert_array_equal(space.by_key, shifted(score, L, M + L))
+    seen = {(i, j) for _, i, j in torch.isfinite(space.by_key).nonzero().tolist()}
+    assert seen == reference.allowed_pairs(seg_len=L, mem_len=M, key_limit=reach)
+
+
+def test_relative_shift_is_a_view():
+    space = DistanceSpace(H, L, M + L, M + L, 0.0, draw(1))
+    assert space.by_key.untyped_storage().data_ptr() == space.by_distance.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("key_limit", [None, 1, 6])
+@pytest.mark.parametrize(("seg_len", "mem_len"), [(1, 0), (1, M), (L, 0), (L, M), (M, 2)])
+def test_attention_equals_the_oracle(seg_len, mem_len, key_limit):
+    torch.manual_seed(5)
+    module = RelativeAttention(WIDTH, H, D, 0.0).double()
+    context, u, v = draw(B, mem_len + seg_len, WIDTH), draw(H, D, seed=4), draw(H, D, seed=5)
+    reach = min(mem_len + seg_len, key_limit or mem_len + seg_len)
+    encoding = distance_encoding(torch.arange(reach - 1, -1, -1), WIDTH)
+    segment = context[:, mem_len:]
+    keys, position_key = module.project_keys(context), module.project_distances(encoding)
+    given = module(segment, keys, position_key, (u, v))
+
+    layer = {**oracle.attention_weights(module), "content_bias": u.numpy(), "position_bias": v.numpy()}
+    expected = [
+        reference.attention(row[mem_len:], row[:mem_len], layer, key_limit=key_limit) for row in context.numpy()
+    ]
+    np.testing.assert_allclose(given.detach(), expected, atol=1e-10)
+    with torch.no_grad():
+        np.testing.assert_allclose(module(segment, keys, position_key, (u, v)), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("cache_bytes", [ONE_LANE_PER_PASS, TWO_LANES_PER_PASS])
+@pytest.mark.parametrize("reach", [4, M + L])
+def test_lanes_per_pass_change_no_output_and_no_gradient(monkeypatch, cache_bytes, reach):
+    inputs = draw_inputs(lanes=6, reach=reach)
+    weight = draw(6, H, L, D, seed=9)
+    out = attend(*inputs)
+    grads = torch.autograd.grad((out * weight).sum(), inputs)
+    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    divided = attend(*inputs)
+    torch.testing.assert_close(divided, out, rtol=0, atol=1e-12)
+    divided_grads = torch.autograd.grad((divided * weight).sum(), inputs)
+    torch.testing.assert_close(divided_grads, grads, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("cache_bytes", "lanes"), [(1, 1), (2 * 80, 2), (3 * 80, 3), (5 * 80, 3), (6 * 80, 6)])
+def test_a_pass_takes_as_many_lanes_as_the_cache_holds_and_divides_them_evenly(monkeypatch, cache_bytes, lanes):
+    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    # One lane: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes.
+    assert attention._lanes_at_once(6, 1, 2, 4, draw(1)) == lanes
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("sizes", [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)], ids="L, K, n = {}".format)
+def test_gradient_equals_finite_differences(monkeypatch, dropout, cache_bytes, sizes):
+    seg_len, key_len, reach = sizes
+    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach, width=2)
+
+    def fixed(*tensors):
+        torch.manual_seed(8)
+        return attend(*tensors, dropout=dropout)
+
+    assert torch.autograd.gradcheck(fixed, inputs)
+
+
+def probabilities(*, dropout, lanes=B):
+    """Probabilities (B, H, L, K) as they were used: the values are unit vectors, so the output is their weights."""
+    key_len = D
+    query_content, query_position, key, _, position_key = draw_inputs(lanes=lanes, key_len=key_len)
+    value = torch.eye(key_len, dtype=torch.float64).expand(lanes, H, key_len, key_len)
+    return attend(query_content, query_position, key, value, position_key, dropout=dropout)
+
+
+def test_dropout_drops_a_probability_or_scales_it_up():
+    torch.manual_seed(4)
+    dropped, whole = probabilities(dropout=0.25), probabilities(dropout=0.0)
+    scaled = whole / 0.75
+    assert torch.equal(dropped.isclose(scaled) | (dropped == 0), torch.ones_like(dropped, dtype=torch.bool))
+    assert ((dropped == 0) & (whole > 0)).any()
+    assert (dropped[whole > 0] > 0).any()
+
+
+def test_dropout_drops_its_share_and_keeps_the_expectation():
+    torch.manual_seed(4)
+    dropped, whole = probabilities(dropout=0.25, lanes=1009), probabilities(dropout=0.0, lanes=1009)
+    seen = whole > 0
+    assert (dropped[seen] == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)
+    # The mean of a row's sum is 1; its deviation is below sqrt(0.25 / 0.75) for each of 1009 x 3 x 5 rows.
+    assert dropped.sum(-1).mean().item() == pytest.approx(1.0, abs=4 * math.sqrt(1 / 3 / (1009 * H * L)))
+
+
+@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, cache_bytes):
+    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    inputs = draw_inputs()
+    torch.manual_seed(6)
+    with_gradient = attend(*inputs, dropout=0.4)
+    torch.manual_seed(6)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(*inputs, dropout=0.4), with_gradient.detach(), rtol=0, atol=0)
+
+
+def test_attention_dropout_acts_in_training_only():
+    module = RelativeAttention(WIDTH, H, D, 0.5).double()
+    context, zero = draw(B, M + L, WIDTH), torch.zeros(H, D, dtype=torch.float64)
+    position_key = module.project_distances(distance_encoding(torch.arange(M + L - 1, -1, -1), WIDTH))
+
+    def out():
+        return module(context[:, M:], module.project_keys(context), position_key, (zero, zero))
+
+    assert not torch.equal(out(), out())
+    module.eval()
+    assert torch.equal(out(), out())
+
+
+def test_inputs_may_lie_in_memory_in_any_order():
+    plain = draw_inputs()
+    turned = [tensor.detach().transpose(-2, -3).contiguous().transpose(-2, -3).requires_grad_() for tensor in plain]
+    weight = draw(B, H, L, D)
+    outs = [attend(*inputs) for inputs in (plain, turned)]
+    torch.testing.assert_close(*outs, rtol=0, atol=1e-12)
+    grads = [
+        torch.autograd.grad((out * weight).sum(), inputs) for out, inputs in zip(outs, (plain, turned), strict=True)
+    ]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_bf16_is_close_to_float64_in_output_and_gradient(dropout):
+    exact = draw_inputs()
+    rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in exact]
+    outs = []
+    for inputs in (rounded, exact):
+        torch.manual_seed(7)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outs.append(attend(*inputs, dropout=dropout))
+    near, true = outs
+    assert near.dtype == torch.bfloat16
+    torch.testing.assert_close(near.double(), true, rtol=0, atol=0.1)
+    for near_grad, true_grad in zip(
+        torch.autograd.grad(near.sum(), rounded), torch.autograd.grad(true.sum(), exact), strict=True
+    ):
+        assert near_grad.dtype == torch.bfloat16
+        assert (near_grad.double() - true_grad).norm() < 0.05 * true_grad.norm()

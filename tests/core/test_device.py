@@ -1,0 +1,60 @@
+"""Devices and number formats: what is picked, what is refused."""
+
+import pytest
+import torch
+
+from txlcli.core.device import autocast, check_precision, describe, pick_device
+from txlcli.errors import UsageError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+with_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+
+
+def product_dtype(device, precision):
+    matrix = torch.ones(2, 2, device=device)
+    with autocast(device, precision):
+        return (matrix @ matrix).dtype
+
+
+def test_the_cpu_is_always_there():
+    assert pick_device("cpu") == CPU
+    assert describe(CPU).startswith("cpu (")
+
+
+@without_cuda
+def test_auto_takes_the_cpu_where_there_is_no_cuda():
+    assert pick_device("auto") == CPU
+
+
+@without_cuda
+def test_cuda_is_refused_where_there_is_none():
+    with pytest.raises(UsageError, match=r"^--device cuda: PyTorch finds no CUDA device here; use --device cpu$"):
+        pick_device("cuda")
+
+
+@with_cuda
+def test_auto_takes_cuda_where_there_is_one():
+    assert pick_device("auto") == pick_device("cuda") == CUDA
+    assert describe(CUDA)
+
+
+def test_fp16_needs_cuda():
+    with pytest.raises(UsageError, match=r"^precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU$"):
+        check_precision("fp16", CPU)
+    check_precision("fp16", CUDA)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_cpu_multiplies_fp32_and_bf16(precision):
+    check_precision(precision, CPU)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_matrices_are_multiplied_in_the_precision_asked_for(precision, dtype):
+    assert product_dtype(CPU, precision) == dtype
+
+
+@with_cuda
+def test_cuda_multiplies_fp16():
+    assert product_dtype(CUDA, "fp16") == torch.float16

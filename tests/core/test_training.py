@@ -1,0 +1,304 @@
+"""The training loop: what a step does, what a report says, when it validates, saves and stops."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.core.builders import V, draw_tokens, model_settings
+from txlcli.core import checkpoint
+from txlcli.core.evaluation import score
+from txlcli.core.segments import TrainingSegments, scored_stream
+from txlcli.core.training import StepReport, Training, ValidReport, ValidSplit, new_model, valid_reading
+from txlcli.errors import TrainingError
+from txlcli.settings import EvalSettings, TrainSettings
+
+CPU = torch.device("cpu")
+LANES, LANE_LEN, L, M = 6, 11, 5, 7  # segments of 5, 5 and 1: three steps are an epoch
+
+
+def draw_split(count, *, seed):
+    return draw_tokens(1, count, seed=seed)[0].numpy().astype(np.uint8)
+
+
+def train_settings(**changed):
+    return TrainSettings(
+        **{
+            "seg_len": L,
+            "mem_len": M,
+            "batch_size": LANES,
+            "max_steps": 4,
+            "lr": 0.01,
+            "valid_every": 100,
+            "valid_batch_size": 2,
+            **changed,
+        }
+    )
+
+
+def new_training(folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, **changed):
+    """A fresh training on a text that fills the lanes exactly."""
+    settings = train_settings(**changed)
+    folder.mkdir(exist_ok=True)
+    if ids is None:
+        ids = draw_split(LANES * LANE_LEN + 1, seed=5)
+    if model is None:
+        shape = model_settings(dropout=dropout, attention_dropout=dropout)
+        model = new_model(shape, V, seed=settings.seed, device=CPU)
+    segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed)
+    split = ValidSplit(*scored_stream(draw_split(31, seed=6), None)) if valid else None
+    return Training(model, settings, segments, split, folder, {"recipe": "tiny"})
+
+
+def run(training, *, report_every=1, until=math.inf):
+    """All reports up to a stop that is asked for once `until` steps are done."""
+    return list(training.run(report_every=report_every, should_stop=lambda: training.step >= until))
+
+
+def steps_of(reports):
+    return [report for report in reports if isinstance(report, StepReport)]
+
+
+def valids_of(reports):
+    return [report for report in reports if isinstance(report, ValidReport)]
+
+
+def weights(training):
+    return {name: parameter.detach().clone() for name, parameter in training.model.named_parameters()}
+
+
+def change_of(training, before):
+    return torch.cat([(parameter - before[name]).flatten() for name, parameter in weights(training).items()])
+
+
+def test_the_same_seed_draws_the_same_weights():
+    models = [new_model(model_settings(), V, seed=seed, device=CPU) for seed in (3, 3, 4)]
+    first, same, other = (model.embedding.weight for model in models)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_the_first_loss_is_that_of_guessing_and_the_loss_falls_on_a_repetitive_text(tmp_path):
+    ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
+    reports = run(new_training(tmp_path, ids=ids, valid=False, max_steps=100, schedule="constant"))
+    losses = [report.loss_nats for report in reports]
+    assert losses[0] == pytest.approx(math.log(V), abs=0.1)
+    assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_step_in_parts_equals_the_undivided_step(tmp_path, accumulate, norm):
+    def trained(parts):
+        model = new_model(model_settings(norm=norm), V, seed=1, device=CPU).double()
+        training = new_training(tmp_path / str(parts), model=model, optimizer="sgd", lr=0.5, accumulate=parts)
+        return training, steps_of(run(training))
+
+    (whole, whole_reports), (divided, divided_reports) = trained(1), trained(accumulate)
+    for name, weight in weights(whole).items():
+        torch.testing.assert_close(weights(divided)[name], weight, rtol=0, atol=1e-6)
+    for report, expected in zip(divided_reports, whole_reports, strict=True):
+        assert report.loss_nats == pytest.approx(expected.loss_nats, rel=1e-6)
+        assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    for layer, memory in enumerate(whole.memories[0]):
+        parts = torch.cat([memories[layer] for memories in divided.memories])
+        torch.testing.assert_close(parts, memory, rtol=0, atol=1e-6)
+
+
+def test_memory_grows_within_an_epoch_and_every_epoch_starts_without(tmp_path):
+    training = new_training(tmp_path, max_steps=7, accumulate=2)
+    lengths = []
+    for _ in training.run(report_every=1, should_stop=lambda: False):
+        lengths.append([past.shape[1] for memory in training.memories for past in memory])
+    # Segments of 5, 5 and 1 with M = 7; two parts of two layers each; the last report is the validation's.
+    assert lengths == [[n] * 4 for n in (5, 7, 7, 5, 7, 7, 5, 5)]
+
+
+@pytest.mark.parametrize(("clip", "clipped"), [(0.01, True), (1e6, False), (None, False)])
+def test_the_whole_gradient_is_clipped_to_its_norm(tmp_path, clip, clipped):
+    # At the rate 1, plain descent moves the weights by the gradient itself.
+    training = new_training(tmp_path, optimizer="sgd", lr=1.0, clip=clip, max_steps=1)
+    before = weights(training)
+    (report,) = steps_of(run(training))
+    assert report.grad_norm > 0.02
+    expected = 0.01 if clipped else report.grad_norm
+    assert change_of(training, before).norm().item() == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_rate_of_a_step_is_the_schedules(tmp_path):
+    settings = {
+        "lr": 0.8,
+        "warmup_steps": 2,
+        "schedule": "constant",
+        "optimizer": "sgd",
+        "min_lr_ratio": 0.6,
+        "clip": 0.1,
+    }
+    training = new_training(tmp_path, **settings)
+    moved = []
+    before = weights(training)
+    for report in training.run(report_every=1, should_stop=lambda: False):
+        if isinstance(report, StepReport):
+            moved.append((report.lr, change_of(training, before).norm().item()))
+            before = weights(training)
+    # The floor of the rate is no floor of the warm-up, which rises from 0.
+    assert [lr for lr, _ in moved] == pytest.approx([0.4, 0.8, 0.8, 0.8])
+    assert [norm for _, norm in moved] == pytest.approx([0.04, 0.08, 0.08, 0.08], rel=1e-3)
+
+
+def test_the_plateau_lowers_the_rate_of_the_next_steps(tmp_path):
+    # A rate of 1e-30 changes nothing, so no validation is better than the first.
+    reports = run(new_training(tmp_path, schedule="plateau", lr=1e-30, optimizer="sgd", valid_every=2, max_steps=8))
+    assert [report.best for report in valids_of(reports)] == [True, False, False, False]
+    assert [report.lr for report in steps_of(reports)] == pytest.approx([1e-30] * 4 + [5e-31] * 2 + [2.5e-31] * 2)
+
+
+def test_a_report_is_the_mean_over_its_tokens(tmp_path):
+    each = steps_of(run(new_training(tmp_path / "each", max_steps=6)))
+    both = steps_of(run(new_training(tmp_path / "both", max_steps=6), report_every=3))
+    assert [report.step for report in both] == [3, 6]
+    for report, (a, b, c) in zip(both, ([r.loss_nats for r in each[:3]], [r.loss_nats for r in each[3:]]), strict=True):
+        assert report.loss_nats == pytest.approx((5 * a + 5 * b + 1 * c) / 11, rel=1e-6)
+
+
+def test_the_last_step_is_reported_even_between_two_reports(tmp_path):
+    assert [report.step for report in steps_of(run(new_training(tmp_path, max_steps=5), report_every=3))] == [3, 5]
+
+
+def test_reports_say_step_and_epoch(tmp_path):
+    reports = steps_of(run(new_training(tmp_path)))
+    assert [report.step for report in reports] == [1, 2, 3, 4]
+    assert [report.epoch for report in reports] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3])
+    assert all(report.tokens_per_s > 0 for report in reports)
+
+
+def test_bf16_trains_close_to_fp32(tmp_path):
+    settings = {"optimizer": "sgd", "lr": 0.1}
+    exact = steps_of(run(new_training(tmp_path / "fp32", **settings)))
+    rounded = steps_of(run(new_training(tmp_path / "bf16", precision="bf16", **settings)))
+    for near, true in zip(rounded, exact, strict=True):
+        assert near.loss_nats != true.loss_nats
+        assert near.loss_nats == pytest.approx(true.loss_nats, abs=0.02)
+        assert near.grad_norm == pytest.approx(true.grad_norm, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("seg_len", "mem_len", "valid_seg_len", "expected"),
+    [
+        (512, 512, 128, (128, 896)),
+        (5, 7, None, (5, 7)),
+        (5, 7, 12, (12, 0)),
+        (5, 7, 1, (1, 11)),
+        (5, 0, None, (5, 0)),
+        (5, 0, 2, (5, 0)),  # without recurrence a shorter segment would only take context away
+    ],
+)
+def test_validation_sees_as_many_keys_as_training(seg_len, mem_len, valid_seg_len, expected):
+    settings = train_settings(seg_len=seg_len, mem_len=mem_len, valid_seg_len=valid_seg_len, valid_batch_size=3)
+    assert valid_reading(settings) == EvalSettings(*expected, batch_size=3, same_length="off")
+
+
+def test_validation_is_the_mean_loss_of_the_split(tmp_path):
+    training = new_training(tmp_path, valid_every=2, dropout=0.3)
+    for report in training.run(report_every=1, should_stop=lambda: False):
+        if isinstance(report, ValidReport):
+            scores = score(
+                training.model, training.valid.inputs, training.valid.targets, EvalSettings(L, M, 2, None, "off")
+            )
+            assert report.tokens == len(scores.losses_nats) == 30
+            assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
+
+
+def test_it_validates_every_so_many_steps_and_at_the_end(tmp_path):
+    reports = run(new_training(tmp_path, valid_every=2, max_steps=5))
+    assert [(type(report), report.step) for report in reports] == [
+        (StepReport, 1),
+        (StepReport, 2),
+        (ValidReport, 2),
+        (StepReport, 3),
+        (StepReport, 4),
+        (ValidReport, 4),
+        (StepReport, 5),
+        (ValidReport, 5),
+    ]
+
+
+def test_without_a_valid_split_it_saves_but_does_not_validate(tmp_path):
+    training = new_training(tmp_path, valid=False, valid_every=2)
+    assert valids_of(run(training)) == []
+    assert checkpoint.load(training.last_path).state["step"] == 4
+    assert not training.best_path.exists()
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path):
+    training = new_training(
+        tmp_path, valid_every=1, max_steps=12, optimizer="sgd", lr=3.0, clip=None, schedule="constant"
+    )
+    reports = valids_of(run(training))
+    losses = [report.loss_nats for report in reports]
+    assert [report.best for report in reports] == [losses[n] < min([math.inf, *losses[:n]]) for n in range(12)]
+    assert {report.best for report in reports} == {True, False}
+    best = checkpoint.load(training.best_path)
+    assert best.state["step"] == 1 + losses.index(min(losses))
+    assert best.state["best_nats"] == training.best_nats == min(losses)
+    model = checkpoint.build_model(training.model.settings, V, best, training.best_path)
+    scores = score(model, training.valid.inputs, training.valid.targets, EvalSettings(L, M, 2, None, "off"))
+    assert scores.total_nats / 30 == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_a_stop_saves_and_ends(tmp_path):
+    training = new_training(tmp_path)
+    assert [report.step for report in run(training, until=2)] == [1, 2]
+    saved = checkpoint.load(training.last_path)
+    assert saved.state["step"] == 2
+    assert saved.state["place"] == {"epoch": 0, "segment": 2}
+    assert saved.state["recipe"] == "tiny"
+    for name, weight in weights(training).items():
+        assert torch.equal(saved.group("model")[name], weight)
+
+
+def test_a_stop_before_the_first_step_writes_nothing(tmp_path):
+    assert run(new_training(tmp_path), until=0) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
+    # The weights are spoilt before step 3; the file of step 2 is the last good one.
+    training = new_training(tmp_path, max_steps=6)
+    assert run(training, until=2)
+    good = training.last_path.read_bytes()
+    with torch.no_grad():
+        training.model.softmax_bias[3] = math.nan
+    with pytest.raises(TrainingError) as caught:
+        run(training)
+    assert str(caught.value) == (
+        f"the loss is not finite at step 3; the last good checkpoint is {training.last_path}; "
+        "lower train.lr, or train with warm-up or norm = pre"
+    )
+    assert training.last_path.read_bytes() == good
+
+
+def test_without_a_checkpoint_none_is_named(tmp_path):
+    training = new_training(tmp_path)
+    with torch.no_grad():
+        training.model.softmax_bias[3] = math.inf
+    with pytest.raises(TrainingError, match=r"^the loss is not finite at step 1; lower train\.lr, "):
+        run(training)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_weights_spoilt_by_a_step_of_finite_loss_are_not_saved(tmp_path, valid):
+    # The loss of step 3 is fine, its update is not: the rate is beyond every number.
+    training = new_training(tmp_path, valid=valid, valid_every=3, max_steps=6, clip=None, optimizer="sgd")
+    assert run(training, until=2)
+    good = training.last_path.read_bytes()
+    training.settings = dataclasses.replace(training.settings, lr=math.inf)
+    with pytest.raises(
+        TrainingError, match=r"not finite after step 3; the last good checkpoint is .*last\.safetensors;"
+    ):
+        run(training)
+    assert training.last_path.read_bytes() == good
+    assert training.step == 3

@@ -1,0 +1,240 @@
+import pytest
+
+import corpora
+from corpora import english, folder, lm1b, stdlib, wt103
+from corpora.corpus import SPLITS, CorpusError, ReadWishes, Slice
+
+PLAIN = ReadWishes()
+
+
+def content(pieces: tuple[Slice, ...]) -> bytes:
+    return b"".join(piece.path.read_bytes()[piece.start : piece.stop] for piece in pieces)
+
+
+def texts(text) -> dict[str, bytes]:
+    return {split: content(pieces) for split, pieces in text.splits.items()}
+
+
+def test_an_unknown_corpus_is_named_with_the_nearest():
+    with pytest.raises(CorpusError, match='unknown corpus "enwiki8"; did you mean "enwik8"'):
+        corpora.get("enwiki8")
+
+
+@pytest.mark.parametrize("name", corpora.CORPORA)
+def test_every_corpus_states_its_facts(name):
+    corpus = corpora.get(name)
+    assert corpus.name == name
+    assert (corpus.unit in ("byte", "char")) == (corpus.metric == "bpc")
+    assert corpus.home or all(download.addresses for download in corpus.downloads)
+    assert all(":" in digest for digest in corpus.digests.values())
+    assert corpus.title
+    assert corpus.licence
+
+
+@pytest.mark.parametrize("name", ["enwik8", "text8"])
+def test_a_prefix_is_cut_into_twentieths(tmp_path, name):
+    (tmp_path / f"{name}.first103").write_bytes(bytes(range(103)))
+    text = corpora.get(name).read(tmp_path, PLAIN)
+    assert [len(part) for part in texts(text).values()] == [93, 5, 5]
+    assert b"".join(texts(text).values()) == bytes(range(103))
+    assert text.notes == ("a prefix of 103 of 100,000,000 bytes",)
+
+
+def test_a_prefix_too_short_to_split_is_refused(tmp_path):
+    (tmp_path / "enwik8").write_bytes(b"short")
+    with pytest.raises(CorpusError, match="5 bytes are too short to split"):
+        corpora.get("enwik8").read(tmp_path / "enwik8", PLAIN)
+
+
+def test_more_than_the_corpus_is_refused(tmp_path):
+    with (tmp_path / "enwik9").open("wb") as file:
+        file.truncate(100_000_001)
+    with pytest.raises(CorpusError, match="this is another file"):
+        corpora.get("enwik8").read(tmp_path / "enwik9", PLAIN)
+
+
+def test_the_official_names_win_over_others(tmp_path):
+    for name in ("ptb.train.txt", "ptb.char.train.txt", "ptb.valid.txt", "ptb.char.valid.txt", "ptb.test.txt"):
+        (tmp_path / name).write_text(name)
+    found = texts(corpora.get("ptb").read(tmp_path, PLAIN))
+    assert found == {split: f"ptb.{split}.txt".encode() for split in SPLITS}
+
+
+def test_missing_splits_are_noted(tmp_path):
+    (tmp_path / "wiki.valid.tokens").write_text("a b\n")
+    text = wt103.read(tmp_path / "wiki.valid.tokens", PLAIN)
+    assert list(text.splits) == ["valid"]
+    assert text.notes == ("no train and no test split in this source",)
+
+
+def test_loose_names_are_understood(tmp_path):
+    (tmp_path / "wiki.train.tokens.first7lines").write_text("a")
+    (tmp_path / "my-dev.txt").write_text("b")
+    assert texts(wt103.read(tmp_path, PLAIN)) == {"train": b"a", "valid": b"b"}
+
+
+def test_two_files_for_one_split_are_refused(tmp_path):
+    (tmp_path / "train.txt").write_text("a")
+    (tmp_path / "train.old").write_text("b")
+    with pytest.raises(CorpusError, match="both look like the train split"):
+        wt103.read(tmp_path, PLAIN)
+
+
+def test_a_folder_with_nothing_of_the_corpus_is_refused(tmp_path):
+    (tmp_path / "notes.md").write_text("a")
+    with pytest.raises(CorpusError, match=r"nothing here looks like ptb; expected ptb\.train\.txt"):
+        corpora.get("ptb").read(tmp_path, PLAIN)
+
+
+def lm1b_folder(tmp_path):
+    train = tmp_path / "training-monolingual.tokenized.shuffled"
+    held = tmp_path / "heldout-monolingual.tokenized.shuffled"
+    train.mkdir()
+    held.mkdir()
+    for number in (2, 1):
+        (train / f"news.en-0000{number}-of-00100").write_text(f"train {number}\n")
+    for number in (0, 1, 2):
+        (held / f"news.en.heldout-0000{number}-of-00050").write_text(f"held {number}\n")
+    (tmp_path / "1b_word_vocab.txt").write_text("<S> 3\n")
+    return tmp_path
+
+
+def test_lm1b_takes_its_shards_in_order_and_two_heldout_ones(tmp_path):
+    text = lm1b.read(lm1b_folder(tmp_path), PLAIN)
+    assert texts(text) == {"train": b"train 1\ntrain 2\n", "valid": b"held 1\n", "test": b"held 0\n"}
+    assert text.vocabulary_file == tmp_path / "1b_word_vocab.txt"
+
+
+def test_the_released_lm1b_validates_on_the_test_shard(tmp_path):
+    text = lm1b.read(lm1b_folder(tmp_path), ReadWishes(released=True))
+    assert texts(text)["valid"] == texts(text)["test"] == b"held 0\n"
+
+
+def test_one_lm1b_shard_is_one_split(tmp_path):
+    shard = lm1b_folder(tmp_path) / "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
+    assert texts(lm1b.read(shard, PLAIN)) == {"test": b"held 0\n"}
+
+
+def test_lm1b_files_with_other_names_are_said_to_be_no_shards(tmp_path):
+    (tmp_path / "1b_benchmark.dev.tokens").write_text("a b\n")
+    text = lm1b.read(tmp_path, PLAIN)
+    assert texts(text) == {"valid": b"a b\n"}
+    assert text.conventions == {"valid": "1b_benchmark.dev.tokens, not known to be a shard"}
+
+
+def test_lm1b_asks_the_archive_for_what_it_needs_only():
+    wanted = lm1b.CORPUS.wanted
+    assert wanted("r13/training-monolingual.tokenized.shuffled/news.en-00007-of-00100")
+    assert wanted("r13/heldout-monolingual.tokenized.shuffled/news.en.heldout-00001-of-00050")
+    assert not wanted("r13/heldout-monolingual.tokenized.shuffled/news.en.heldout-00002-of-00050")
+    assert not wanted("r13/README")
+
+
+def test_the_standard_library_is_shared_out_by_whole_files(tmp_path):
+    for number in range(101):
+        place = tmp_path / f"package{number % 7}"
+        place.mkdir(exist_ok=True)
+        (place / f"module{number}.py").write_text(f"# {number}\n" * 50)
+    for left_out in ("site-packages", "test", "x/tests", "x/__pycache__"):
+        (tmp_path / left_out).mkdir(parents=True)
+        (tmp_path / left_out / "never.py").write_text("never\n")
+    (tmp_path / "notes.txt").write_text("never\n")
+    text = stdlib.read(tmp_path, PLAIN)
+    parts = texts(text)
+    sizes = {split: len(part) for split, part in parts.items()}
+    assert b"never" not in b"".join(parts.values())
+    assert sum(sizes.values()) == sum(path.stat().st_size for path in tmp_path.rglob("module*.py"))
+    assert 0.85 < sizes["train"] / sum(sizes.values()) < 0.95
+    assert min(sizes.values()) > 0
+    assert texts(stdlib.read(tmp_path, PLAIN)) == parts
+
+
+def test_the_running_library_is_there():
+    assert sum(piece.size for piece in stdlib.read(stdlib.home(), PLAIN).splits["train"]) > 1_000_000
+
+
+def test_a_library_of_two_files_is_too_small(tmp_path):
+    (tmp_path / "a.py").write_text("a\n")
+    (tmp_path / "b.py").write_text("b\n")
+    with pytest.raises(CorpusError, match="2 source files are too few"):
+        stdlib.read(tmp_path, PLAIN)
+
+
+def test_a_file_is_cut_at_line_ends(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(1000)))
+    parts = texts(folder.read(path, PLAIN))
+    assert b"".join(parts.values()) == path.read_bytes()
+    assert all(part.endswith(b"\n") for part in parts.values())
+    assert len(parts["valid"]) == pytest.approx(path.stat().st_size * 0.05, abs=10)
+
+
+def test_text_without_line_ends_is_cut_at_blanks(tmp_path):
+    path = tmp_path / "one-line.txt"
+    path.write_text("word " * 500)
+    parts = texts(folder.read(path, ReadWishes(shares=(60, 20, 20))))
+    assert all(part.endswith(b" ") for part in parts.values())
+
+
+def test_text_without_blanks_is_cut_between_characters(tmp_path):
+    path = tmp_path / "dense.txt"
+    path.write_text("語" * 333, encoding="utf-8")
+    parts = texts(folder.read(path, ReadWishes(shares=(61, 19, 20))))
+    assert "".join(part.decode() for part in parts.values()) == "語" * 333
+
+
+def test_shares_of_nothing_leave_the_split_out(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("a\n" * 100)
+    assert list(folder.read(path, ReadWishes(shares=(80, 0, 20))).splits) == ["train", "test"]
+    assert list(folder.read(path, ReadWishes(shares=(80, 20, 0))).splits) == ["train", "valid"]
+    assert texts(folder.read(path, ReadWishes(shares=(100, 0, 0)))) == {"train": path.read_bytes()}
+
+
+def test_a_folder_is_read_recursively_in_order_without_hidden_files(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name in ("b/two.txt", "a.txt", "c.txt", ".git/config", ".hidden", "b/.hidden"):
+        (tmp_path / name).write_text(f"{name}\n" * 10)
+    (tmp_path / "empty.txt").write_text("")
+    parts = texts(folder.read(tmp_path, PLAIN))
+    assert b"".join(parts.values()) == b"a.txt\n" * 10 + b"b/two.txt\n" * 10 + b"c.txt\n" * 10
+
+
+def test_a_folder_with_split_files_uses_them_and_says_so(tmp_path):
+    for name in ("train.txt", "validation.txt", "test.txt", "notes.txt"):
+        (tmp_path / name).write_text(f"{name}\n" * 10)
+    text = folder.read(tmp_path, PLAIN)
+    assert texts(text)["valid"] == b"validation.txt\n" * 10
+    assert text.notes == (
+        "the splits are the folder's files train.txt, validation.txt, test.txt; --split cuts the whole text instead",
+    )
+    assert b"notes" in b"".join(texts(folder.read(tmp_path, ReadWishes(shares=(80, 10, 10)))).values())
+
+
+def test_two_names_for_one_split_are_refused(tmp_path):
+    for name in ("train.txt", "dev.txt", "valid.txt"):
+        (tmp_path / name).write_text("x\n")
+    with pytest.raises(CorpusError, match="both are named as the valid split"):
+        folder.read(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_text_that_is_empty_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "empty.txt").write_text(content)
+    with pytest.raises(CorpusError, match="there is no text in it"):
+        folder.read(tmp_path, PLAIN)
+
+
+def test_text_too_short_to_split_is_refused(tmp_path):
+    (tmp_path / "tiny.txt").write_text("ab")
+    with pytest.raises(CorpusError, match="2 bytes are too short to split"):
+        folder.read(tmp_path / "tiny.txt", PLAIN)
+
+
+def test_tokenized_english_is_joined():
+    assert english.join_english("no , it was n't ( really ) the dog 's .") == "no, it wasn't (really) the dog's."
+    assert wt103.detokenize("a 3 @-@ year , 1 @,@ 000 , 2 @.@ 5") == "a 3-year, 1,000, 2.5"
+    assert corpora.detokenizer("enwik8")("a , b") == "a , b"
+    assert corpora.detokenizer("my notes")("a , b") == "a , b"

@@ -1,0 +1,107 @@
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+
+from corpora.corpus import CorpusError, Download
+from corpora.download import fetch
+from tests.corpora.server import Site, serving
+
+CONTENT = bytes(range(256)) * 1009
+DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving({"text.zip": CONTENT}) as site:
+        yield site
+
+
+def download(site: Site, *names: str, size: int | None = len(CONTENT), digest: str | None = DIGEST) -> Download:
+    return Download("text.zip", tuple(site.url(name) for name in names or ("text.zip",)), size, digest)
+
+
+def test_a_file_arrives_with_progress_in_bytes(site, tmp_path):
+    seen = []
+    path = fetch(download(site), tmp_path / "new", lambda done, total: seen.append((done, total)))
+    assert path.read_bytes() == CONTENT
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert [entry.name for entry in path.parent.iterdir()] == ["text.zip"]
+
+
+def test_a_file_that_is_there_is_not_fetched_again(site, tmp_path):
+    fetch(download(site), tmp_path)
+    fetch(download(site), tmp_path)
+    assert len(site.requests) == 1
+
+
+def test_a_damaged_file_that_is_there_is_fetched_again(site, tmp_path):
+    (tmp_path / "text.zip").write_bytes(CONTENT[:-1] + b"?")
+    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_transfer_that_breaks_off_goes_on_from_there(site, tmp_path):
+    site.break_after = 1000
+    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("text.zip", None), ("text.zip", "bytes=1000-")]
+
+
+def test_a_part_from_an_earlier_call_is_used(site, tmp_path):
+    (tmp_path / "text.zip.part").write_bytes(CONTENT[:777])
+    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("text.zip", "bytes=777-")]
+
+
+def test_a_complete_part_needs_no_request(site, tmp_path):
+    (tmp_path / "text.zip.part").write_bytes(CONTENT)
+    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
+    assert site.requests == []
+
+
+def test_a_server_without_ranges_is_read_from_the_start(site, tmp_path):
+    site.ranges = False
+    (tmp_path / "text.zip.part").write_bytes(CONTENT[:777])
+    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_part_longer_than_the_file_is_thrown_away(site, tmp_path):
+    (tmp_path / "text.zip.part").write_bytes(CONTENT + b"more")
+    assert fetch(download(site, "text.zip", "text.zip", size=None), tmp_path).read_bytes() == CONTENT
+
+
+def test_the_next_address_is_tried(site, tmp_path):
+    assert fetch(download(site, "gone.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_server_without_the_file_is_named_with_its_answer(site, tmp_path):
+    with pytest.raises(CorpusError, match=r"could not download text\.zip \(http://.*/gone\.zip: HTTP 404 Not Found\)"):
+        fetch(download(site, "gone.zip"), tmp_path)
+
+
+def test_no_server_at_all_is_named(tmp_path):
+    with pytest.raises(CorpusError, match=r"could not download text\.zip \(http://127\.0\.0\.1:9/x: .*refused"):
+        fetch(Download("text.zip", ("http://127.0.0.1:9/x",)), tmp_path)
+
+
+def test_a_wrong_digest_is_refused_and_not_kept(site, tmp_path):
+    with pytest.raises(CorpusError, match=f"wrong digest: sha256 {DIGEST[7:]} instead of 00"):
+        fetch(download(site, digest="sha256:00"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_size_is_refused(site, tmp_path):
+    with pytest.raises(CorpusError, match="258,304 bytes instead of 99"):
+        fetch(download(site, size=99), tmp_path)
+
+
+def test_a_short_file_is_refused_and_can_be_resumed(site, tmp_path):
+    site.files["text.zip"] = CONTENT[:5000]
+    with pytest.raises(CorpusError, match="5,000 bytes instead of 258,304"):
+        fetch(download(site), tmp_path)
+
+
+def test_a_transfer_that_always_breaks_off_keeps_its_part(site, tmp_path):
+    site.break_after, site.ranges = 1000, False
+    with pytest.raises(CorpusError, match="broke off after 1,000"):
+        fetch(download(site), tmp_path)
+    assert (tmp_path / "text.zip.part").stat().st_size == 1000

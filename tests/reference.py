@@ -1,0 +1,299 @@
+"""The paper's equations written as plain loops in float64, so that nothing fast has to be trusted.
+
+Axes: L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary, N layers.
+One batch row at a time. Query i of the segment is token M + i of the extended context, key j is token j of it.
+
+Weights are a plain dict; a matrix maps row vectors, y = x @ W, and head h owns columns h*D to (h+1)*D - 1:
+    embedding (V, d)            softmax_bias (V,)           final_norm (gain, bias), pre-norm only
+    content_bias, position_bias (H, D), or (N, H, D) for one per layer; the paper's u and v
+    layers: N dicts of
+        w_q, w_k_content, w_v, w_k_position (d, H*D)        w_o (H*D, d)
+        attention_norm, ff_norm (gain (d,), bias (d,))      ff_1 (W (d, F), b (F,))      ff_2 (W (F, d), b (d,))
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+LAYER_NORM_EPS = 1e-5
+
+
+class Scores(NamedTuple):
+    """The four terms of 3.3 before scaling, each (H, L, K), with the pairs (i, j) that the softmax may see.
+
+    (b) and (d) are NaN where the distance M + i - j is negative, since R has no such row.
+    """
+
+    a: ndarray
+    b: ndarray
+    c: ndarray
+    d: ndarray
+    allowed: set[tuple[int, int]]
+
+
+def distance_encoding(distance: int, d: int) -> ndarray:
+    """R_distance (d,): d/2 sines, then d/2 cosines, of distance / 10000^(2k/d) for k = 0 .. d/2 - 1 (3.3)."""
+    if d % 2:
+        raise ValueError(f"the width of a sinusoid is even, not {d}")
+    encoding = np.zeros(d)
+    for k in range(d // 2):
+        angle = distance / 10000 ** (2 * k / d)
+        encoding[k] = math.sin(angle)
+        encoding[d // 2 + k] = math.cos(angle)
+    return encoding
+
+
+def relative_shift_by_definition(position_score: ndarray) -> ndarray:
+    """Entry (i, j) of the (L, K) result is row i's score of distance M + i - j, or NaN where that is negative (App. B).
+
+    Args:
+        position_score: (L, K); column c scores distance K - 1 - c.
+    """
+    L, K = position_score.shape
+    M = K - L
+    shifted = np.full((L, K), np.nan)
+    for i in range(L):
+        for j in range(K):
+            for c in range(K):
+                if K - 1 - c == M + i - j:
+                    shifted[i, j] = position_score[i, c]
+    return shifted
+
+
+def allowed_pairs(*, seg_len: int, mem_len: int, key_limit: int | None = None) -> set[tuple[int, int]]:
+    """The pairs (query i, key j) that are neither in the future nor, with `key_limit`, at a distance >= key_limit.
+
+    same_length is key_limit = mem_len in the released PyTorch code and in HF's, full memory or not; TF: mem_len + 1.
+    """
+    pairs = set()
+    for i in range(seg_len):
+        for j in range(mem_len + seg_len):
+            distance = mem_len + i - j
+            if distance >= 0 and (key_limit is None or distance < key_limit):
+                pairs.add((i, j))
+    return pairs
+
+
+def layer_weights(weights: dict, n: int) -> dict:
+    """Layer n's own weights with its "content_bias" and "position_bias" (H, D) beside them, shared or per layer."""
+    layer = dict(weights["layers"][n])
+    for name in ("content_bias", "position_bias"):
+        bias = np.asarray(weights[name], dtype=np.float64)
+        layer[name] = bias[n] if bias.ndim == 3 else bias
+    return layer
+
+
+def attention_scores(
+    hidden: ndarray, memory: ndarray, layer: dict, *, max_distance: int | None = None, key_limit: int | None = None
+) -> Scores:
+    """Terms (a), (b), (c), (d) of A^rel_ij (3.3), with R_(i-j) built anew for every pair as the naive way does.
+
+    Args:
+        hidden: (L, d); memory: (M, d), M may be 0. Both already normalised when the layer is pre-norm.
+        layer: what `layer_weights` returns.
+        max_distance: a larger distance takes this distance's encoding.
+        key_limit: only distances 0 .. key_limit - 1 are allowed.
+    """
+    extended = _concatenate(memory, hidden)
+    L, M, K, d = len(hidden), len(memory), len(extended), extended.shape[1]
+    H, D = layer["content_bias"].shape
+    a, c = np.zeros((H, L, K)), np.zeros((H, L, K))
+    b_term, d_term = np.full((H, L, K), np.nan), np.full((H, L, K), np.nan)
+    for h in range(H):
+        u, v = layer["content_bias"][h], layer["position_bias"][h]
+        for i in range(L):
+            query = extended[M + i] @ _head(layer["w_q"], h, D)
+            for j in range(K):
+                content_key = extended[j] @ _head(layer["w_k_content"], h, D)
+                a[h, i, j] = _dot(query, content_key)
+                c[h, i, j] = _dot(u, content_key)
+                distance = M + i - j
+                if distance < 0:
+                    continue
+                if max_distance is not None and distance > max_distance:
+                    distance = max_distance
+                position_key = distance_encoding(distance, d) @ _head(layer["w_k_position"], h, D)
+                b_term[h, i, j] = _dot(query, position_key)
+                d_term[h, i, j] = _dot(v, position_key)
+    return Scores(a, b_term, c, d_term, allowed_pairs(seg_len=L, mem_len=M, key_limit=key_limit))
+
+
+def attention_weights(scores: Scores, *, head_width: int) -> ndarray:
+    """Masked softmax of (a + b + c + d) / sqrt(D) (3.3): (H, L, K), zero at every pair that is not allowed."""
+    H, L, K = scores.a.shape
+    attended = np.zeros((H, L, K))
+    for h in range(H):
+        for i in range(L):
+            seen = [j for j in range(K) if (i, j) in scores.allowed]
+            logits = []
+            for j in seen:
+                total = scores.a[h, i, j] + scores.b[h, i, j] + scores.c[h, i, j] + scores.d[h, i, j]
+                logits.append(total / math.sqrt(head_width))
+            for j, log_share in zip(seen, log_softmax(np.array(logits)), strict=True):
+                attended[h, i, j] = math.exp(log_share)
+    return attended
+
+
+def attention(
+    hidden: ndarray, memory: ndarray, layer: dict, *, max_distance: int | None = None, key_limit: int | None = None
+) -> ndarray:
+    """Linear(Masked-Softmax(A) v) of 3.3, (L, d): heads side by side, then w_o; no residual and no norm."""
+    extended = _concatenate(memory, hidden)
+    L, K = len(hidden), len(extended)
+    H, D = layer["content_bias"].shape
+    scores = attention_scores(hidden, memory, layer, max_distance=max_distance, key_limit=key_limit)
+    attended = attention_weights(scores, head_width=D)
+    mixed = np.zeros((L, H * D))
+    for h in range(H):
+        for i in range(L):
+            for j in range(K):
+                value = extended[j] @ _head(layer["w_v"], h, D)
+                mixed[i, h * D : (h + 1) * D] += attended[h, i, j] * value
+    return np.stack([mixed[i] @ layer["w_o"] for i in range(L)])
+
+
+def layer_norm(x: ndarray, norm: tuple[ndarray, ndarray]) -> ndarray:
+    """Each row of x (rows, d) to mean 0 and (biased) variance 1, times gain (d,) plus bias (d,)."""
+    gain, bias = norm
+    x = np.asarray(x, dtype=np.float64)
+    d = x.shape[1]
+    normed = np.zeros(x.shape)
+    for i in range(len(x)):
+        mean = sum(x[i, e] for e in range(d)) / d
+        variance = sum((x[i, e] - mean) ** 2 for e in range(d)) / d
+        for e in range(d):
+            normed[i, e] = (x[i, e] - mean) / math.sqrt(variance + LAYER_NORM_EPS) * gain[e] + bias[e]
+    return normed
+
+
+def feed_forward(x: ndarray, layer: dict) -> ndarray:
+    """ReLU(x W1 + b1) W2 + b2 for each row of x (L, d); no residual and no norm."""
+    w_1, b_1 = layer["ff_1"]
+    w_2, b_2 = layer["ff_2"]
+    return np.stack([np.maximum(row @ w_1 + b_1, 0.0) @ w_2 + b_2 for row in np.asarray(x, dtype=np.float64)])
+
+
+def attention_layer(
+    hidden: ndarray,
+    memory: ndarray,
+    layer: dict,
+    *,
+    norm: str = "post",
+    max_distance: int | None = None,
+    key_limit: int | None = None,
+) -> ndarray:
+    """One whole layer of 3.3, (L, d): attention and feed-forward, each with its residual and layer norm.
+
+    norm="post" is the paper's LN(x + f(x)); norm="pre" is x + f(LN(x)), where the memory, kept as raw layer inputs,
+    passes through the same LN as the segment before it is projected.
+    """
+    if norm == "post":
+        attended = attention(hidden, memory, layer, max_distance=max_distance, key_limit=key_limit)
+        hidden = layer_norm(hidden + attended, layer["attention_norm"])
+        return layer_norm(hidden + feed_forward(hidden, layer), layer["ff_norm"])
+    if norm == "pre":
+        normed, normed_memory = (layer_norm(x, layer["attention_norm"]) for x in (hidden, memory))
+        hidden = hidden + attention(normed, normed_memory, layer, max_distance=max_distance, key_limit=key_limit)
+        return hidden + feed_forward(layer_norm(hidden, layer["ff_norm"]), layer)
+    raise ValueError(f'norm is "post" or "pre", not {norm!r}')
+
+
+def empty_memory(weights: dict) -> list[ndarray]:
+    """N memories of no rows, (0, d): what the first segment sees."""
+    return [np.zeros((0, weights["embedding"].shape[1])) for _ in weights["layers"]]
+
+
+def update_memory(layer_input: ndarray, memory: ndarray, *, mem_len: int) -> ndarray:
+    """The last mem_len rows, or as many as there are, of [memory o layer input] (3.2)."""
+    extended = _concatenate(memory, layer_input)
+    return extended[max(0, len(extended) - mem_len) :]
+
+
+def forward(
+    tokens: list[int],
+    memory: list[ndarray],
+    weights: dict,
+    *,
+    mem_len: int,
+    norm: str = "post",
+    max_distance: int | None = None,
+    key_limit: int | None = None,
+) -> tuple[ndarray, list[ndarray]]:
+    """Log-probabilities (L, V) of what follows each token of one segment, and the memory for the next segment (3.3).
+
+    Args:
+        tokens: L token ids.
+        memory: one (M, d) per layer, the raw inputs of that layer at the M tokens before this segment; M <= mem_len.
+    """
+    embedding = np.asarray(weights["embedding"], dtype=np.float64)
+    hidden = np.stack([embedding[token] * math.sqrt(embedding.shape[1]) for token in tokens])
+    new_memory = []
+    for n in range(len(weights["layers"])):
+        new_memory.append(update_memory(hidden, memory[n], mem_len=mem_len))
+        layer = layer_weights(weights, n)
+        hidden = attention_layer(hidden, memory[n], layer, norm=norm, max_distance=max_distance, key_limit=key_limit)
+    if norm == "pre":
+        hidden = layer_norm(hidden, weights["final_norm"])
+    log_probs = [log_softmax(embedding @ hidden[i] + weights["softmax_bias"]) for i in range(len(tokens))]
+    return np.stack(log_probs), new_memory
+
+
+def forward_segments(
+    segments: list[list[int]],
+    weights: dict,
+    *,
+    mem_len: int,
+    norm: str = "post",
+    max_distance: int | None = None,
+    key_limit: int | None = None,
+) -> tuple[list[ndarray], list[ndarray]]:
+    """One (L, V) of log-probabilities per segment, in reading order from an empty memory, and the last memory (3.2).
+
+    Lengths may differ. A finite difference through this function also travels through the memory, which the model's
+    gradient must not (SG): differentiate `forward` with its memory held fixed instead.
+    """
+    memory = empty_memory(weights)
+    log_probs = []
+    for tokens in segments:
+        segment_log_probs, memory = forward(
+            tokens, memory, weights, mem_len=mem_len, norm=norm, max_distance=max_distance, key_limit=key_limit
+        )
+        log_probs.append(segment_log_probs)
+    return log_probs, memory
+
+
+def log_softmax(logits: ndarray) -> ndarray:
+    """The logarithm of exp(logits) / sum exp(logits) over the one axis of `logits`."""
+    largest = max(logits)
+    log_total = largest + math.log(sum(math.exp(logit - largest) for logit in logits))
+    return np.array([logit - log_total for logit in logits])
+
+
+def cross_entropy_nats(log_probs: ndarray, targets: list[int]) -> ndarray:
+    """The loss of each token in nats and token order, (L,), from log-probabilities (L, V)."""
+    return np.array([-log_probs[i][target] for i, target in enumerate(targets)])
+
+
+def finite_difference_gradient(
+    function: Callable[[ndarray], float], array: ndarray, index: tuple[int, ...], step: float = 1e-5
+) -> float:
+    """The central difference of function(array), a scalar, along array[index]; `array` itself stays as it is."""
+    above, below = (np.array(array, dtype=np.float64) for _ in range(2))
+    above[index] += step
+    below[index] -= step
+    return float((function(above) - function(below)) / (2 * step))
+
+
+def _concatenate(memory: ndarray, hidden: ndarray) -> ndarray:
+    return np.concatenate([np.asarray(memory, dtype=np.float64), np.asarray(hidden, dtype=np.float64)])
+
+
+def _head(matrix: ndarray, h: int, head_width: int) -> ndarray:
+    return matrix[:, h * head_width : (h + 1) * head_width]
+
+
+def _dot(left: ndarray, right: ndarray) -> float:
+    return sum(left[e] * right[e] for e in range(len(left)))

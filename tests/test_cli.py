@@ -1,0 +1,75 @@
+"""The command line as a whole: how it starts, what it says to what it does not know."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from txlcli import __version__
+from txlcli.cli import app
+
+HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "safetensors"}
+
+
+def python(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+def txl(*arguments):
+    return CliRunner().invoke(app, list(arguments), prog_name="txl")
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    ended = python("-c", f"import sys, txlcli.cli; print(sorted({HEAVY!r} & set(sys.modules)))")
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+def test_help_loads_nothing_heavy():
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
+sys.argv = ["txl", "--help"]
+from txlcli.cli import app
+app()
+"""
+    ended = python("-c", script)
+    assert ended.returncode == 0
+    assert ended.stderr == "[]\n"
+    assert "Usage: txl" in ended.stdout
+
+
+def test_it_runs_as_a_module():
+    ended = python("-m", "txlcli", "--version")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"txl {__version__}\n", "")
+
+
+def test_version():
+    ended = txl("--version")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, f"txl {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_help_and_nothing_at_all_show_the_help_on_stdout(arguments):
+    ended = txl(*arguments)
+    assert ended.exit_code == 0
+    assert ended.stderr == ""
+    assert "Usage: txl" in ended.stdout
+    assert "quickstart" in ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [["perpare"], ["--perpare"]])
+def test_what_is_unknown_gives_one_line_on_stderr_and_exit_code_2(arguments):
+    ended = txl(*arguments)
+    assert ended.exit_code == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.endswith('; see "txl --help"\n')
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_command_that_nearly_exists_is_suggested():
+    registered = [command.name or command.callback.__name__ for command in app.registered_commands]
+    if "prepare" not in registered:
+        pytest.skip("no commands yet")
+    assert "'prepare'" in txl("prepar").stderr

@@ -1,0 +1,269 @@
+"""The run folder: made, named, found, read again."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from txlcli import recipe, runs
+from txlcli.errors import RunError, UnknownNameError
+from txlcli.runs import Run
+
+SETTINGS = recipe.load("enwik8", ["train.clip=none", "eval.max_distance=none"])
+FACTS = {
+    "recipe_name": "enwik8",
+    "settings": SETTINGS,
+    "vocab_fingerprint": "abc",
+    "vocab_size": 204,
+    "parameters": 41_055_436,
+    "metric": "bpc",
+}
+VOCAB = '{"kind": "byte", "ä": 1}'
+
+
+@pytest.fixture
+def runs_dir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Path("runs")
+
+
+def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
+    facts = {**FACTS, **changed}
+    run = Run(runs.place(runs_dir, name, facts["recipe_name"]), **facts)
+    runs.create(run, vocab, force=force)
+    return run
+
+
+def refusal(function, *arguments, **options):
+    with pytest.raises(RunError) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_run_comes_back_as_it_was_made(runs_dir):
+    made = create(runs_dir)
+    assert made == Run(runs_dir / "enwik8", **FACTS)
+    assert runs.open_run(made.folder) == made
+    assert made.vocab_text() == VOCAB
+    assert sorted(file.name for file in made.folder.iterdir()) == ["run.json", "vocab.json"]
+
+
+def test_the_card_is_plain_json(runs_dir):
+    card = json.loads((create(runs_dir).folder / "run.json").read_text())
+    assert card["format"] == 1
+    assert card["recipe"] == "enwik8"
+    assert card["settings"] == recipe.to_table(SETTINGS)
+    assert "max_distance" not in card["settings"]["eval"]
+
+
+def test_a_run_takes_the_recipes_name_and_then_2_and_3(runs_dir):
+    assert [create(runs_dir).name for _ in range(4)] == ["enwik8", "enwik8-2", "enwik8-3", "enwik8-4"]
+
+
+def test_any_folder_of_that_name_is_left_alone(runs_dir):
+    (runs_dir / "enwik8").mkdir(parents=True)
+    assert create(runs_dir).name == "enwik8-2"
+
+
+def test_a_name_that_is_taken_is_refused(runs_dir):
+    create(runs_dir, "mine")
+    before = (runs_dir / "mine" / "run.json").read_bytes()
+    message = refusal(create, runs_dir, "mine", metric="ppl")
+    assert message == f"{runs_dir / 'mine'} exists; go on with --resume mine, or replace it with --force"
+    assert (runs_dir / "mine" / "run.json").read_bytes() == before
+
+
+def test_force_replaces_a_run_with_all_it_holds(runs_dir):
+    old = create(runs_dir, "mine")
+    old.append_metrics({"step": 1})
+    assert create(runs_dir, "mine", force=True, metric="ppl").metric == "ppl"
+    assert sorted(file.name for file in old.folder.iterdir()) == ["run.json", "vocab.json"]
+
+
+def test_force_leaves_a_folder_that_is_no_run_alone(runs_dir):
+    (runs_dir / "mine").mkdir(parents=True)
+    (runs_dir / "mine" / "thesis.txt").write_text("years of work")
+    message = refusal(create, runs_dir, "mine", force=True)
+    assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another --name"
+    assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_folder_that_cannot_be_made_is_named(runs_dir):
+    runs_dir.write_text("a file where the folder of runs belongs")
+    assert refusal(create, runs_dir) == f"{runs_dir / 'enwik8'}: cannot be written (Not a directory)"
+
+
+def test_changed_settings_replace_the_old_ones(runs_dir):
+    run = create(runs_dir)
+    longer = dataclasses.replace(run, settings=recipe.load("enwik8", ["train.max_steps=7"]))
+    runs.update(longer)
+    assert runs.open_run(run.folder) == longer
+    assert sorted(file.name for file in run.folder.iterdir()) == ["run.json", "vocab.json"]
+
+
+def test_a_run_is_found_by_its_name_or_its_folder(runs_dir, tmp_path):
+    run = create(runs_dir, "mine")
+    for word in ("mine", "runs/mine", str(tmp_path / "runs" / "mine")):
+        assert runs.find(word, runs_dir).vocab_fingerprint == run.vocab_fingerprint
+        assert runs.is_run(word, runs_dir)
+    assert not runs.is_run("other", runs_dir)
+
+
+def test_a_corpus_of_that_name_does_not_hide_the_run(runs_dir, tmp_path):
+    run = create(runs_dir, "ptb")
+    (tmp_path / "ptb").mkdir()
+    assert runs.find("ptb", runs_dir) == run
+
+
+def written(folder, name, seconds):
+    (folder / name).touch()
+    os.utime(folder / name, (seconds, seconds))
+
+
+def test_the_newest_run_is_the_one_that_was_saved_last(runs_dir):
+    a, b, c = (create(runs_dir, name) for name in "abc")
+    for seconds, run in enumerate((a, b, c)):
+        written(run.folder, "run.json", 1000 + seconds)
+    assert runs.find(None, runs_dir) == c
+    written(a.folder, "last.safetensors", 2000)
+    assert runs.find(None, runs_dir) == a
+    (runs_dir / "no run at all").mkdir()
+    assert runs.find(None, runs_dir) == a
+
+
+def test_no_run_at_all_says_how_to_get_one(runs_dir):
+    assert not runs.any_run(runs_dir)
+    message = refusal(runs.find, None, runs_dir)
+    assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
+    create(runs_dir)
+    assert runs.any_run(runs_dir)
+
+
+def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):
+    create(runs_dir, "enwik8")
+    create(runs_dir, "wt103")
+    with pytest.raises(UnknownNameError) as caught:
+        runs.find("enwik", runs_dir)
+    assert str(caught.value) == 'unknown run "enwik"; did you mean "enwik8"? (known: enwik8, wt103)'
+    assert caught.value.exit_code == 2
+
+
+def test_an_unknown_run_among_none_says_so(runs_dir):
+    with pytest.raises(UnknownNameError, match=r'^unknown run "mine" \(known: none yet\)$'):
+        runs.find("mine", runs_dir)
+
+
+@pytest.mark.parametrize("word", ["thing", "runs/thing"])
+def test_a_folder_that_is_no_run_is_refused(runs_dir, word):
+    (runs_dir / "thing").mkdir(parents=True)
+    message = refusal(runs.find, word, runs_dir)
+    assert message == "runs/thing is not a run: it has no run.json; a run is what txl train writes"
+
+
+def card_of(run, change):
+    path = run.folder / "run.json"
+    card = json.loads(path.read_text())
+    change(card)
+    path.write_text(json.dumps(card))
+    return refusal(runs.open_run, run.folder)
+
+
+def test_a_card_of_a_newer_format_is_refused(runs_dir):
+    message = card_of(create(runs_dir), lambda card: card.update(format=2))
+    assert message == "runs/enwik8/run.json: written by a newer txl (format 2); update txl to read it"
+
+
+@pytest.mark.parametrize(
+    "key", ["format", "recipe", "settings", "vocab_fingerprint", "vocab_size", "parameters", "metric"]
+)
+def test_a_card_that_lacks_a_key_is_refused(runs_dir, key):
+    message = card_of(create(runs_dir), lambda card: card.pop(key))
+    assert message == f"runs/enwik8/run.json: damaged (KeyError: '{key}'); restore it from a copy"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda card: card["settings"]["model"].pop("d_head"), '[model] needs the key "d_head"'),
+        (lambda card: card["settings"]["model"].update(d_model=3), "[model] d_model must be even"),
+        (lambda card: card["settings"].update(model=3), "[model] must be a section of keys"),
+        (lambda card: card["settings"].update(modle={}), 'no section "modle"'),
+    ],
+)
+def test_damaged_settings_are_the_runs_fault_and_not_the_users(runs_dir, change, what):
+    message = card_of(create(runs_dir), change)
+    assert message.startswith(f"runs/enwik8/run.json: {what}")
+    assert message.endswith("; the run's settings are damaged, restore run.json from a copy")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"format": "one"}', '{"format": 1, "recipe": "x", "settings": []}']
+)
+def test_a_card_that_is_no_card_is_refused(runs_dir, text):
+    run = create(runs_dir)
+    (run.folder / "run.json").write_text(text)
+    message = refusal(runs.open_run, run.folder)
+    assert message.startswith("runs/enwik8/run.json: damaged (")
+    assert message.endswith("; restore it from a copy")
+
+
+def test_a_card_of_other_bytes_is_refused(runs_dir):
+    run = create(runs_dir)
+    (run.folder / "run.json").write_bytes(b"\xff\xfe")
+    assert refusal(runs.open_run, run.folder).startswith("runs/enwik8/run.json: damaged (UnicodeDecodeError")
+
+
+def test_a_missing_vocabulary_is_named(runs_dir):
+    run = create(runs_dir)
+    (run.folder / "vocab.json").unlink()
+    message = refusal(run.vocab_text)
+    assert message.startswith("runs/enwik8/vocab.json: cannot be read (")
+    assert message.endswith("; the run is incomplete")
+
+
+def test_the_best_checkpoint_is_evaluated_where_there_is_one(runs_dir):
+    run = create(runs_dir)
+    assert run.best_or_last == run.folder / "last.safetensors"
+    (run.folder / "best.safetensors").touch()
+    assert run.best_or_last == run.folder / "best.safetensors"
+
+
+def metrics_of(run):
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_metrics_are_one_line_per_report(runs_dir):
+    run = create(runs_dir)
+    run.append_metrics({"step": 1, "loss_nats": 2.5})
+    run.append_metrics({"step": 2, "loss_nats": None})
+    assert metrics_of(run) == [{"step": 1, "loss_nats": 2.5}, {"step": 2, "loss_nats": None}]
+
+
+def test_a_run_that_goes_on_forgets_the_reports_after_its_checkpoint(runs_dir):
+    run = create(runs_dir)
+    for step in (1, 2, 2, 3, 4):
+        run.append_metrics({"step": step})
+    run.drop_metrics_after(2)
+    assert metrics_of(run) == [{"step": 1}, {"step": 2}, {"step": 2}]
+    run.append_metrics({"step": 3})
+    assert metrics_of(run)[-1] == {"step": 3}
+
+
+def test_without_metrics_there_is_nothing_to_forget(runs_dir):
+    run = create(runs_dir)
+    run.drop_metrics_after(0)
+    assert not (run.folder / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("half", ['{"ste', '{"step": 2, "loss_nats": 1.', "3", "{}"])
+def test_a_half_written_last_line_is_forgotten(runs_dir, half):
+    run = create(runs_dir)
+    run.append_metrics({"step": 1})
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write(half)
+    run.drop_metrics_after(2)
+    run.append_metrics({"step": 3})
+    assert metrics_of(run) == [{"step": 1}, {"step": 3}]

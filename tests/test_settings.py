@@ -1,0 +1,153 @@
+"""Every knob: its sentence, its default, its range."""
+
+import ast
+import dataclasses
+import inspect
+
+import pytest
+
+from txlcli import settings
+from txlcli.errors import RecipeError
+from txlcli.settings import (
+    CorpusSettings,
+    EvalSettings,
+    LogSettings,
+    ModelSettings,
+    PublishedSettings,
+    Settings,
+    TrainSettings,
+)
+
+SECTIONS = {
+    "corpus": (CorpusSettings, {"store": "enwik8"}),
+    "model": (ModelSettings, {"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17}),
+    "train": (TrainSettings, {"seg_len": 5, "mem_len": 7, "batch_size": 6, "max_steps": 11}),
+    "eval": (EvalSettings, {"seg_len": 5, "mem_len": 7}),
+    "log": (LogSettings, {}),
+    "published": (PublishedSettings, {}),
+}
+
+
+def build(section, **changed):
+    kind, needed = SECTIONS[section]
+    return kind(**{**needed, **changed})
+
+
+def classes():
+    tree = ast.parse(inspect.getsource(settings))
+    return [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Settings"]
+
+
+def test_every_section_is_a_frozen_class_that_names_itself():
+    assert {field.name: field.type for field in dataclasses.fields(Settings)} == {
+        name: kind for name, (kind, _) in SECTIONS.items()
+    }
+    for name, (kind, _) in SECTIONS.items():
+        assert kind.__doc__.startswith(f"[{name}]: "), name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            build(name).anything = 1
+
+
+@pytest.mark.parametrize("node", classes(), ids=lambda node: node.name)
+def test_every_field_has_a_sentence_below_it(node):
+    fields = [index for index, line in enumerate(node.body) if isinstance(line, ast.AnnAssign)]
+    assert fields
+    for index in fields:
+        below = node.body[index + 1]
+        name = node.body[index].target.id
+        assert isinstance(below, ast.Expr), name
+        assert isinstance(below.value.value, str), name
+        assert below.value.value.endswith("."), name
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_default_is_in_its_range(section):
+    build(section)
+
+
+OUT_OF_RANGE = [
+    ("corpus", {"store": ""}, "store must be the name of a store, not ''"),
+    ("corpus", {"store": "data/enwik8.h5"}, "store must be the name of a store, not 'data/enwik8.h5'"),
+    *[
+        ("model", {key: value}, f"{key} must be greater than 0, not {value}")
+        for key in ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "init_std")
+        for value in (0, -2)
+    ],
+    ("model", {"d_model": 15}, "d_model must be even (half sines, half cosines), not 15"),
+    *[
+        ("model", {key: value}, f"{key} must be at least 0 and less than 1, not {value}")
+        for key in ("dropout", "attention_dropout")
+        for value in (-0.1, 1.0, float("nan"))
+    ],
+    ("model", {"norm": "Pre"}, "norm must be one of post, pre, not 'Pre'; did you mean \"pre\"?"),
+    *[
+        ("train", {key: value}, f"{key} must be greater than 0, not {value}")
+        for key in (
+            "seg_len",
+            "batch_size",
+            "max_steps",
+            "accumulate",
+            "lr",
+            "clip",
+            "valid_every",
+            "valid_seg_len",
+            "valid_batch_size",
+            "valid_tokens",
+        )
+        for value in (0, -1)
+    ],
+    *[
+        ("train", {key: -1}, f"{key} must be 0 or more, not -1")
+        for key in ("mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
+    ],
+    ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
+    ("train", {"optimizer": "adamw"}, "optimizer must be one of adam, sgd, not 'adamw'; did you mean \"adam\"?"),
+    (
+        "train",
+        {"schedule": "xyz"},
+        "schedule must be one of cosine, inverse_sqrt, constant, plateau, not 'xyz'",
+    ),
+    (
+        "train",
+        {"precision": "float16"},
+        "precision must be one of fp32, bf16, fp16, not 'float16'; did you mean \"fp16\"?",
+    ),
+    ("train", {"min_lr_ratio": -0.1}, "min_lr_ratio must be from 0 to 1, not -0.1"),
+    ("train", {"min_lr_ratio": 1.1}, "min_lr_ratio must be from 0 to 1, not 1.1"),
+    ("train", {"plateau_factor": 0.0}, "plateau_factor must be between 0 and 1, not 0.0"),
+    ("train", {"plateau_factor": 1.0}, "plateau_factor must be between 0 and 1, not 1.0"),
+    ("train", {"accumulate": 4}, "accumulate must be a divisor of batch_size (6), not 4"),
+    ("train", {"momentum": 0.9}, 'momentum must be 0 unless optimizer = "sgd", not 0.9'),
+    ("train", {"valid_seg_len": 13}, "valid_seg_len must be at most seg_len + mem_len (12), not 13"),
+    *[
+        ("eval", {key: value}, f"{key} must be greater than 0, not {value}")
+        for key in ("seg_len", "batch_size", "max_distance")
+        for value in (0, -1)
+    ],
+    ("eval", {"mem_len": -1}, "mem_len must be 0 or more, not -1"),
+    ("eval", {"same_length": "n"}, "same_length must be one of m, m_plus_one, off, not 'n'"),
+    ("log", {"every": 0}, "every must be greater than 0, not 0"),
+]
+
+
+@pytest.mark.parametrize(("section", "changed", "message"), OUT_OF_RANGE, ids=str)
+def test_a_value_out_of_range_is_refused(section, changed, message):
+    with pytest.raises(RecipeError) as caught:
+        build(section, **changed)
+    assert str(caught.value) == f"[{section}] {message}"
+
+
+@pytest.mark.parametrize(
+    ("section", "changed"),
+    [
+        ("model", {"dropout": 0.0, "attention_dropout": 0.99}),
+        ("train", {"mem_len": 0, "momentum": 0.0, "seed": 0}),
+        ("train", {"min_lr_ratio": 1.0}),
+        ("train", {"clip": None, "valid_seg_len": 12, "accumulate": 6}),
+        ("train", {"optimizer": "sgd", "momentum": 0.9}),
+        ("eval", {"mem_len": 0, "max_distance": 1}),
+    ],
+    ids=str,
+)
+def test_the_edge_of_a_range_is_inside(section, changed):
+    build(section, **changed)

@@ -1,0 +1,299 @@
+"""`txl eval`: perplexity or bits per character over a sweep of the memory length."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txlcli import console, metrics
+from txlcli.errors import UsageError, VocabularyError
+from txlcli.options import (
+    DATA_DIR,
+    RUNS_DIR,
+    DataDir,
+    Device,
+    DeviceOption,
+    Json,
+    Plot,
+    PrecisionOption,
+    RunsDir,
+    parse_lengths,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from txlcli.core.evaluation import Scores
+    from txlcli.opening import OpenRun
+    from txlcli.settings import EvalSettings
+    from txlcli.token_store import TokenStore
+
+SLOWDOWN_WINDOWS = 3
+
+
+def evaluate(
+    wanted: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "test",
+    mem_len: Annotated[
+        str | None,
+        typer.Option("--mem-len", metavar="M,M,...", help="Memory lengths to sweep; the recipe's by default."),
+    ] = None,
+    seg_len: Annotated[int | None, typer.Option("--seg-len", min=1, help="Segment length L; changes speed.")] = None,
+    max_distance: Annotated[
+        str | None,
+        typer.Option("--max-distance", metavar="N|none", help="Distances beyond it share one encoding."),
+    ] = None,
+    same_length: Annotated[
+        bool | None,
+        typer.Option("--same-length/--no-same-length", help="Every query sees M keys, or M + 1 to M + L."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Lanes; 1 is the reference.")] = None,
+    positions: Annotated[int | None, typer.Option("--positions", min=1, help="Score the first N tokens only.")] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="FILE", help="Score this text; - is stdin.")] = None,
+    losses: Annotated[
+        Path | None, typer.Option("--losses", metavar="FILE.h5", help="Write the loss of every token.")
+    ] = None,
+    plot: Plot = None,
+    device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
+    data_dir: DataDir = DATA_DIR,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Evaluate a run over memory lengths.
+
+    Reports perplexity or bits per character, and how much slower a model without memory would be.
+
+    Example: txl eval --mem-len 0,64,128,256
+    """
+    from txlcli import opening, plots
+
+    if plot is not None:
+        plots.check_path(plot)
+    lengths = parse_lengths("--mem-len", mem_len, least=0) if mem_len is not None else None
+    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
+    run = opened.run
+    console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
+    changes = {
+        "seg_len": seg_len,
+        "batch_size": batch_size,
+        "same_length": None if same_length is None else "m" if same_length else "off",
+    }
+    reading = opening.resolved_reading(run, **{key: value for key, value in changes.items() if value is not None})
+    if max_distance is not None:
+        reading = dataclasses.replace(reading, max_distance=_parse_distance(max_distance))
+    source = _text_source(opened, text, positions) if text else _split_source(opened, split, positions, data_dir)
+    rows = []
+    per_token = {}
+    for length in lengths or [reading.mem_len]:
+        how = dataclasses.replace(reading, mem_len=length)
+        scores = _score(opened, source, how, shown=not json)
+        rows.append(_row(opened, source, how, scores))
+        per_token[length] = scores.losses_nats
+    best = min(range(len(rows)), key=lambda number: rows[number]["loss_nats"])
+    for number, row in enumerate(rows):
+        row["best"] = number == best
+    if losses is not None:
+        _write_losses(losses, opened, source, per_token)
+    result = _result(opened, source, reading, rows)
+    if plot is not None:
+        _plot(plot, result)
+    if json:
+        console.show_json(result)
+    else:
+        _show(result)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """What is scored: inputs and targets (T,), and what the targets stand for."""
+
+    title: str
+    inputs: "NDArray[np.integer]"
+    targets: "NDArray[np.integer]"
+    scored: metrics.Scored
+    unit: str
+    conventions: dict[str, str]
+
+
+def _split_source(opened: "OpenRun", split: str, positions: int | None, data_dir: Path) -> _Source:
+    from txlcli.core.segments import scored_stream
+
+    store = opened.store(data_dir)
+    ids = store.ids(split)
+    inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
+    if not len(targets):
+        raise UsageError(f"{store.path}: the {split} split has no token to predict")
+    return _Source(
+        f"{store.name} {split}", inputs, targets, _scored(store, split, len(targets)), store.unit, store.conventions
+    )
+
+
+def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
+    """The words and bytes that the scored tokens stand for; only a whole split has them counted."""
+    info = store.info(split)
+    whole = count == info.tokens
+    words = info.words if whole and info.words else None
+    if store.unit == "byte":
+        return metrics.Scored(count, words, count if store.every_byte_scored else None)
+    return metrics.Scored(count, words, info.bytes if whole and store.every_byte_scored else None)
+
+
+def _text_source(opened: "OpenRun", file: str, positions: int | None) -> _Source:
+    from txlcli.core.segments import scored_stream
+
+    text = _read_text(file)
+    ids = opened.vocab.encode(text)
+    inputs, targets = scored_stream(ids, opened.vocab.boundary, positions)
+    if not len(targets):
+        raise VocabularyError(f"--text {file}: no token to predict; give a longer text")
+    whole = len(targets) == len(ids)
+    words = len(text.split()) + text.count("\n") if opened.vocab.boundary is not None and whole else None
+    unit = "piece" if opened.vocab.kind == "sentencepiece" else opened.vocab.kind
+    data = len(targets) if unit == "byte" else len(text.encode()) if whole and unit == "piece" else None
+    return _Source(file, inputs, targets, metrics.Scored(len(targets), words, data), unit, {})
+
+
+def _read_text(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"--text {file}: no UTF-8 at byte {error.start}; convert it first") from error
+
+
+def _score(opened: "OpenRun", source: _Source, how: "EvalSettings", *, shown: bool) -> "Scores":
+    from txlcli.core.evaluation import score
+
+    with console.progress(f"M = {how.mem_len}", total=len(source.targets), unit="tokens", shown=shown) as bar:
+        return score(opened.model, source.inputs, source.targets, how, precision=opened.precision, on_tokens=bar.reach)
+
+
+def _row(opened: "OpenRun", source: _Source, how: "EvalSettings", scores: "Scores") -> dict[str, Any]:
+    from txlcli.core.evaluation import attention_span
+    from txlcli.core.timing import time_evaluation, time_vanilla
+
+    fewest, most = attention_span(how)
+    row: dict[str, Any] = {
+        "mem_len": how.mem_len,
+        "attn_len_min": fewest,
+        "attn_len_max": most,
+        "tokens": len(scores.losses_nats),
+        "lanes": scores.lanes,
+        "loss_nats": scores.total_nats / len(scores.losses_nats),
+        **{name: _finite(value) for name, value in metrics.measures(scores.total_nats, source.scored).items()},
+        "ms_per_token": scores.ms_per_token,
+        "one_lane_ms_per_token": None,
+        "vanilla_ms_per_token": None,
+        "slowdown": None,
+    }
+    if how.mem_len > 0:
+        one_lane = dataclasses.replace(how, batch_size=1)
+        xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+        vanilla = time_vanilla(opened.model, most, windows=1, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+        row["one_lane_ms_per_token"] = xl.median
+        row["vanilla_ms_per_token"] = vanilla.median
+        row["slowdown"] = vanilla.median / xl.median
+    return row
+
+
+def _finite(value: float) -> float | None:
+    return value if value != float("inf") else None
+
+
+def _result(opened: "OpenRun", source: _Source, reading: "EvalSettings", rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "run": str(opened.run.folder),
+        "step": opened.checkpoint.state["step"],
+        "text": source.title,
+        "unit": source.unit,
+        "metric": opened.run.metric,
+        "conventions": source.conventions,
+        "seg_len": reading.seg_len,
+        "max_distance": reading.max_distance,
+        "same_length": reading.same_length,
+        "precision": opened.precision,
+        "slowdown_windows": SLOWDOWN_WINDOWS,
+        "rows": rows,
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    rows = result["rows"]
+    names = metrics.wanted_measures(result["unit"], rows[0])
+    columns = ["M", "attention", *(metrics.METRIC_TITLES[name] for name in names), "tokens"]
+    columns += ["ms/token", "one lane ms/token", "vanilla ms/token", "slowdown"]
+    lines = []
+    for row in rows:
+        keys = (row["attn_len_min"], row["attn_len_max"])
+        measured = [f"{row[name]:.3f}" if row[name] is not None else "inf" for name in names]
+        cost = ["-", "-", "-"]
+        if row["slowdown"] is not None:
+            cost = [
+                f"{row['one_lane_ms_per_token']:.3f}",
+                f"{row['vanilla_ms_per_token']:.2f}",
+                f"{row['slowdown']:.0f}x",
+            ]
+        lines.append(
+            [
+                f"{row['mem_len']}{' *' if row['best'] else ''}",
+                f"{keys[0]}" if keys[0] == keys[1] else f"{keys[0]}-{keys[1]}",
+                *measured,
+                f"{row['tokens']:,}",
+                f"{row['ms_per_token']:.3f}",
+                *cost,
+            ]
+        )
+    console.show_table(f"{result['run']} on {result['text']}", columns, lines, caption=_caption(result))
+
+
+def _caption(result: dict[str, Any]) -> str:
+    lanes = result["rows"][0]["lanes"]
+    said = [
+        f"* best. L = {result['seg_len']}, same_length = {result['same_length']}, max_distance = "
+        f"{result['max_distance'] or 'none'}, {result['precision']}; {lanes} lanes, of which {lanes - 1} start "
+        "without context.",
+        f"slowdown: the same weights without memory, each window computed anew, one at a time "
+        f"(median of {result['slowdown_windows']} windows), against one lane with memory (Table 9).",
+    ]
+    said += [f"{key}: {value}" for key, value in result["conventions"].items()]
+    return "\n".join(said)
+
+
+def _plot(path: Path, result: dict[str, Any]) -> None:
+    from txlcli import plots
+
+    metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
+    ordered: Sequence[dict[str, Any]] = sorted(result["rows"], key=lambda row: row["attn_len_max"])
+    curve = ([row["attn_len_max"] for row in ordered], [row[metric] for row in ordered])
+    plots.draw_curves(
+        path,
+        {Path(result["run"]).name: curve},
+        x_label="attention length (tokens)",
+        y_label=metrics.METRIC_TITLES[metric],
+        title=result["text"],
+    )
+    console.say(f"drawn to {path}")
+
+
+def _write_losses(path: Path, opened: "OpenRun", source: _Source, per_token: dict[int, Any]) -> None:
+    from txlcli import loss_file
+
+    facts = {"run": str(opened.run.folder), "text": source.title, "vocab_fingerprint": opened.run.vocab_fingerprint}
+    loss_file.write(path, source.targets, per_token, facts)
+    console.say(f"the loss of {len(source.targets):,} tokens written to {path}")
+
+
+def _parse_distance(text: str) -> int | None:
+    if text.lower() in ("none", "off"):
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f'--max-distance {text}: give a whole number greater than 0, or "none"')
+    return int(text)

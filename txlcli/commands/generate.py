@@ -1,0 +1,244 @@
+"""`txl generate`: text drawn from a trained model, with memory (Appendix E)."""
+
+import dataclasses
+import random
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txlcli import console
+from txlcli.errors import UsageError, VocabularyError
+from txlcli.options import (
+    DATA_DIR,
+    RUNS_DIR,
+    DataDir,
+    Device,
+    DeviceOption,
+    Json,
+    PrecisionOption,
+    RunsDir,
+    Seed,
+)
+
+if TYPE_CHECKING:
+    from txlcli.core.generation import Sampling
+    from txlcli.opening import OpenRun
+    from txlcli.vocab import Vocab
+
+SPLIT = "test"
+LOST, LONGEST_CHARACTER = "\N{REPLACEMENT CHARACTER}", 4  # bytes of a UTF-8 character
+
+
+def generate(
+    wanted: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="Text to go on with; - is stdin.")
+    ] = None,
+    at: Annotated[
+        int | None,
+        typer.Option("--at", min=0, help="Token of the test split where the context ends; random by --seed."),
+    ] = None,
+    context: Annotated[int | None, typer.Option("--context", min=1, help="Most tokens of context; 512.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to draw.")] = 500,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Texts to draw, one after the other.")] = 1,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 40 by default, 0 is all.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that reach this probability.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="Below 1 is bolder; 1 by default.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Also print the context and how the test split really goes on.")
+    ] = False,
+    seed: Seed = 1111,
+    device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
+    data_dir: DataDir = DATA_DIR,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Draw text from a run.
+
+    It goes on from a prompt, or from a piece of the test split.
+
+    Example: txl generate --prompt "def main(" --tokens 300
+    """
+    from txlcli import opening
+    from txlcli.core.generation import Sampling
+
+    if prompt is not None and (at is not None or reference or context is not None):
+        raise UsageError("--prompt is the whole context; leave out --at, --context and --reference")
+    if greedy and (top_k is not None or top_p is not None or temperature is not None or samples > 1):
+        raise UsageError("--greedy draws nothing: leave out --top-k, --top-p, --temperature and --samples")
+    if temperature is not None and temperature <= 0:
+        raise UsageError(f"--temperature {temperature}: must be greater than 0; for the likeliest token use --greedy")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageError(f"--top-p {top_p}: must be greater than 0 and at most 1")
+    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
+    console.say(f"generating with {opened.run.folder}")
+    how = Sampling(
+        temperature=1.0 if temperature is None else temperature,
+        top_k=(40 if top_k is None else top_k) or None,
+        top_p=top_p,
+        greedy=greedy,
+    )
+    if prompt is not None:
+        start = _prompt(opened, prompt)
+    else:
+        start = _from_split(opened, data_dir, at, context or 512, tokens, seed, needs_reference=reference)
+    texts = _Texts(opened, start, reference=reference, json=json)
+    for number in range(samples):
+        texts.add(number, samples, _draw(opened, start, how, tokens, seed + number))
+    texts.end()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """What is read before the first token is drawn."""
+
+    context: list[int]
+    continuation: list[int]
+    """What the test split really goes on with; empty for a prompt."""
+    title: str
+    detokenize: Callable[[str], str]
+    position: int | None = None
+    prompt: str = ""
+
+
+def _prompt(opened: "OpenRun", prompt: str) -> _Start:
+    from corpora.corpus import as_it_is
+
+    if prompt == "-":
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise VocabularyError(f"the prompt on stdin is no UTF-8 at byte {error.start}; convert it first") from error
+    ids = [int(token) for token in opened.vocab.encode(prompt)]
+    if opened.vocab.boundary is not None:
+        ids = [opened.vocab.boundary, *ids]  # a text begins after the end of another
+    if not ids:
+        raise UsageError("--prompt is empty; give at least one character, or leave it out to start in the test split")
+    return _Start(ids, [], "the prompt", as_it_is, prompt=prompt)
+
+
+def _from_split(
+    opened: "OpenRun",
+    data_dir: Path,
+    at: int | None,
+    context: int,
+    tokens: int,
+    seed: int,
+    *,
+    needs_reference: bool,
+) -> _Start:
+    import corpora
+
+    store = opened.store(data_dir)
+    ids = store.ids(SPLIT)
+    latest = len(ids) - (tokens if needs_reference else 0)
+    if at is None:
+        earliest = min(context, max(latest, 1))
+        at = random.Random(seed).randint(earliest, max(latest, earliest))
+    if not 0 < at <= len(ids):
+        raise UsageError(f"--at {at}: the test split of {store.path} has tokens 1 to {len(ids):,}")
+    if needs_reference and at + tokens > len(ids):
+        raise UsageError(
+            f"--reference: only {len(ids) - at:,} tokens follow token {at:,} of the test split; lower --tokens or --at"
+        )
+    return _Start(
+        [int(token) for token in ids[max(0, at - context) : at]],
+        [int(token) for token in ids[at : at + tokens]],
+        f"{store.name} test, token {at:,}",
+        corpora.detokenizer(store.corpus),
+        at,
+    )
+
+
+def _draw(opened: "OpenRun", start: _Start, how: "Sampling", count: int, seed: int) -> Iterable[int]:
+    import itertools
+
+    from txlcli import opening
+    from txlcli.core.decoding import Decoder
+    from txlcli.core.generation import generate as draw_tokens
+
+    reading = opening.resolved_reading(opened.run)
+    decoder = Decoder(
+        opened.model,
+        lanes=1,
+        mem_len=reading.mem_len,
+        seg_len=reading.seg_len,
+        same_length=reading.same_length,
+        max_distance=reading.max_distance,
+        precision=opened.precision,
+    )
+    context = opening.on_device(start.context, decoder.device)
+    return itertools.islice(draw_tokens(decoder, context, how, seed=seed), count)
+
+
+class _Texts:
+    """Shows texts as they are drawn, or collects them for --json."""
+
+    def __init__(self, opened: "OpenRun", start: _Start, *, reference: bool, json: bool) -> None:
+        self._vocab, self._start, self._reference, self._json = opened.vocab, start, reference, json
+        self._run = str(opened.run.folder)
+        self._drawn: list[dict[str, Any]] = []
+
+    def add(self, number: int, count: int, tokens: Iterable[int]) -> None:
+        """Show one text."""
+        if self._json:
+            ids = list(tokens)
+            self._drawn.append({"text": self._spelled(ids), "tokens": ids})
+            return
+        if number == 0 and self._reference:
+            _headline(f"context ({self._start.title})")
+            console.show_text(self._spelled(self._start.context))
+        if self._reference or count > 1:
+            _headline("generation" if count == 1 else f"generation {number + 1} of {count}")
+        if self._reference:
+            console.show_text(self._spelled(list(tokens)))
+        else:
+            console.show_text(self._start.prompt, end="")
+            stream(self._vocab, self._start.context, tokens)
+
+    def end(self) -> None:
+        """Show what comes after the last text."""
+        if self._json:
+            result: dict[str, Any] = {
+                "run": self._run,
+                "context": self._spelled(self._start.context),
+                "samples": self._drawn,
+            }
+            if self._start.position is not None:
+                result["position"] = self._start.position
+            if self._reference:
+                result["reference"] = self._spelled(self._start.continuation)
+            console.show_json(result)
+        elif self._reference:
+            _headline("reference")
+            console.show_text(self._spelled(self._start.continuation))
+
+    def _spelled(self, ids: list[int]) -> str:
+        return self._start.detokenize(self._vocab.decode(ids))
+
+
+def _headline(text: str) -> None:
+    console.show_text(f"--- {text} ---")
+
+
+def stream(vocab: "Vocab", context: list[int], tokens: Iterable[int]) -> None:
+    """Write a text to stdout while it is drawn; bytes appear once they make whole characters."""
+    shown = context[-1:]  # a token is spelled out after the one before it: the blank between words depends on both
+    pending = list(shown)
+    for token in tokens:
+        pending.append(token)
+        text = vocab.decode(pending)
+        if text.endswith(LOST) and len(pending) < LONGEST_CHARACTER + len(shown):
+            continue
+        console.show_text(text[len(vocab.decode(shown)) :], end="")
+        shown, pending = [token], [token]
+    console.show_text(vocab.decode(pending)[len(vocab.decode(shown)) :])

@@ -1,0 +1,268 @@
+"""`txl speed`: how much faster prediction is with memory than without (Table 9), how fast everything else runs."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txlcli import console, recipe, runs
+from txlcli.errors import UsageError
+from txlcli.options import (
+    DATA_DIR,
+    RUNS_DIR,
+    DataDir,
+    Device,
+    DeviceOption,
+    Json,
+    Overrides,
+    Plot,
+    PrecisionOption,
+    RunsDir,
+    parse_lengths,
+)
+from txlcli.published import SLOWDOWN_BY_ATTN_LEN
+
+if TYPE_CHECKING:
+    from txlcli.core.model import TransformerXL
+    from txlcli.settings import Settings
+
+DEFAULT_RECIPE = "enwik8"
+TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
+TRAINING_TOKENS_ON_CPU = 1024  # a whole step of a published recipe takes minutes there; more lanes change little
+
+
+def speed(
+    wanted: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN|RECIPE]", help="A run, or a recipe with random weights; the newest run."),
+    ] = None,
+    attn_len: Annotated[
+        str, typer.Option("--attn-len", metavar="N,N,...", help="Attention lengths to compare at.")
+    ] = TABLE_9,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repetitions; the median is shown.")] = 3,
+    plot: Plot = None,
+    overrides: Overrides = None,
+    device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
+    data_dir: DataDir = DATA_DIR,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Time a model with and without memory.
+
+    Also training, evaluation and generation, as shares of the machine's peak. Speed does not depend on the weights, so
+    a recipe is as good as a run.
+
+    Example: txl speed stdlib --attn-len 128,256,512
+    """
+    from txlcli import plots
+    from txlcli.core.device import describe
+
+    if plot is not None:
+        plots.check_path(plot)
+    lengths = parse_lengths("--attn-len", attn_len, least=2)
+    title, settings, model = _subject(wanted, overrides or [], device, (data_dir, runs_dir))
+    place = model.embedding.weight.device
+    used = _usable_precision(precision.value if precision else settings.train.precision, place)
+    console.say(f"timing {title} on {describe(place)}, {used}")
+    bench = _Bench(model, settings, used, repeat, shown=not json)
+    result = {
+        "model": title,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "device": describe(place),
+        "precision": used,
+        "repeat": repeat,
+        "peak_gflops_per_s": bench.peak / 1e9,
+        "slowdown": [bench.slowdown(length) for length in lengths],
+        "throughput": bench.throughput(),
+    }
+    if plot is not None:
+        _plot(plot, result)
+    if json:
+        console.show_json(result)
+    else:
+        _show(result)
+
+
+def _subject(
+    wanted: str | None, overrides: list[str], device: Device, folders: tuple[Path, Path]
+) -> tuple[str, "Settings", "TransformerXL"]:
+    """What to time: a run, a recipe with random weights, or what is there."""
+    from txlcli import opening
+    from txlcli.core.device import pick_device
+    from txlcli.core.training import new_model
+
+    data_dir, runs_dir = folders
+    if wanted is None:
+        wanted = str(runs.find(None, runs_dir).folder) if runs.any_run(runs_dir) else DEFAULT_RECIPE
+    if runs.is_run(wanted, runs_dir):
+        if overrides:
+            raise UsageError("--set changes a recipe; a run is timed as it is")
+        opened = opening.open_run(wanted, runs_dir, device=device.value, precision=None)
+        return f"run {opened.run.folder}", opened.run.settings, opened.model
+    settings = recipe.load(wanted, overrides)
+    vocab_size = settings.published.vocab_size
+    if vocab_size is None:
+        vocab_size = opening.open_store(settings.corpus.store, data_dir).vocab.size
+    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device.value))
+    return f"recipe {wanted} with random weights (V = {vocab_size:,})", settings, model
+
+
+def _usable_precision(precision: str, place: Any) -> str:
+    from txlcli.core.device import check_precision
+
+    check_precision(precision, place)
+    return precision
+
+
+class _Bench:
+    """Times one model; every number is a median with its spread."""
+
+    def __init__(
+        self, model: "TransformerXL", settings: "Settings", precision: Any, repeat: int, *, shown: bool
+    ) -> None:
+        from txlcli.core.timing import peak_flops_per_s
+
+        self.model, self.settings, self.precision, self.repeat, self.shown = model, settings, precision, repeat, shown
+        self.device = model.embedding.weight.device
+        self.peak = peak_flops_per_s(self.device, precision)
+
+    def slowdown(self, attn_len: int) -> dict[str, Any]:
+        """One row of Table 9: vanilla against one lane with memory, at the same attention length."""
+        from txlcli.core.timing import best_windows, time_evaluation, time_vanilla
+
+        reading = self._reading(attn_len)
+        with console.progress(f"attention length {attn_len}", total=4, unit="measurements", shown=self.shown) as bar:
+            segments = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
+            bar.reach(1)
+            single = dataclasses.replace(reading, seg_len=1)
+            tokens = time_evaluation(self.model, single, precision=self.precision, repeat=self.repeat)
+            bar.reach(2)
+            one = time_vanilla(self.model, attn_len, windows=1, precision=self.precision, repeat=self.repeat)
+            bar.reach(3)
+            windows, batched = best_windows(self.model, attn_len, one, precision=self.precision, repeat=self.repeat)
+        return {
+            "attn_len": attn_len,
+            "seg_len": reading.seg_len,
+            "xl_ms_per_token": segments.median,
+            "xl_low_high_ms": [segments.low, segments.high],
+            "xl_single_ms_per_token": tokens.median,
+            "vanilla_ms_per_token": one.median,
+            "vanilla_low_high_ms": [one.low, one.high],
+            "windows": windows,
+            "vanilla_batched_ms_per_token": batched.median,
+            "slowdown": one.median / segments.median,
+            "slowdown_batched": batched.median / segments.median,
+            "slowdown_single": one.median / tokens.median,
+            "paper_slowdown": SLOWDOWN_BY_ATTN_LEN.get(attn_len),
+        }
+
+    def _reading(self, mem_len: int, lanes: int = 1) -> Any:
+        train, how = self.settings.train, self.settings.eval
+        farthest = how.max_distance or train.seg_len + train.mem_len
+        return dataclasses.replace(how, mem_len=mem_len, batch_size=lanes, max_distance=farthest)
+
+    def throughput(self) -> list[dict[str, Any]]:
+        """Evaluation, one token at a time, training: tokens/s, share of the matrix-product peak, peak memory."""
+        from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
+        from txlcli.core.timing import peak_memory, time_evaluation, time_training
+
+        model, vocab_size, how = self.settings.model, self.model.vocab_size, self.settings.eval
+        keys = max(how.mem_len, 1)
+        rows = []
+        lane_counts = dict.fromkeys((1, how.batch_size))
+        works = [(f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}", lanes, how.seg_len) for lanes in lane_counts]
+        works.append(("one token at a time", 1, 1))
+        for work, lanes, seg_len in works:
+            reading = dataclasses.replace(self._reading(how.mem_len, lanes), seg_len=seg_len)
+            with console.progress(work, shown=self.shown), peak_memory(self.device) as memory:
+                timing = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
+            flops = decoding_flops_per_token(model, vocab_size, keys=keys)
+            rows.append(self._throughput_row(f"{work}, L {seg_len}, M {how.mem_len}", timing, flops, memory))
+        train = self._training_settings()
+        with console.progress("training", shown=self.shown), peak_memory(self.device) as memory:
+            timing = time_training(self.model, train, repeat=self.repeat)
+        flops = training_flops_per_token(
+            model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, lanes=train.batch_size
+        )
+        title = f"training, {train.batch_size} lanes, L {train.seg_len}, M {train.mem_len}"
+        return [*rows, self._throughput_row(title, timing, flops, memory)]
+
+    def _training_settings(self) -> Any:
+        train = dataclasses.replace(self.settings.train, precision=self.precision, accumulate=1)
+        if self.device.type == "cpu":
+            most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
+            train = dataclasses.replace(train, batch_size=min(train.batch_size, most))
+        return train
+
+    def _throughput_row(self, work: str, timing: Any, flops: float, memory: list[int]) -> dict[str, Any]:
+        rate = 1e3 / timing.median
+        return {
+            "work": work,
+            "tokens_per_s": rate,
+            "ms_per_token": timing.median,
+            "low_high_ms": [timing.low, timing.high],
+            "share_of_peak": rate * flops / self.peak,
+            "peak_memory_bytes": memory[0] if memory else None,
+        }
+
+
+def _show(result: dict[str, Any]) -> None:
+    columns: tuple[str, ...] = ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper")
+    columns += ("vanilla batched", "slowdown", "XL, L = 1", "slowdown")
+    lines = [
+        [
+            f"{row['attn_len']:,}",
+            _spread(row["xl_ms_per_token"], row["xl_low_high_ms"]),
+            _spread(row["vanilla_ms_per_token"], row["vanilla_low_high_ms"]),
+            f"{row['slowdown']:,.0f}x",
+            f"{row['paper_slowdown']:,}x" if row["paper_slowdown"] else "-",
+            f"{row['vanilla_batched_ms_per_token']:.1f} ({row['windows']})",
+            f"{row['slowdown_batched']:,.0f}x",
+            f"{row['xl_single_ms_per_token']:.2f}",
+            f"{row['slowdown_single']:,.0f}x",
+        ]
+        for row in result["slowdown"]
+    ]
+    caption = (
+        f"Table 9. XL: one lane, M = attention, L = {result['slowdown'][0]['seg_len']}. vanilla: the same weights "
+        f"without memory, a window\ncomputed anew for each prediction, one at a time; batched: that many at once. "
+        f"Median (low-high) of {result['repeat']}."
+    )
+    console.show_table(f"{result['model']} on {result['device']}, {result['precision']}", columns, lines, caption)
+    works = [
+        [
+            row["work"],
+            f"{row['tokens_per_s']:,.0f}",
+            _spread(row["ms_per_token"], row["low_high_ms"]),
+            f"{row['share_of_peak']:.0%}",
+            f"{row['peak_memory_bytes'] / 2**20:,.0f}" if row["peak_memory_bytes"] else "-",
+        ]
+        for row in result["throughput"]
+    ]
+    caption = f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a 2048 x 2048 matrix product, measured just now."
+    headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
+    console.show_table("throughput", headings, works, caption)
+
+
+def _spread(median: float, ends: list[float]) -> str:
+    digits = 3 if median < 1 else 2 if median < 100 else 0
+    return f"{median:.{digits}f} ({ends[0]:.{digits}f}-{ends[1]:.{digits}f})"
+
+
+def _plot(path: Path, result: dict[str, Any]) -> None:
+    from txlcli import plots
+
+    rows = sorted(result["slowdown"], key=lambda row: row["attn_len"])
+    x = [row["attn_len"] for row in rows]
+    curves = {
+        "Transformer-XL": (x, [row["xl_ms_per_token"] for row in rows]),
+        "Transformer-XL, one token at a time": (x, [row["xl_single_ms_per_token"] for row in rows]),
+        "vanilla": (x, [row["vanilla_ms_per_token"] for row in rows]),
+        "vanilla, batched": (x, [row["vanilla_batched_ms_per_token"] for row in rows]),
+    }
+    plots.draw_curves(
+        path, curves, x_label="attention length (tokens)", y_label="ms per token", title=result["model"], log_y=True
+    )
+    console.say(f"drawn to {path}")

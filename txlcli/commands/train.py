@@ -1,0 +1,333 @@
+"""`txl train`: learn a model from a recipe, or go on with a run."""
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txlcli import console, metrics, recipe, runs
+from txlcli.errors import Interrupted, RecipeError, UsageError
+from txlcli.options import (
+    DATA_DIR,
+    RUNS_DIR,
+    DataDir,
+    Device,
+    DeviceOption,
+    Force,
+    Json,
+    Overrides,
+    Precision,
+    RunsDir,
+)
+from txlcli.runs import Run
+from txlcli.settings import Settings
+
+if TYPE_CHECKING:
+    from txlcli.core.training import Report, Training
+    from txlcli.token_store import TokenStore
+
+SIGTERM_CODE, SIGINT_CODE = 143, 130
+FIXED_KEYS = ("batch_size", "accumulate", "seg_len", "mem_len", "optimizer", "momentum", "seed")
+
+
+def train(
+    wanted: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a packaged recipe.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run; the recipe's by default.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", min=1, help="Stop after this step and save; the schedule stays.")
+    ] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option("--max-minutes", min=0.0, help="Stop after this time and save; can be resumed.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, then stop.")] = False,
+    log_every: Annotated[int | None, typer.Option("--log-every", min=1, help="Steps between two reports.")] = None,
+    overrides: Overrides = None,
+    device: DeviceOption = Device.auto,
+    precision: Annotated[
+        Precision | None, typer.Option("--precision", help="Number format of matrix products; the recipe's by default.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything random.")] = None,
+    force: Force = False,
+    data_dir: DataDir = DATA_DIR,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Train a recipe, or go on with a run.
+
+    Ctrl-C saves and stops; --resume goes on from exactly there. Any setting can be changed: --set model.n_layers=6.
+
+    Example: txl train stdlib --max-minutes 2
+    """
+    changes = list(overrides or [])
+    changes += [f"train.precision={precision.value}"] if precision else []
+    changes += [f"train.seed={seed}"] if seed is not None else []
+    changes += [f"log.every={log_every}"] if log_every else []
+    if resume is not None:
+        if wanted is not None or name is not None or force or dry_run:
+            raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
+        run, training = _resumed(resume, changes, runs_dir, data_dir, device)
+    elif wanted is not None:
+        run, store = _planned(wanted, changes, name, runs_dir, data_dir)
+        if dry_run:
+            _announce("would train", run, store, device)
+            return
+        training = _begun(run, store, device, force=force)
+    else:
+        raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
+    _carry_out(run, training, max_steps=max_steps, max_minutes=max_minutes, json=json)
+
+
+def _planned(
+    wanted: str, changes: list[str], name: str | None, runs_dir: Path, data_dir: Path
+) -> tuple[Run, "TokenStore"]:
+    """The run that a recipe would make, not on disk yet, and its store."""
+    from txlcli.core.model import count_parameters
+
+    settings = recipe.load(wanted, changes)
+    recipe_name, _ = recipe.read_text(wanted)
+    store = _store_for(settings, data_dir)
+    run = Run(
+        folder=runs.place(runs_dir, name, recipe_name),
+        recipe_name=recipe_name,
+        settings=settings,
+        vocab_fingerprint=store.fingerprint,
+        vocab_size=store.vocab.size,
+        parameters=count_parameters(settings.model, store.vocab.size),
+        metric=store.metric,
+    )
+    return run, store
+
+
+def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Training":
+    """The training of a new run, its folder made."""
+    from txlcli.core.training import new_model
+
+    train = run.settings.train
+    segments, valid = _text(run.settings, store)  # a text that is too short is refused before a folder is made
+    place = _announce("training", run, store, device)
+    runs.create(run, store.vocab.to_json(), force=force)
+    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)
+    return _training(model, run, segments, valid)
+
+
+def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, device: Device) -> tuple[Run, "Training"]:
+    from txlcli.core import checkpoint
+    from txlcli.core.device import check_precision, describe, pick_device
+    from txlcli.opening import check_vocabulary, open_store
+
+    run = runs.find(wanted, runs_dir)
+    run = _changed(run, changes)
+    settings = run.settings
+    place = pick_device(device.value)
+    check_precision(settings.train.precision, place)
+    store = open_store(settings.corpus.store, data_dir)
+    check_vocabulary(run, store)
+    path = run.folder / runs.LAST
+    saved = checkpoint.load(path)
+    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(place)
+    segments, valid = _text(settings, store)
+    training = _training(model, run, segments, valid)
+    training.restore(saved)
+    run.drop_metrics_after(training.step)
+    runs.update(run)
+    console.say(
+        f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, {describe(place)}"
+    )
+    return run, training
+
+
+def _changed(run: Run, changes: list[str]) -> Run:
+    """The run with changed settings; what its weights, memory and place in the text rest on stays."""
+    for change in changes:
+        section, _, key = change.partition("=")[0].strip().partition(".")
+        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS):
+            raise RecipeError(f"--set {change}: a run that goes on keeps its {section}.{key}; start a new run instead")
+    table = recipe.override(recipe.to_table(run.settings), changes)
+    return dataclasses.replace(run, settings=recipe.resolve(table, where="--set"))
+
+
+def _store_for(settings: Settings, data_dir: Path) -> "TokenStore":
+    """The recipe's store; a corpus that every machine has is prepared on the way."""
+    import corpora
+    from txlcli.opening import open_store
+    from txlcli.preparation.preparing import prepare
+
+    name = settings.corpus.store
+    corpus = corpora.CORPORA.get(name)
+    if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
+        console.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
+        return prepare(name, data_dir, progress=console.progress)
+    return open_store(name, data_dir)
+
+
+def _text(settings: Settings, store: "TokenStore") -> tuple[Any, Any]:
+    """The training split in lanes and the validation split, None where the store has none."""
+    from txlcli.core.segments import TrainingSegments, scored_stream
+    from txlcli.core.training import ValidSplit
+
+    starts = None
+    if settings.corpus.shuffle_sentences:
+        starts = store.sentence_starts("train")
+        if starts is None:
+            raise RecipeError(
+                f"corpus.shuffle_sentences: {store.path} does not know where sentences start; set it to false"
+            )
+    segments = TrainingSegments(
+        store.ids("train"),
+        lanes=settings.train.batch_size,
+        seg_len=settings.train.seg_len,
+        sentence_starts=starts,
+        seed=settings.train.seed,
+    )
+    if "valid" not in store.splits:
+        console.say(f"{store.path} has no valid split: training without validation")
+        return segments, None
+    stream = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
+    return segments, ValidSplit(*stream)
+
+
+def _training(model: Any, run: Run, segments: Any, valid: Any) -> "Training":
+    from txlcli.core.training import Training
+
+    identity = {"recipe": run.recipe_name, "vocab_fingerprint": run.vocab_fingerprint}
+    return Training(model, run.settings.train, segments, valid, run.folder, identity)
+
+
+def _announce(verb: str, run: Run, store: "TokenStore", device: Device) -> Any:
+    """Say what will be done; gives the device, once it is known to manage the precision."""
+    from txlcli.core.device import check_precision, describe, pick_device
+
+    train = run.settings.train
+    place = pick_device(device.value)
+    check_precision(train.precision, place)
+    tokens = store.info("train").tokens
+    steps_per_epoch = tokens / (train.batch_size * train.seg_len)
+    console.say(
+        f"{verb} {run.recipe_name}: {run.parameters:,} parameters (V = {run.vocab_size:,}) on {store.path} "
+        f"({tokens:,} tokens), {train.batch_size} lanes x {train.seg_len} tokens, memory {train.mem_len}, "
+        f"{train.max_steps:,} steps ({train.max_steps / steps_per_epoch:.3g} epochs), {train.precision}, "
+        f"{describe(place)}, into {run.folder}"
+    )
+    return place
+
+
+def _carry_out(run: Run, training: "Training", *, max_steps: int | None, max_minutes: float | None, json: bool) -> None:
+    last = run.settings.train.max_steps
+    deadline = time.monotonic() + 60 * max_minutes if max_minutes is not None else None
+    with _signals() as caught:
+
+        def should_stop() -> bool:
+            out_of_time = deadline is not None and time.monotonic() >= deadline
+            return bool(caught) or out_of_time
+
+        with _tensorboard(run) as write_curve, console.progress("training", total=last, unit="steps") as bar:
+            shown = _Shown(run, bar, json=json)
+            every = run.settings.log.every
+            for report in training.run(report_every=every, should_stop=should_stop, until_step=max_steps):
+                line = as_line(report, run.metric)
+                run.append_metrics(line)
+                write_curve(line)
+                shown.show(report, line)
+    saved = f"saved {training.last_path} at step {training.step:,}" if training.step else "no step was taken"
+    if caught:
+        code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
+        raise Interrupted(f'stopped; {saved}; go on with "txl train --resume {run.folder}"', code)
+    if training.step < last:
+        console.say(f'{saved} of {last:,}; go on with "txl train --resume {run.folder}"')
+    if not json:
+        _show_end(run, training)
+
+
+def as_line(report: "Report", metric: str) -> dict[str, Any]:
+    """A report as one flat JSON object, units in the keys, the corpus's metric beside the nats."""
+    from txlcli.core.training import ValidReport
+
+    line: dict[str, Any] = {"kind": "valid" if isinstance(report, ValidReport) else "train"}
+    line.update(dataclasses.asdict(report))
+    value = metrics.in_metric(report.loss_nats, metric)
+    line[metric] = value if value != float("inf") else None
+    return line
+
+
+class _Shown:
+    """What people see of a training: a live bar, or plain lines, or JSON lines."""
+
+    def __init__(self, run: Run, bar: console.Step, *, json: bool) -> None:
+        self._run, self._bar, self._json = run, bar, json
+        self._valid = ""
+
+    def show(self, report: "Report", line: dict[str, Any]) -> None:
+        from txlcli.core.training import StepReport
+
+        metric = self._run.metric
+        value = metrics.in_metric(report.loss_nats, metric)
+        if self._json:
+            console.show_json(line)
+        if isinstance(report, StepReport):
+            detail = f"train {value:.3f} {metric}{self._valid}, lr {report.lr:.2g}, {report.tokens_per_s:,.0f} tokens/s"
+            self._bar.reach(report.step, detail)
+            return
+        self._valid = f", valid {value:.3f}"
+        best = " (best so far)" if report.best else ""
+        console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{best}")
+
+
+def _show_end(run: Run, training: "Training") -> None:
+    best = f"{metrics.in_metric(training.best_nats, run.metric):.3f}"
+    rows = [
+        ["run", str(run.folder)],
+        ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],
+        ["epochs", f"{training.epoch:.2f}"],
+        [f"best valid {run.metric}", best if training.best_nats < float("inf") else "-"],
+        ["next", f"txl eval {run.folder}"],
+    ]
+    console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C does interrupt."""
+    caught: list[int] = []
+
+    def catch(number: int, _: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        console.say("stopping after this step; saving")
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, catch) for number in numbers]
+    try:
+        yield caught
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _tensorboard(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes one line of metrics as curves; does nothing unless log.tensorboard is set."""
+    if not run.settings.log.tensorboard:
+        yield lambda line: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UsageError('log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"') from error
+    with SummaryWriter(str(run.folder)) as writer:
+
+        def write(line: dict[str, Any]) -> None:
+            for key, value in line.items():
+                if isinstance(value, int | float) and key not in ("step", "best"):
+                    writer.add_scalar(f"{line['kind']}/{key}", value, line["step"])
+
+        yield write

@@ -1,0 +1,223 @@
+"""Attention with relative positions (section 3.3, Appendix B), computed in distance space.
+
+Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored.
+
+The position score of a query depends on its distance to a key only, so it is computed against distances. A row of
+distance space has K + L - 1 columns: column c < K scores distance K - 1 - c, the last L - 1 columns stand for negative
+distances (the future) and hold -inf. Read with a row stride that is one shorter, starting at column L - 1, the same
+numbers are the (L, K) score of every key: shifted and causally masked without a copy, a pad or a mask tensor.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CACHE_BYTES = (
+    4 << 20
+)  # scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)
+
+
+def distance_encoding(distances: Tensor, width: int) -> Tensor:
+    """The sinusoids R of section 3.3: sines, then cosines.
+
+    Args:
+        distances: (n,) numbers.
+        width: d, even.
+    Returns:
+        (n, d) float64: a float32 angle is off by 1e-4 at distance 2000.
+    """
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=distances.device) / width)
+    angle = distances.to(torch.float64)[:, None] * frequency  # (n, d/2)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+class DistanceSpace:
+    """Scores of `rows` (lane, head) pairs by distance, and the same memory seen by key.
+
+    Args:
+        rows: lanes times heads.
+        seg_len: L.
+        key_len: K.
+        reach: n; distances n and more keep the value of `fill` and so are never seen.
+        fill: what the columns hold that no product writes: -inf for scores, 0 for gradients.
+        like: gives dtype and device.
+    """
+
+    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor) -> None:
+        width = key_len + seg_len - 1
+        columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
+        self.by_distance = columns[:, :, key_len - reach : key_len]  # (rows, L, n)
+        self.by_key = columns.as_strided(  # (rows, L, K)
+            (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
+        )
+
+
+def _lanes_at_once(lanes: int, heads: int, seg_len: int, key_len: int, like: Tensor) -> int:
+    """How many lanes to score in one pass: all on CUDA, as many as the cache holds on a CPU; a divisor of `lanes`."""
+    if like.device.type != "cpu":
+        return lanes
+    lane_bytes = heads * seg_len * (key_len + seg_len - 1) * like.element_size()
+    most = max(1, min(lanes, CACHE_BYTES // lane_bytes))
+    return next(count for count in range(most, 0, -1) if lanes % count == 0)
+
+
+def _rows(tensor: Tensor, first: int, lanes: int) -> Tensor:
+    """Lanes first .. first + lanes of (B, H, x, D) as (lanes * H, x, D)."""
+    return tensor[first : first + lanes].flatten(0, 1)
+
+
+def _attend_lanes(
+    query_content: Tensor,
+    query_position: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor,
+    *,
+    dropout: float,
+    save: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The output (B, H, L, D) and, where a backward pass needs them, probabilities and kept ones (B, H, L, K)."""
+    lanes, heads, seg_len, _ = query_content.shape
+    key_len, reach = key.shape[2], position_key.shape[1]
+    step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
+    space = DistanceSpace(step * heads, seg_len, key_len, reach, -math.inf, key)
+    position_key_rows = position_key.repeat(step, 1, 1).mT  # (step*H, D, n)
+    probabilities = key.new_empty(lanes if save else step, heads, seg_len, key_len)
+    kept = torch.empty_like(probabilities, dtype=torch.bool) if dropout else None
+    out = torch.empty_like(query_content, memory_format=torch.contiguous_format)
+    for first in range(0, lanes, step):
+        torch.bmm(_rows(query_position, first, step), position_key_rows, out=space.by_distance)
+        probability = _rows(probabilities, first if save else 0, step)  # (step*H, L, K)
+        torch.baddbmm(space.by_key, _rows(query_content, first, step), _rows(key, first, step).mT, out=probability)
+        torch.softmax(probability, dim=-1, out=probability)
+        if kept is not None:
+            mask = _rows(kept, first if save else 0, step).bernoulli_(1 - dropout)
+            probability = probability * mask / (1 - dropout)
+        torch.bmm(probability, _rows(value, first, step), out=_rows(out, first, step))
+    return (out, probabilities, kept) if save else (out, None, None)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention whose scores live in distance space; forward and backward go a few lanes at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, dropout: float, *inputs: Tensor) -> Tensor:
+        out, probabilities, kept = _attend_lanes(*inputs, dropout=dropout, save=True)
+        ctx.save_for_backward(*inputs, probabilities, kept)
+        ctx.dropout = dropout
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        query_content, query_position, key, value, position_key, probabilities, kept = ctx.saved_tensors
+        lanes, heads, seg_len, _ = query_content.shape
+        step = _lanes_at_once(lanes, heads, seg_len, key.shape[2], key)
+        space = DistanceSpace(step * heads, seg_len, key.shape[2], position_key.shape[1], 0.0, key)
+        position_key_rows = position_key.repeat(step, 1, 1)  # (step*H, n, D)
+        grads = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in ctx.saved_tensors[:4]]
+        grad_position_key = torch.zeros_like(position_key)
+        for first in range(0, lanes, step):
+            grad_query_content, grad_query_position, grad_key, grad_value = (_rows(grad, first, step) for grad in grads)
+            grad_out = _rows(grad_outputs[0], first, step)  # (step*H, L, D)
+            probability = used = _rows(probabilities, first, step)  # (step*H, L, K)
+            grad_probability = torch.bmm(grad_out, _rows(value, first, step).mT)
+            if kept is not None:
+                mask = _rows(kept, first, step).to(key.dtype) / (1 - ctx.dropout)
+                used = probability * mask
+                grad_probability *= mask
+            grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
+            space.by_key.copy_(grad_score)
+            torch.bmm(grad_score, _rows(key, first, step), out=grad_query_content)
+            torch.bmm(space.by_distance, position_key_rows, out=grad_query_position)
+            torch.bmm(grad_score.mT, _rows(query_content, first, step), out=grad_key)
+            torch.bmm(used.mT, grad_out, out=grad_value)
+            by_row = torch.bmm(space.by_distance.mT, _rows(query_position, first, step))  # (step*H, n, D)
+            grad_position_key += by_row.unflatten(0, (step, heads)).sum(0)
+        return None, *grads, grad_position_key
+
+
+def attend(
+    query_content: Tensor,
+    query_position: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor,
+    *,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Weigh values by softmax((a) + (b) + (c) + (d)) over the keys that each query may see (section 3.3).
+
+    Args:
+        query_content: (B, H, L, D), scaled W_q h + u: gives (a) + (c) against `key`.
+        query_position: (B, H, L, D), scaled W_q h + v: gives (b) + (d) against `position_key`.
+        key: (B, H, K, D); the last L keys are the queries' own positions.
+        value: (B, H, K, D).
+        position_key: (H, n, D); row c is distance n - 1 - c. Keys at distance n or more are not seen.
+        dropout: share of the probabilities dropped.
+    Returns:
+        (B, H, L, D).
+    """
+    inputs = (query_content, query_position, key, value, position_key)
+    with torch.autocast(query_content.device.type, enabled=False):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            out: Tensor = _Attention.apply(dropout, *inputs)
+            return out
+        return _attend_lanes(*inputs, dropout=dropout, save=False)[0]
+
+
+class RelativeAttention(nn.Module):
+    """The multi-head attention sublayer, without its residual and norm (section 3.3).
+
+    The keys' projections are separate from the queries', so that a decoder can keep projected keys and values.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, attention_dropout: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.scale = d_head**-0.5
+        self.attention_dropout = attention_dropout
+        self.w_q = nn.Linear(d_model, n_heads * d_head, bias=False)
+        self.w_k_content = nn.Linear(d_model, n_heads * d_head, bias=False)
+        self.w_v = nn.Linear(d_model, n_heads * d_head, bias=False)
+        self.w_k_position = nn.Linear(d_model, n_heads * d_head, bias=False)
+        self.w_o = nn.Linear(n_heads * d_head, d_model, bias=False)
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (self.n_heads, -1)).transpose(-3, -2)  # (..., x, H*D) -> (..., H, x, D)
+
+    def project_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, K, D) of the context (B, K, d)."""
+        return self._heads(self.w_k_content(context)), self._heads(self.w_v(context))
+
+    def project_distances(self, encoding: Tensor) -> Tensor:
+        """Position keys (H, n, D) of distance encodings (n, d): once per distance, not per pair (App. B)."""
+        return self._heads(self.w_k_position(encoding))
+
+    def forward(
+        self,
+        segment: Tensor,
+        keys: tuple[Tensor, Tensor],
+        position_key: Tensor,
+        biases: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Attend from the segment (B, L, d) to keys and values (B, H, K, D); gives (B, L, d).
+
+        Args:
+            segment: the queries' input.
+            keys: what `project_keys` gave for memory and segment.
+            position_key: what `project_distances` gave, distances n - 1 down to 0.
+            biases: u and v, (H, D) each.
+        """
+        query = self._heads(self.w_q(segment)) * self.scale  # (B, H, L, D)
+        content_bias, position_bias = ((bias * self.scale).to(query.dtype)[:, None] for bias in biases)
+        out = attend(
+            query + content_bias,
+            query + position_bias,
+            *keys,
+            position_key,
+            dropout=self.attention_dropout if self.training else 0.0,
+        )
+        projected: Tensor = self.w_o(out.transpose(1, 2).flatten(2))
+        return projected

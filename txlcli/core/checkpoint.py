@@ -1,0 +1,120 @@
+"""One safetensors file per checkpoint: tensors and plain JSON, never a pickle.
+
+Tensors are named by what they belong to: `model.` (weights), `optimizer.`, `memory.`, `rng.`. The JSON sits in the
+file's metadata. The file is written beside its place and renamed, so a reader sees the old one or the new one, whole.
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from txlcli.core.model import TransformerXL
+from txlcli.errors import RunError
+from txlcli.settings import ModelSettings
+
+FORMAT = 1
+KEY = "txl"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds."""
+
+    tensors: dict[str, Tensor]
+    """Everything by its full name."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """Plain data: step, place in the text, best loss."""
+
+    def group(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one group, by their names within it."""
+        return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
+
+
+def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under their full names."""
+    return {f"{name}.{key}": value for key, value in tensors.items()}
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint in place of an older one.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written; the older checkpoint is untouched.
+    """
+    metadata = {KEY: json.dumps({"format": FORMAT, **checkpoint.state})}
+    beside = path.with_name(path.name + ".new")
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}, beside, metadata)
+        os.replace(beside, path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        raise RunError(
+            f"{path}: the checkpoint cannot be written ({error}); what was saved before is untouched"
+        ) from error
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        RunError: missing, damaged, foreign, or of a newer format.
+    """
+    if not path.is_file():
+        raise RunError(f"{path}: no such checkpoint; the run has not saved one yet")
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
+    try:
+        state = json.loads(text or "")
+        newer = state["format"] > FORMAT
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: a safetensors file, but not a checkpoint of txl") from error
+    if newer:
+        raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
+    return Checkpoint(tensors, state)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by the parameters' names: `NAME.exp_avg` and so on."""
+    return {
+        f"{name}.{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put saved state back; the inverse of `optimizer_tensors`."""
+    parameters = dict(model.named_parameters())
+    for full_name, value in tensors.items():
+        name, _, key = full_name.rpartition(".")
+        parameter = parameters[name]
+        # Adam counts its steps in a tensor that fused kernels want beside the parameter.
+        optimizer.state[parameter][key] = value.to(parameter.device)
+
+
+def build_model(settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path) -> TransformerXL:
+    """The model with the checkpoint's weights.
+
+    Raises:
+        RunError: tensors are missing, left over, or of another shape.
+    """
+    with torch.device("meta"):
+        model = TransformerXL(settings, vocab_size)
+    try:
+        model.load_state_dict(checkpoint.group("model"), assign=True)
+    except RuntimeError as error:
+        details = " ".join(str(error).split())
+        raise RunError(f"{path}: the weights do not fit the run's settings ({details})") from error
+    return model.requires_grad_()

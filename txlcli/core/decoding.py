@@ -1,0 +1,185 @@
+"""Reading tokens in order with projected keys and values kept, for evaluation and generation.
+
+The weights do not change here, so keys and values of the past are kept as they were projected, in a buffer that
+slides, and the distances are projected once. It is the same function as `TransformerXL.forward` with memory.
+
+Axes: B lanes, L segment, M memory, H heads, D head width, d model width, n distances.
+"""
+
+import copy
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from txlcli.core.attention import RelativeAttention
+from txlcli.core.device import DTYPES, autocast
+from txlcli.core.model import Layer, TransformerXL
+
+SameLength = Literal["m", "m_plus_one", "off"]
+
+
+def key_limit(same_length: SameLength, mem_len: int) -> int | None:
+    """Keys that every query may see at most, itself included; None is all of memory and segment.
+
+    A model without memory reads each segment from its first token on, so there is nothing to make the same.
+    """
+    if same_length == "off" or mem_len == 0:
+        return None
+    return mem_len + (same_length == "m_plus_one")
+
+
+class _KeyBuffer:
+    """Projected keys and values of one layer, (B, H, capacity, D) each."""
+
+    def __init__(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> None:
+        self.keys = torch.empty(shape, dtype=dtype, device=like.device)
+        self.values = torch.empty(shape, dtype=dtype, device=like.device)
+
+    def write(self, keys: tuple[Tensor, Tensor], at: int) -> None:
+        count = keys[0].shape[2]
+        self.keys[:, :, at : at + count] = keys[0]
+        self.values[:, :, at : at + count] = keys[1]
+
+    def slide(self, first: int, end: int) -> None:
+        for buffer in (self.keys, self.values):
+            buffer[:, :, : end - first] = buffer[:, :, first:end].clone()  # the two places overlap
+
+
+class Decoder:
+    """Feeds segments of up to L tokens through the model and remembers the last M positions.
+
+    Args:
+        model: its weights are read now; later changes to them are not seen.
+        lanes: B.
+        mem_len: M.
+        seg_len: the longest segment that will be read.
+        same_length: keys that a query sees (contract of evaluation: `key_limit`).
+        max_distance: distances beyond it share one encoding.
+        precision: number format of matrix products and of the buffer.
+    """
+
+    def __init__(
+        self,
+        model: TransformerXL,
+        *,
+        lanes: int,
+        mem_len: int,
+        seg_len: int,
+        same_length: SameLength = "off",
+        max_distance: int | None = None,
+        precision: str = "fp32",
+    ) -> None:
+        self.model = _frozen(model, precision)
+        self.mem_len = mem_len
+        self.seg_len = seg_len
+        self.device = model.embedding.weight.device
+        self._autocast = autocast(self.device, precision)
+        self._limit = key_limit(same_length, mem_len)
+        self._start = self._end = 0  # the remembered part of the buffers
+        settings = model.settings
+        slack = max(seg_len, mem_len // 8)  # sliding moves M positions, once every `slack` positions
+        shape = (lanes, settings.n_heads, mem_len + slack, settings.d_head)
+        dtype = DTYPES[precision]
+        if precision == "fp32":
+            dtype = model.embedding.weight.dtype
+        with torch.inference_mode():
+            self._buffers = [_KeyBuffer(shape, model.embedding.weight, dtype) for _ in model.layers]
+            reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)
+            encoding = self.model.encode_distances(reach, max_distance=max_distance)
+            with self._autocast:
+                self._position_keys = [
+                    _attention(layer).project_distances(encoding).contiguous() for layer in self.model.layers
+                ]
+
+    @property
+    def capacity(self) -> int:
+        """Positions that the buffer holds before it slides."""
+        return self._buffers[0].keys.shape[2]
+
+    def reset(self) -> None:
+        """Forget everything that was read."""
+        self._start = self._end = 0
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read a segment (B, l), l <= L, and give its last hidden states (B, l, d)."""
+        return self._run(tokens, wanted=tokens.shape[1])
+
+    @torch.inference_mode()
+    def read_last(self, tokens: Tensor) -> Tensor:
+        """Read (B, T), T any length, and give the last hidden state of the last position only, (B, 1, d).
+
+        The last layer projects keys for all positions but attends from the last one alone.
+        """
+        *before, last = tokens.split(self.seg_len, dim=1)
+        for part in before:
+            self._run(part, wanted=0)
+        return self._run(last, wanted=1)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., d) -> (..., V) float32."""
+        with self._autocast:
+            return self.model.logits(hidden).float()
+
+    @torch.inference_mode()
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy in nats of each target: (B, l, d), (B, l) -> (B, l)."""
+        with self._autocast:
+            return self.model.losses(hidden, targets)
+
+    def _run(self, tokens: Tensor, *, wanted: int) -> Tensor:
+        """Read a segment (B, l); gives the last hidden states of its last `wanted` positions."""
+        self._make_room(tokens.shape[1])
+        start, end = self._start, self._end + tokens.shape[1]
+        reach = min(end - start, self._limit or end - start)
+        last = len(self._buffers) - 1
+        with self._autocast:
+            hidden = self.model.embed(tokens)
+            for number, (module, buffer) in enumerate(zip(self.model.layers, self._buffers, strict=True)):
+                layer = _layer(module)
+                segment = layer.attention_input(hidden)
+                buffer.write(layer.attention.project_keys(segment), self._end)
+                if number == last:
+                    unwanted = tokens.shape[1] - wanted
+                    segment, hidden = segment[:, unwanted:], hidden[:, unwanted:]
+                    if not wanted:
+                        break
+                position_key = self._position_keys[number]
+                keys = (buffer.keys[:, :, start:end], buffer.values[:, :, start:end])
+                attended = layer.attention(
+                    segment, keys, position_key[:, position_key.shape[1] - reach :], self.model.biases(number)
+                )
+                hidden = layer.finish(hidden, attended)
+        self._end = end
+        self._start = max(self._start, end - self.mem_len)
+        normed: Tensor = self.model.final_norm(hidden)
+        return normed
+
+    def _make_room(self, length: int) -> None:
+        if self._end + length <= self.capacity:
+            return
+        for buffer in self._buffers:
+            buffer.slide(self._start, self._end)
+        self._start, self._end = 0, self._end - self._start
+
+
+def _layer(module: nn.Module) -> Layer:
+    assert isinstance(module, Layer)
+    return module
+
+
+def _attention(module: nn.Module) -> RelativeAttention:
+    return _layer(module).attention
+
+
+def _frozen(model: TransformerXL, precision: str) -> TransformerXL:
+    """The model without dropout; in another precision a copy whose matrices are cast once, not at every segment."""
+    if precision == "fp32":
+        return model.eval()
+    frozen = copy.deepcopy(model).eval()
+    for module in frozen.modules():
+        if isinstance(module, nn.Linear):
+            module.to(DTYPES[precision])
+    return frozen

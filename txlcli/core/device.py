@@ -1,0 +1,48 @@
+"""Where tensors live, in which number format they are multiplied."""
+
+import contextlib
+
+import torch
+
+from txlcli.errors import UsageError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called "auto", "cpu" or "cuda"; auto takes CUDA where there is one.
+
+    Raises:
+        UsageError: CUDA is wanted and not there.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: PyTorch finds no CUDA device here; use --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse a number format that the device cannot multiply well.
+
+    Raises:
+        UsageError: fp16 without CUDA, or bf16 on a CUDA device without it.
+    """
+    if precision == "fp16" and device.type != "cuda":
+        raise UsageError("precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU")
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """Matrix products in `precision` inside this block."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES[precision])
+
+
+def describe(device: torch.device) -> str:
+    """A few words for people: `cpu (2 threads)`, or the card's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.get_num_threads()} threads)"

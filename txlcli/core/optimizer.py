@@ -1,0 +1,66 @@
+"""The optimizer, the course of its learning rate."""
+
+import math
+
+import torch
+from torch import nn
+
+from txlcli.settings import TrainSettings
+
+
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """Adam or SGD over all parameters, fused into one pass."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+    return torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+
+
+def scheduled_lr(settings: TrainSettings, step: int) -> float:
+    """The learning rate of update number `step`, counted from 1, apart from what a plateau takes off.
+
+    The cosine counts from the first update over all steps, warm-up included, as the released PyTorch code has it.
+    """
+    floor = settings.min_lr_ratio
+    if step <= settings.warmup_steps:
+        return settings.lr * step / settings.warmup_steps
+    share = 1.0
+    if settings.schedule == "cosine":
+        share = floor + (1 - floor) * (1 + math.cos(math.pi * (step - 1) / settings.max_steps)) / 2
+    elif settings.schedule == "inverse_sqrt":
+        share = math.sqrt(max(settings.warmup_steps, 1) / step)
+    return settings.lr * max(share, floor)
+
+
+class Plateau:
+    """Lowers the learning rate when the validation loss has not fallen for a while; idle for other schedules."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self._active = settings.schedule == "plateau"
+        self._factor, self._patience, self._floor = (
+            settings.plateau_factor,
+            settings.plateau_patience,
+            settings.min_lr_ratio,
+        )
+        self.scale = 1.0
+        self.waited = 0
+
+    def see(self, *, improved: bool) -> None:
+        """Take note of one validation."""
+        self.waited = 0 if improved else self.waited + 1
+        if self._active and self.waited > self._patience:
+            self.scale = max(self.scale * self._factor, self._floor)
+            self.waited = 0
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "waited": self.waited}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from a checkpoint."""
+        self.scale, self.waited = state["scale"], int(state["waited"])

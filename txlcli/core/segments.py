@@ -1,0 +1,116 @@
+"""Token streams cut into (B, L) segments, in reading order.
+
+A place in a stream is an epoch and the number of a segment in it; a segment is a function of its place, so training
+resumes anywhere. Axes: B lanes, L segment.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.errors import TrainingError
+
+Tokens = NDArray[np.integer]
+
+
+def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
+    """What is read and what is predicted, (T,) each, for scoring a split.
+
+    With a boundary the stream begins with an implied one and every token is predicted; without, the first token has no
+    context and is only read.
+
+    Args:
+        ids: the split, (N,).
+        boundary: the token that ends a line or sentence, None for bytes and characters.
+        count: predict at most this many tokens, from the head.
+    """
+    head = ids if count is None else ids[: count + (boundary is None)]
+    tokens = head.astype(np.int64)
+    if boundary is None:
+        return tokens[:-1], tokens[1:]
+    return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where training is in its text: epoch, and segment within the epoch, both from 0."""
+
+    epoch: int = 0
+    segment: int = 0
+
+
+class TrainingSegments:
+    """Lanes as contiguous slices of the training split; the remainder that fills no lane is left out.
+
+    Args:
+        ids: the split, (N,), in memory or mapped.
+        lanes: B.
+        seg_len: L.
+        sentence_starts: with it, every epoch reads the sentences in a new order.
+        seed: decides these orders.
+
+    Raises:
+        TrainingError: the split is too short to give every lane one prediction.
+    """
+
+    def __init__(
+        self, ids: Tokens, *, lanes: int, seg_len: int, sentence_starts: Tokens | None = None, seed: int = 0
+    ) -> None:
+        self._ids, self._lanes, self._seg_len = ids, lanes, seg_len
+        self._starts, self._seed = sentence_starts, seed
+        self._order: _SentenceOrder | None = None
+        self._lane_len = (len(ids) - 1) // lanes
+        if self._lane_len < 1:
+            raise TrainingError(
+                f"the training split has {len(ids)} tokens, too few for {lanes} lanes; "
+                "lower train.batch_size or prepare a longer text"
+            )
+
+    @property
+    def per_epoch(self) -> int:
+        """Segments in one epoch; the last may be shorter than L."""
+        return -(-self._lane_len // self._seg_len)
+
+    def next_place(self, place: Place) -> Place:
+        """The place after `place`."""
+        if place.segment + 1 < self.per_epoch:
+            return Place(place.epoch, place.segment + 1)
+        return Place(place.epoch + 1, 0)
+
+    def at(self, place: Place) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets (B, L) at a place."""
+        first = place.segment * self._seg_len
+        length = min(self._seg_len, self._lane_len - first)
+        windows = [self._window(place.epoch, lane * self._lane_len + first, length + 1) for lane in range(self._lanes)]
+        tokens = np.stack(windows).astype(np.int64)  # (B, L + 1)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def _window(self, epoch: int, first: int, count: int) -> Tokens:
+        if self._starts is None:
+            return self._ids[first : first + count]
+        if self._order is None or self._order.epoch != epoch:
+            self._order = _SentenceOrder(self._starts, len(self._ids), epoch, self._seed)
+        return self._order.window(self._ids, first, count)
+
+
+class _SentenceOrder:
+    """One epoch's order of the sentences, readable from any position of the reordered stream."""
+
+    def __init__(self, starts: Tokens, total: int, epoch: int, seed: int) -> None:
+        self.epoch = epoch
+        lengths = np.diff(starts, append=total)
+        order = np.random.default_rng((seed, epoch)).permutation(len(starts))
+        self._sources = np.asarray(starts)[order]
+        self._ends = np.cumsum(lengths[order])  # where each sentence ends in the reordered stream
+
+    def window(self, ids: Tokens, first: int, count: int) -> Tokens:
+        pieces = []
+        sentence = int(np.searchsorted(self._ends, first, side="right"))
+        while count > 0:
+            begin = int(self._ends[sentence - 1]) if sentence else 0
+            taken = min(int(self._ends[sentence]) - first, count)
+            source = int(self._sources[sentence]) + first - begin
+            pieces.append(ids[source : source + taken])
+            first, count, sentence = first + taken, count - taken, sentence + 1
+        return np.concatenate(pieces)

@@ -1,0 +1,177 @@
+"""Milliseconds per token: with reused memory, and recomputed as the vanilla model must (section 4.5, Table 9).
+
+Axes: B lanes or windows, L segment, M memory.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from txlcli.core.decoding import Decoder
+from txlcli.core.device import DTYPES
+from txlcli.core.model import TransformerXL
+from txlcli.core.segments import TrainingSegments
+from txlcli.core.training import Training
+from txlcli.settings import EvalSettings, TrainSettings
+
+PEAK_SIZE = 2048  # a product of this size reaches the machine's rate
+LEAST_TOKENS = 32  # per lane in one repetition: a single token is too short to time
+VANILLA_CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Repeated measurements of the same work."""
+
+    ms_per_token: tuple[float, ...]
+    """One entry per repetition."""
+
+    @property
+    def median(self) -> float:
+        """The middle one: what to quote."""
+        return statistics.median(self.ms_per_token)
+
+    @property
+    def low(self) -> float:
+        """The fastest."""
+        return min(self.ms_per_token)
+
+    @property
+    def high(self) -> float:
+        """The slowest."""
+        return max(self.ms_per_token)
+
+
+def measure(work: Callable[[], object], device: torch.device, *, tokens: int, repeat: int) -> Timing:
+    """Time work that handles `tokens` tokens, after one call that is not counted."""
+    times = []
+    for _ in range(repeat + 1):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(1e3 * (time.perf_counter() - started) / tokens)
+    return Timing(tuple(times[1:]))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> float:
+    """The rate of a large matrix product: the machine's limit, measured on the spot."""
+    left, right = (torch.randn(PEAK_SIZE, PEAK_SIZE, device=device, dtype=DTYPES[precision]) for _ in range(2))
+    timing = measure(lambda: left @ right, device, tokens=1, repeat=repeat)
+    return 2.0 * PEAK_SIZE**3 / (timing.low / 1e3)
+
+
+def time_evaluation(model: TransformerXL, how: EvalSettings, *, precision: str, repeat: int) -> Timing:
+    """Scoring segments with a full memory."""
+    decoder = Decoder(
+        model,
+        lanes=how.batch_size,
+        mem_len=how.mem_len,
+        seg_len=how.seg_len,
+        same_length=how.same_length,
+        max_distance=how.max_distance,
+        precision=precision,
+    )
+    tokens = _random_tokens(model, how.batch_size, how.seg_len)
+    if how.mem_len:
+        decoder.read_last(_random_tokens(model, how.batch_size, how.mem_len))
+    segments = -(-LEAST_TOKENS // how.seg_len)
+
+    def score_segments() -> None:
+        for _ in range(segments):
+            decoder.losses(decoder.read(tokens), tokens)
+
+    return measure(score_segments, decoder.device, tokens=segments * tokens.numel(), repeat=repeat)
+
+
+def time_vanilla(model: TransformerXL, attn_len: int, *, windows: int, precision: str, repeat: int) -> Timing:
+    """One prediction per window of `attn_len` tokens, each window computed from its first token on.
+
+    The opponent of Table 9, as well made as the rest: keys and values are kept within a window, and of the last layer
+    only the last position is computed in full.
+    """
+    chunk = min(VANILLA_CHUNK, attn_len)
+    decoder = Decoder(model, lanes=windows, mem_len=attn_len, seg_len=chunk, precision=precision)
+    tokens = _random_tokens(model, windows, attn_len)
+
+    def predict() -> object:
+        decoder.reset()
+        return decoder.logits(decoder.read_last(tokens))
+
+    return measure(predict, decoder.device, tokens=windows, repeat=repeat)
+
+
+def time_training(model: TransformerXL, settings: TrainSettings, *, repeat: int) -> Timing:
+    """Optimizer steps with a full memory; the model's weights change."""
+    steps = -(-settings.mem_len // settings.seg_len) + repeat + 1
+    length = settings.batch_size * settings.seg_len * (steps + 1) + 1
+    ids = torch.randint(model.vocab_size, (length,)).numpy()
+    segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=settings.seg_len)
+    training = Training(model, settings, segments, valid=None, folder=Path(), identity={})
+    for _ in range(-(-settings.mem_len // settings.seg_len)):
+        training.update()
+    return measure(
+        training.update,
+        training.device,
+        tokens=settings.batch_size * settings.seg_len,
+        repeat=repeat,
+    )
+
+
+def _random_tokens(model: TransformerXL, lanes: int, length: int) -> torch.Tensor:
+    return torch.randint(model.vocab_size, (lanes, length), device=model.embedding.weight.device)
+
+
+def best_windows(
+    model: TransformerXL, attn_len: int, one: Timing, *, precision: str, repeat: int
+) -> tuple[int, Timing]:
+    """As many windows at once as the device gains from, with their time per prediction.
+
+    Twice as many are tried as long as that saves a twentieth and memory lasts.
+    """
+    windows, best = 1, one
+    while True:
+        try:
+            more = time_vanilla(model, attn_len, windows=2 * windows, precision=precision, repeat=repeat)
+        except (torch.OutOfMemoryError, MemoryError):
+            return windows, best
+        if more.median > 0.95 * best.median:
+            return (windows, best) if windows > 1 or more.median > best.median else (2 * windows, more)
+        windows, best = 2 * windows, more
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[list[int]]:
+    """A list that holds, after the block, the most bytes that were in use during it; empty where nothing can tell.
+
+    On CUDA what tensors took; on a CPU what the whole process held (Linux only, where the mark can be set back).
+    """
+    found: list[int] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield found
+        found.append(torch.cuda.max_memory_allocated(device))
+        return
+    can_tell = _reset_high_water_mark()
+    yield found
+    if can_tell:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+
+
+def _reset_high_water_mark() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True

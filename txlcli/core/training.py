@@ -1,0 +1,340 @@
+"""The training loop: one generator that yields reports.
+
+Axes: B lanes, L segment, M memory, d model width, N layers.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txlcli.core import checkpoint
+from txlcli.core.checkpoint import Checkpoint
+from txlcli.core.device import autocast
+from txlcli.core.evaluation import score
+from txlcli.core.model import Memory, TransformerXL
+from txlcli.core.optimizer import Plateau, make_optimizer, scheduled_lr
+from txlcli.core.segments import Place, Tokens, TrainingSegments
+from txlcli.errors import TrainingError
+from txlcli.settings import EvalSettings, ModelSettings, TrainSettings
+
+SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validations are
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The training since the report before."""
+
+    step: int
+    epoch: float
+    loss_nats: float
+    """Mean over the tokens since the report before."""
+    lr: float
+    grad_norm: float
+    """Norm of the whole gradient of the last step, before clipping."""
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class ValidReport:
+    """One validation."""
+
+    step: int
+    epoch: float
+    loss_nats: float
+    """Mean over the tokens scored."""
+    tokens: int
+    seconds: float
+    best: bool
+
+
+Report = StepReport | ValidReport
+
+
+@dataclass(frozen=True)
+class ValidSplit:
+    """What validation reads and predicts, (T,) each."""
+
+    inputs: Tokens
+    targets: Tokens
+
+
+class _Stopped(Exception):  # noqa: N818 - leaves a validation early
+    pass
+
+
+class Training:
+    """A model in training: everything that must survive a stop.
+
+    Args:
+        model: on its device.
+        settings: the recipe's [train] section.
+        segments: the training split in lanes.
+        valid: the validation split, None where the store has none.
+        folder: receives `last.safetensors` and `best.safetensors`.
+        identity: plain data that checkpoints carry along, to know their run by.
+    """
+
+    def __init__(
+        self,
+        model: TransformerXL,
+        settings: TrainSettings,
+        segments: TrainingSegments,
+        valid: ValidSplit | None,
+        folder: Path,
+        identity: dict[str, Any],
+    ) -> None:
+        self.model, self.settings, self.segments = model, settings, segments
+        self.valid, self.folder, self.identity = valid, folder, identity
+        self.device = model.embedding.weight.device
+        self.optimizer = make_optimizer(model, settings)
+        self.plateau = Plateau(settings)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
+        self.step = 0
+        self.place = Place()
+        self.validated = 0  # the step of the last validation
+        self.best_nats = math.inf
+        self.memories = self._empty_memories()
+
+    @property
+    def last_path(self) -> Path:
+        """The checkpoint that a resumed run goes on from."""
+        return self.folder / "last.safetensors"
+
+    @property
+    def best_path(self) -> Path:
+        """The weights with the lowest validation loss."""
+        return self.folder / "best.safetensors"
+
+    def run(
+        self, *, report_every: int, should_stop: Callable[[], bool], until_step: int | None = None
+    ) -> Iterator[Report]:
+        """Train up to max_steps; save at every validation, now and then between, and at the end or a stop.
+
+        Args:
+            report_every: steps between two StepReports.
+            should_stop: asked between steps and during validations; True saves and ends.
+            until_step: end after this step although the schedule goes on.
+
+        Raises:
+            TrainingError: the loss is not finite; the last checkpoint is the last good one.
+        """
+        last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
+        window = _Window(self.device)
+        saved_at = time.monotonic()
+        while True:
+            if validate := self._validation_is_due():
+                pause = time.perf_counter()
+                yield from self._validate(should_stop)
+                window.pause(time.perf_counter() - pause)
+            if self.step >= last_step or should_stop():
+                break
+            if validate or time.monotonic() - saved_at > SAVE_INTERVAL_S:
+                if window.tokens:
+                    yield self._step_report(window)  # which also sees that the loss is finite
+                    window = _Window(self.device)
+                self.save_last()
+                saved_at = time.monotonic()
+            window.add(*self.update())
+            if self.step % report_every == 0 or self.step == last_step:
+                yield self._step_report(window)
+                window = _Window(self.device)
+        if window.tokens:  # stopped between two reports
+            yield self._step_report(window)
+        if self.step:
+            self.save_last()
+
+    def _validation_is_due(self) -> bool:
+        """Whether this step ends with a validation that has not been made: a stop may have cut it short."""
+        on_time = self.step % self.settings.valid_every == 0 or self.step == self.settings.max_steps
+        return self.step > 0 and on_time and self.validated != self.step
+
+    def update(self) -> tuple[Tensor, Tensor, int]:
+        """Take one optimizer step: mean loss (0-d), gradient norm before clipping (0-d), tokens."""
+        if self.place.segment == 0:
+            self.memories = self._empty_memories()  # every epoch starts with nothing to remember
+        self.model.train()
+        arrays = self.segments.at(self.place)
+        inputs, targets = (torch.from_numpy(array).to(self.device, non_blocking=True) for array in arrays)
+        parts = self.settings.accumulate
+        total = torch.zeros((), device=self.device)
+        for number, (read, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
+            with autocast(self.device, self.settings.precision):
+                hidden, self.memories[number] = self.model(read, self.memories[number], mem_len=self.settings.mem_len)
+                loss = self.model.losses(hidden, wanted).mean() / parts
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        if self.device.type == "cpu" and not total.isfinite():  # on CUDA asking at every step would stall the queue
+            raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
+        self.step += 1
+        grad_norm = self._apply_gradients()
+        self.place = self.segments.next_place(self.place)
+        return total, grad_norm, inputs.numel()
+
+    def _apply_gradients(self) -> Tensor:
+        self.scaler.unscale_(self.optimizer)
+        limit = self.settings.clip if self.settings.clip is not None else math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr(self.step)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return grad_norm
+
+    def lr(self, step: int) -> float:
+        """The learning rate of update number `step`."""
+        return scheduled_lr(self.settings, step) * self.plateau.scale
+
+    @property
+    def epoch(self) -> float:
+        """Epochs read so far."""
+        return self.place.epoch + self.place.segment / self.segments.per_epoch
+
+    def _step_report(self, window: "_Window") -> StepReport:
+        loss_nats, tokens_per_s = window.mean()
+        if not math.isfinite(loss_nats):
+            raise self._not_finite(f"the loss is not finite at step {self.step}")
+        return StepReport(self.step, self.epoch, loss_nats, self.lr(self.step), float(window.grad_norm), tokens_per_s)
+
+    def _validate(self, should_stop: Callable[[], bool]) -> Iterator[ValidReport]:
+        if self.valid is None:
+            self.validated = self.step
+            return
+
+        def stop_early(_: int) -> None:
+            if should_stop():
+                raise _Stopped
+
+        try:
+            scores = score(
+                self.model,
+                self.valid.inputs,
+                self.valid.targets,
+                valid_reading(self.settings),
+                precision=self.settings.precision,
+                on_tokens=stop_early,
+            )
+        except _Stopped:
+            return
+        loss_nats = scores.total_nats / len(scores.losses_nats)
+        if not math.isfinite(loss_nats):
+            raise self._not_finite(f"the validation loss is not finite after step {self.step}")
+        self.validated = self.step
+        best = loss_nats < self.best_nats
+        self.plateau.see(improved=best)
+        if best:
+            self.best_nats = loss_nats
+            self._save(self.best_path, {})
+        yield ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, best)
+
+    def _empty_memories(self) -> list[Memory]:
+        lanes = self.settings.batch_size // self.settings.accumulate
+        return [self.model.empty_memory(lanes) for _ in range(self.settings.accumulate)]
+
+    def _not_finite(self, what: str) -> TrainingError:
+        kept = f"; the last good checkpoint is {self.last_path}" if self.last_path.exists() else ""
+        return TrainingError(f"{what}{kept}; lower train.lr, or train with warm-up or norm = pre")
+
+    def _save(self, path: Path, more: dict[str, Tensor]) -> None:
+        tensors = {**checkpoint.grouped("model", dict(self.model.named_parameters())), **more}
+        state = {
+            **self.identity,
+            "step": self.step,
+            "place": asdict(self.place),
+            "validated": self.validated,
+            "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
+            "plateau": self.plateau.state(),
+            "scaler": self.scaler.state_dict(),
+        }
+        checkpoint.save(path, Checkpoint(tensors, state))
+
+    def save_last(self) -> None:
+        """Write everything that going on needs.
+
+        Raises:
+            RunError: the file cannot be written.
+            TrainingError: the weights or the memory are not finite; the older checkpoint stays.
+        """
+        remembered = (tensor for memory in self.memories for tensor in memory)
+        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *remembered)):
+            raise self._not_finite(f"the weights are not finite after step {self.step}")
+        memory = {
+            f"{part}.{layer}": tensor
+            for part, memories in enumerate(self.memories)
+            for layer, tensor in enumerate(memories)
+        }
+        rng = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer)
+        groups = {"memory": memory, "rng": rng, "optimizer": optimizer}
+        self._save(
+            self.last_path,
+            {
+                name: tensor
+                for group, tensors in groups.items()
+                for name, tensor in checkpoint.grouped(group, tensors).items()
+            },
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Go on from exactly where a checkpoint was written: the model has its weights already."""
+        state = saved.state
+        self.step = state["step"]
+        self.place = Place(**state["place"])
+        self.validated = state["validated"]
+        self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
+        self.plateau.restore(state["plateau"])
+        self.scaler.load_state_dict(state["scaler"])
+        checkpoint.restore_optimizer(self.model, self.optimizer, saved.group("optimizer"))
+        for name, tensor in saved.group("memory").items():
+            part, layer = name.split(".")
+            self.memories[int(part)][int(layer)] = tensor.to(self.device)
+        rng = saved.group("rng")
+        torch.set_rng_state(rng["cpu"])
+        if self.device.type == "cuda" and "cuda" in rng:
+            torch.cuda.set_rng_state(rng["cuda"], self.device)
+
+
+def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> TransformerXL:
+    """A model with fresh weights; dropout goes on from the same seed."""
+    torch.manual_seed(seed)
+    return TransformerXL(settings, vocab_size).to(device)
+
+
+def valid_reading(settings: TrainSettings) -> EvalSettings:
+    """How validation reads: segments of valid_seg_len with as many keys in all as a training segment has.
+
+    Without recurrence a segment is all the context there is, so validation reads the segments of training.
+    """
+    seg_len = (settings.valid_seg_len or settings.seg_len) if settings.mem_len else settings.seg_len
+    mem_len = settings.mem_len + settings.seg_len - seg_len
+    return EvalSettings(seg_len, mem_len, settings.valid_batch_size, same_length="off")
+
+
+class _Window:
+    """Loss and time since the last report; the losses stay on the device until they are asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._nats = torch.zeros((), device=device, dtype=torch.float64)
+        self.grad_norm = torch.zeros((), device=device)
+        self.tokens = 0
+        self._started = time.perf_counter()
+
+    def add(self, mean_loss: Tensor, grad_norm: Tensor, tokens: int) -> None:
+        self.grad_norm = grad_norm
+        self._nats += mean_loss.double() * tokens
+        self.tokens += tokens
+
+    def pause(self, seconds: float) -> None:
+        self._started += seconds
+
+    def mean(self) -> tuple[float, float]:
+        nats = float(self._nats)  # waits for the device, so the clock below is honest
+        return nats / self.tokens, self.tokens / (time.perf_counter() - self._started)

@@ -1,0 +1,70 @@
+"""Sums of nats -> bits per character, bits per byte, perplexities: pure arithmetic.
+
+Losses are summed in nats everywhere else; they are converted here and nowhere else.
+"""
+
+import math
+from dataclasses import dataclass
+
+METRIC_TITLES = {
+    "bpc": "bpc",
+    "ppl": "ppl",
+    "ppl_per_word": "ppl/word",
+    "bits_per_byte": "bits/byte",
+}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a sum of losses covers."""
+
+    tokens: int
+    """Tokens predicted."""
+    words: int | None = None
+    """Original words they stand for, line ends counted as the benchmark does; None where that cannot be said."""
+    bytes: int | None = None
+    """Original bytes they stand for; None unless every one of them is scored."""
+
+
+def bits(nats: float) -> float:
+    """Nats -> bits."""
+    return nats / math.log(2)
+
+
+def perplexity(mean_nats: float) -> float:
+    """exp(nats); infinite where that overflows."""
+    try:
+        return math.exp(mean_nats)
+    except OverflowError:
+        return math.inf
+
+
+def in_metric(mean_nats: float, metric: str) -> float:
+    """A mean loss in the corpus's metric: "bpc" or "ppl"."""
+    return bits(mean_nats) if metric == "bpc" else perplexity(mean_nats)
+
+
+def measures(total_nats: float, scored: Scored) -> dict[str, float]:
+    """Every measure that the counts allow, by name: bpc, ppl, ppl_per_word, bits_per_byte."""
+    mean = total_nats / scored.tokens
+    result = {"bpc": bits(mean), "ppl": perplexity(mean)}
+    if scored.words:
+        result["ppl_per_word"] = perplexity(total_nats / scored.words)
+    if scored.bytes:
+        result["bits_per_byte"] = bits(total_nats) / scored.bytes
+    return result
+
+
+def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
+    """The measures that make sense for a token's unit, the corpus's metric first.
+
+    bpc is per character or byte, so words and pieces show perplexity instead; pieces also show what is comparable
+    between tokenizers.
+    """
+    if unit in ("byte", "char"):
+        names = ["bpc", "bits_per_byte", "ppl"] if unit == "char" else ["bpc", "ppl"]
+    elif unit == "word":
+        names = ["ppl"]
+    else:
+        names = ["ppl", "ppl_per_word", "bits_per_byte"]
+    return [name for name in names if name in available]

@@ -1,0 +1,92 @@
+"""Opens what commands work on: stores by name, runs together with their weights."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from txlcli import runs
+from txlcli.core import checkpoint
+from txlcli.core.checkpoint import Checkpoint
+from txlcli.core.device import check_precision, pick_device
+from txlcli.core.model import TransformerXL
+from txlcli.errors import VocabularyError
+from txlcli.runs import Run
+from txlcli.settings import EvalSettings
+from txlcli.token_store import TokenStore
+from txlcli.vocab import Vocab
+
+
+def open_store(name: str, data_dir: Path) -> TokenStore:
+    """The store of that name.
+
+    Raises:
+        StoreError: missing, with the command that prepares it; damaged or foreign.
+    """
+    return TokenStore.open(data_dir / f"{name}.h5")
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run with its weights on a device."""
+
+    run: Run
+    model: TransformerXL
+    vocab: Vocab
+    checkpoint: Checkpoint
+    precision: str
+
+    def store(self, data_dir: Path) -> TokenStore:
+        """The store that the run was trained on.
+
+        Raises:
+            StoreError: missing or damaged.
+            VocabularyError: it was prepared with another vocabulary.
+        """
+        store = open_store(self.run.settings.corpus.store, data_dir)
+        check_vocabulary(self.run, store)
+        return store
+
+
+def check_vocabulary(run: Run, store: TokenStore) -> None:
+    """Refuse a store whose vocabulary is not the run's, even where the sizes agree."""
+    if store.fingerprint != run.vocab_fingerprint:
+        raise VocabularyError(
+            f"{store.path} has another vocabulary than the one {run.folder} was trained with; "
+            "give the --data-dir it was trained on, or train again"
+        )
+
+
+def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
+    """A run by folder or name, or the newest, with its best weights on the device.
+
+    Raises:
+        RunError, UnknownNameError, VocabularyError: see `runs.find`, `checkpoint.load`.
+        UsageError: device or precision cannot be had.
+    """
+    run = runs.find(wanted, runs_dir)
+    place = pick_device(device)
+    precision = precision or run.settings.train.precision
+    check_precision(precision, place)
+    vocab = Vocab.from_json(run.vocab_text())
+    if vocab.fingerprint != run.vocab_fingerprint:
+        raise VocabularyError(f"{run.folder / runs.VOCAB}: not the vocabulary that the weights belong to")
+    path = run.best_or_last
+    saved = checkpoint.load(path)
+    model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path)
+    return OpenRun(run, model.to(place).eval(), vocab, saved, precision)
+
+
+def resolved_reading(run: Run, **changes: object) -> EvalSettings:
+    """The run's [eval] section with changes; `max_distance` becomes the trained L + M where nothing else is said."""
+    train = run.settings.train
+    reading = dataclasses.replace(run.settings.eval, **changes)  # type: ignore[arg-type]
+    if reading.max_distance is None:
+        reading = dataclasses.replace(reading, max_distance=train.seg_len + train.mem_len)
+    return reading
+
+
+def on_device(tokens: object, device: torch.device) -> torch.Tensor:
+    """Token ids as an int64 tensor (T,)."""
+    return torch.as_tensor(tokens, dtype=torch.int64, device=device)

@@ -1,0 +1,49 @@
+"""Figures: curves on paper-white, as PNG, SVG or PDF."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from txlcli.errors import UsageError
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_path(path: Path) -> None:
+    """Refuse a file that cannot become a figure, before anything is computed for it.
+
+    Raises:
+        UsageError: unknown ending, or a folder that is not there.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"--plot {path}: the ending decides the format; use one of {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: there is no folder {path.parent}; make it first")
+
+
+def draw_curves(
+    path: Path,
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str,
+    log_y: bool = False,
+) -> None:
+    """Draw named curves, each (x values, y values), into a file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, (x, y) in curves.items():
+        axes.plot(x, y, marker="o", label=name)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    if log_y:
+        axes.set_yscale("log")
+    if len(curves) > 1:
+        axes.legend()
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,155 @@
+"""TOML recipes -> Settings: packaged or the user's own, with --set overrides."""
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
+from txlcli.settings import Settings
+
+SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
+OFF_WORDS = ("none", "off")
+
+
+def packaged_names() -> list[str]:
+    """Names of the recipes that come with txl, sorted."""
+    folder = resources.files("txlcli.recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def read_text(recipe: str) -> tuple[str, str]:
+    """The name and the text of a recipe: a file, or the packaged one where no such file lies there.
+
+    Raises:
+        UnknownNameError: neither a file nor a packaged recipe.
+        RecipeError: the file cannot be read as UTF-8 text.
+    """
+    path = Path(recipe)
+    if path.is_file():
+        try:
+            return path.stem, path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
+    name = path.name.removesuffix(".toml")
+    if name not in packaged_names():
+        raise UnknownNameError("recipe", recipe, packaged_names(), like=name)
+    return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
+    """Read a recipe and resolve it: default < recipe < --set.
+
+    Args:
+        recipe: a path, or the name of a packaged recipe with or without `recipes/` and `.toml`.
+        overrides: `section.key=value` texts.
+
+    Raises:
+        RecipeError: not TOML, an unknown section or key, a value of the wrong type or out of range.
+        UnknownNameError: no such recipe.
+    """
+    _, text = read_text(recipe)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{recipe}: not a TOML file ({error})") from error
+    changes = list(overrides)
+    where = " --set ".join([f"{recipe} with", *changes]) if changes else recipe
+    return resolve(override(table, changes), where=where)
+
+
+def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of the sections with each `section.key=value` put in its place."""
+    result = {section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in table.items()}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise RecipeError(f'--set {text}: write it as section.key=value, for example "--set train.lr=1e-4"')
+        _known_section(section, f"--set {text}")
+        keys = result.setdefault(section, {})
+        if isinstance(keys, dict):  # `resolve` refuses what is no section
+            keys[key] = _parse_value(value.strip())
+    return result
+
+
+def _parse_value(text: str) -> Any:
+    if text.lower() in OFF_WORDS:
+        return text.lower()  # the field's type decides whether this is a word or None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word: --set model.norm=pre
+
+
+def resolve(table: Mapping[str, Any], where: str) -> Settings:
+    """Sections of keys -> Settings; `where` begins every error message."""
+    for section in table:
+        _known_section(section, where)
+    sections = {}
+    for section, kind in SECTIONS.items():
+        keys = table.get(section, {})
+        if not isinstance(keys, Mapping):
+            raise RecipeError(f"{where}: [{section}] must be a section of keys")
+        try:
+            sections[section] = _section(typing.cast(type, kind), section, keys)
+        except RecipeError as error:
+            raise RecipeError(f"{where}: {error}") from error
+    return Settings(**sections)
+
+
+def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Settings -> sections of keys, the inverse of `resolve`; a None that is not the default is written as "none"."""
+    return {section: _keys(getattr(settings, section)) for section in SECTIONS}
+
+
+def _keys(section: Any) -> dict[str, Any]:
+    keys = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if value is not None:
+            keys[field.name] = value
+        elif field.default is not None:
+            keys[field.name] = OFF_WORDS[0]
+    return keys
+
+
+def _known_section(section: str, where: str) -> None:
+    if section not in SECTIONS:
+        known = ", ".join(SECTIONS)
+        raise RecipeError(f'{where}: no section "{section}"{did_you_mean(section, SECTIONS)} (known: {known})')
+
+
+def _section(kind: type, section: str, keys: Mapping[str, Any]) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in keys:
+        if key not in fields:
+            raise RecipeError(f'[{section}] has no key "{key}"{did_you_mean(key, fields)}')
+    for name, field in fields.items():
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and name not in keys:
+            raise RecipeError(f'[{section}] needs the key "{name}"')
+    types_ = typing.get_type_hints(kind)
+    return kind(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
+
+
+def _typed(value: Any, wanted: Any, section: str, key: str) -> Any:
+    """The value as its field's type has it; a whole number serves where a real one is wanted."""
+    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    if type(None) in options and value in OFF_WORDS:
+        return None
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            if isinstance(value, str):
+                return value  # the dataclass checks the word and suggests one
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif option is not type(None) and type(value) is option:
+            return value
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    wish = " or ".join(names.get(option, "a word") for option in options if option is not type(None))
+    raise RecipeError(f"[{section}] {key} must be {wish}, not {value!r}")

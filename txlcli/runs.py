@@ -1,0 +1,208 @@
+"""The run folder: where it is, which one is newest, what it holds.
+
+runs/RUN/run.json            recipe, resolved settings, store, vocabulary fingerprint, parameters
+runs/RUN/vocab.json          the vocabulary, so that text can be read and written without the store
+runs/RUN/metrics.jsonl       one line per report of training
+runs/RUN/last.safetensors    the checkpoint that --resume goes on from
+runs/RUN/best.safetensors    the weights with the lowest validation loss
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txlcli import recipe
+from txlcli.errors import RecipeError, RunError, UnknownNameError
+from txlcli.settings import Settings
+
+FORMAT = 1
+CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run on disk."""
+
+    folder: Path
+    recipe_name: str
+    settings: Settings
+    vocab_fingerprint: str
+    """Digest of the vocabulary that the weights belong to."""
+    vocab_size: int
+    parameters: int
+    metric: str
+    """What losses are shown as: "bpc" or "ppl"."""
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def best_or_last(self) -> Path:
+        """The checkpoint to evaluate: the best one where there was a validation."""
+        best = self.folder / BEST
+        return best if best.exists() else self.folder / LAST
+
+    def vocab_text(self) -> str:
+        """The vocabulary as JSON text.
+
+        Raises:
+            RunError: the file is missing.
+        """
+        try:
+            return (self.folder / VOCAB).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"{self.folder / VOCAB}: cannot be read ({error}); the run is incomplete") from error
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Add one report to metrics.jsonl."""
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Forget reports of steps that a resumed run will take again."""
+        path = self.folder / METRICS
+        if not path.exists():
+            return
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        _write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= step))
+
+
+def _step_of(line: str) -> float:
+    """The step of a line of metrics; infinite for the half line that a sudden death leaves behind."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def place(runs_dir: Path, name: str | None, recipe_name: str) -> Path:
+    """The folder for a new run: of that name, or the recipe's with -2, -3 ... appended where that is taken."""
+    if name is not None:
+        return runs_dir / name
+    folder, number = runs_dir / recipe_name, 2
+    while folder.exists():
+        folder, number = runs_dir / f"{recipe_name}-{number}", number + 1
+    return folder
+
+
+def create(run: Run, vocab_text: str, *, force: bool) -> None:
+    """Make the folder of a new run.
+
+    Args:
+        run: what its card will say.
+        vocab_text: the vocabulary as JSON text.
+        force: replace a run that is there.
+
+    Raises:
+        RunError: the name is taken, or the folder cannot be made.
+    """
+    folder = run.folder
+    if folder.exists():
+        if not force:
+            raise RunError(f"{folder} exists; go on with --resume {folder.name}, or replace it with --force")
+        if not (folder / CARD).is_file():
+            raise RunError(f"{folder} exists and is not a run; choose another --name")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _write_text(folder / VOCAB, vocab_text)
+        update(run)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
+def update(run: Run) -> None:
+    """Write the run's card again, after its settings changed."""
+    _write_text(run.folder / CARD, json.dumps(_card(run), indent=2) + "\n")
+
+
+def _card(run: Run) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "recipe": run.recipe_name,
+        "settings": recipe.to_table(run.settings),
+        "vocab_fingerprint": run.vocab_fingerprint,
+        "vocab_size": run.vocab_size,
+        "parameters": run.parameters,
+        "metric": run.metric,
+    }
+
+
+def _write_text(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def find(wanted: str | None, runs_dir: Path) -> Run:
+    """The run that a user means: a folder, a name under `runs_dir`, or the newest where nothing is said.
+
+    Raises:
+        RunError: there is none, it is no run, or a newer txl wrote it.
+        UnknownNameError: no run of that name.
+    """
+    if wanted is None:
+        folders = list(_all_folders(runs_dir))
+        if not folders:
+            raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
+        return open_run(max(folders, key=_last_written))
+    folders = [folder for folder in (Path(wanted), runs_dir / wanted) if folder.is_dir()]
+    for folder in folders:  # a folder of that name that is no run, a corpus say, must not hide the run
+        if (folder / CARD).is_file():
+            return open_run(folder)
+    if folders:
+        return open_run(folders[0])
+    raise UnknownNameError("run", wanted, sorted(folder.name for folder in _all_folders(runs_dir)) or ["none yet"])
+
+
+def any_run(runs_dir: Path) -> bool:
+    """Whether there is a run at all."""
+    return next(_all_folders(runs_dir), None) is not None
+
+
+def is_run(wanted: str, runs_dir: Path) -> bool:
+    """Whether a user's word means a run: a folder, or a name under `runs_dir`."""
+    return any((folder / CARD).is_file() for folder in (Path(wanted), runs_dir / wanted))
+
+
+def _all_folders(runs_dir: Path) -> Iterator[Path]:
+    return (card.parent for card in runs_dir.glob(f"*/{CARD}"))
+
+
+def _last_written(folder: Path) -> float:
+    return max((folder / name).stat().st_mtime for name in (CARD, LAST) if (folder / name).exists())
+
+
+def open_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RunError: not a run, damaged, or written by a newer txl.
+    """
+    path = folder / CARD
+    if not path.is_file():
+        raise RunError(f"{folder} is not a run: it has no {CARD}; a run is what txl train writes")
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+        if card["format"] > FORMAT:
+            raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
+        return Run(
+            folder=folder,
+            recipe_name=card["recipe"],
+            settings=recipe.resolve(card["settings"], where=str(path)),
+            vocab_fingerprint=card["vocab_fingerprint"],
+            vocab_size=card["vocab_size"],
+            parameters=card["parameters"],
+            metric=card["metric"],
+        )
+    except RecipeError as error:
+        raise RunError(f"{error}; the run's settings are damaged, restore {path.name} from a copy") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from a copy") from error
