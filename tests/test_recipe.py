@@ -96,6 +96,12 @@ def test_a_packaged_recipe_answers_to_its_name_anywhere(tmp_path, monkeypatch, w
     assert recipe.read_text(word)[0] == "enwik8"
 
 
+def test_a_missing_file_of_another_folder_is_not_the_packaged_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?'):
+        recipe.load("mine/enwik8.toml")
+
+
 def test_a_file_beats_a_packaged_recipe(tmp_path, monkeypatch, tiny):
     monkeypatch.chdir(tmp_path)
     tiny(name="enwik8.toml")

@@ -93,7 +93,8 @@ def test_force_leaves_a_folder_that_is_no_run_alone(runs_dir):
 
 def test_a_folder_that_cannot_be_made_is_named(runs_dir):
     runs_dir.write_text("a file where the folder of runs belongs")
-    assert refusal(create, runs_dir) == f"{runs_dir / 'enwik8'}: cannot be written (Not a directory)"
+    message = refusal(create, runs_dir)
+    assert message == "runs/enwik8: cannot be written (Not a directory); check the folder and the free space"
 
 
 def test_changed_settings_replace_the_old_ones(runs_dir):
@@ -267,3 +268,12 @@ def test_a_half_written_last_line_is_forgotten(runs_dir, half):
     run.drop_metrics_after(2)
     run.append_metrics({"step": 3})
     assert metrics_of(run) == [{"step": 1}, {"step": 3}]
+
+
+def test_metrics_that_cannot_be_written_are_named(runs_dir):
+    run = create(runs_dir)
+    (run.folder / "metrics.jsonl").mkdir()
+    message = refusal(run.append_metrics, {"step": 1})
+    assert (
+        message == "runs/enwik8/metrics.jsonl: cannot be written (Is a directory); check the folder and the free space"
+    )

@@ -60,6 +60,12 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     out.print(table, markup=False, crop=False)
 
 
+def times(ratio: float) -> str:
+    """A ratio for people: 363x, 4.2x, 0.35x."""
+    digits = 0 if ratio >= 10 else 1 if ratio >= 1 else 2
+    return f"{ratio:,.{digits}f}x"
+
+
 class Step:
     """One long step that reports how far it is."""
 

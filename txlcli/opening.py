@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 
+from corpora import CORPORA
 from txlcli import runs
 from txlcli.core import checkpoint
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.device import check_precision, pick_device
 from txlcli.core.model import TransformerXL
-from txlcli.errors import VocabularyError
+from txlcli.errors import StoreError, VocabularyError
 from txlcli.runs import Run
 from txlcli.settings import EvalSettings
 from txlcli.token_store import TokenStore
@@ -24,7 +25,10 @@ def open_store(name: str, data_dir: Path) -> TokenStore:
     Raises:
         StoreError: missing, with the command that prepares it; damaged or foreign.
     """
-    return TokenStore.open(data_dir / f"{name}.h5")
+    path = data_dir / f"{name}.h5"
+    if not path.is_file() and name.partition("-")[0] not in CORPORA:  # the text is the user's own
+        raise StoreError(f'no token store at {path}; run "txl prepare PATH --name {name}" first')
+    return TokenStore.open(path)
 
 
 @dataclass(frozen=True)

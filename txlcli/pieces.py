@@ -67,6 +67,10 @@ class PieceModel:
         """The text of ids; bytes that are no UTF-8 become the replacement character."""
         return b"".join(self._bytes_of[number] for number in ids).decode("utf-8", errors="replace")
 
+    def bytes_of(self, number: int) -> bytes:
+        """The bytes that one piece stands for; they may be part of a character."""
+        return self._bytes_of[number]
+
     def symbol(self, number: int) -> str:
         """A printable name of one piece."""
         return str(self._processor.id_to_piece(number))

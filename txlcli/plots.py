@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from txlcli.errors import UsageError
+from txlcli.errors import TxlError, UsageError
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -46,4 +46,7 @@ def draw_curves(
         axes.set_yscale("log")
     if len(curves) > 1:
         axes.legend()
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise TxlError(f"{path}: the figure cannot be written ({error.strerror}); check the folder") from error

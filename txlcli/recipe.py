@@ -36,7 +36,8 @@ def read_text(recipe: str) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     name = path.name.removesuffix(".toml")
-    if name not in packaged_names():
+    # Elsewhere a missing file is a mistake: mine/enwik8.toml must not quietly become the packaged enwik8.
+    if name not in packaged_names() or str(path.parent) not in (".", "recipes"):
         raise UnknownNameError("recipe", recipe, packaged_names(), like=name)
     return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 

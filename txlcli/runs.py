@@ -61,9 +61,17 @@ class Run:
             raise RunError(f"{self.folder / VOCAB}: cannot be read ({error}); the run is incomplete") from error
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Add one report to metrics.jsonl."""
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        """Add one report to metrics.jsonl.
+
+        Raises:
+            RunError: the disk is full, or the file cannot be written.
+        """
+        path = self.folder / METRICS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise _not_written(path, error) from error
 
     def drop_metrics_after(self, step: int) -> None:
         """Forget reports of steps that a resumed run will take again."""
@@ -92,6 +100,19 @@ def place(runs_dir: Path, name: str | None, recipe_name: str) -> Path:
     return folder
 
 
+def check_free(folder: Path, *, force: bool) -> None:
+    """Refuse the folder of another run, unless `force` may replace it.
+
+    Raises:
+        RunError: the folder is taken.
+    """
+    if folder.exists():
+        if not force:
+            raise RunError(f"{folder} exists; go on with --resume {folder.name}, or replace it with --force")
+        if not (folder / CARD).is_file():
+            raise RunError(f"{folder} exists and is not a run; choose another --name")
+
+
 def create(run: Run, vocab_text: str, *, force: bool) -> None:
     """Make the folder of a new run.
 
@@ -104,18 +125,14 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
         RunError: the name is taken, or the folder cannot be made.
     """
     folder = run.folder
-    if folder.exists():
-        if not force:
-            raise RunError(f"{folder} exists; go on with --resume {folder.name}, or replace it with --force")
-        if not (folder / CARD).is_file():
-            raise RunError(f"{folder} exists and is not a run; choose another --name")
+    check_free(folder, force=force)
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         _write_text(folder / VOCAB, vocab_text)
         update(run)
     except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror})") from error
+        raise _not_written(folder, error) from error
 
 
 def update(run: Run) -> None:
@@ -137,8 +154,16 @@ def _card(run: Run) -> dict[str, Any]:
 
 def _write_text(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path}: cannot be written ({error.strerror}); check the folder and the free space")
 
 
 def find(wanted: str | None, runs_dir: Path) -> Run:

@@ -1,9 +1,10 @@
 """The mapping between text and ids: bytes, characters, words or SentencePiece."""
 
 import base64
+import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -131,6 +132,26 @@ class Vocab:
             return "".join(LOST if number == self.unknown else self.symbols[number] for number in numbers)
         words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
         return words.replace(" \n", "\n").replace("\n ", "\n")
+
+    def spell(self, ids: Iterable[int], *, after: int) -> Iterator[str]:
+        """The text of ids while they come: bytes are held back until they make a whole character.
+
+        Args:
+            ids: what to spell out.
+            after: the id before them; whether a word begins with a blank depends on it.
+        """
+        if self.kind in ("byte", "sentencepiece"):
+            characters = codecs.getincrementaldecoder("utf-8")("replace")
+            for number in ids:
+                yield characters.decode(self._bytes_of(number))
+            yield characters.decode(b"", final=True)
+            return
+        for number in ids:
+            yield self.decode([after, number]).removeprefix(self.decode([after]))
+            after = number
+
+    def _bytes_of(self, number: int) -> bytes:
+        return self.pieces.bytes_of(number) if self.kind == "sentencepiece" else bytes([ord(self.symbols[number])])
 
     def symbol(self, number: int) -> str:
         """A printable name of one token."""

@@ -53,7 +53,7 @@ def assert_same_file(folder, other, name="last.safetensors"):
         assert torch.equal(tensor, two.tensors[key]), key
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+@pytest.mark.parametrize("stop", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_and_two_steps_equal_four(tmp_path, kind, stop):
     changed = KINDS[kind]

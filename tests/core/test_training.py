@@ -9,6 +9,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.core import checkpoint
+from txlcli.core import training as training_module
 from txlcli.core.evaluation import score
 from txlcli.core.segments import TrainingSegments, scored_stream
 from txlcli.core.training import StepReport, Training, ValidReport, ValidSplit, new_model, valid_reading
@@ -259,9 +260,20 @@ def test_a_stop_saves_and_ends(tmp_path):
         assert torch.equal(saved.group("model")[name], weight)
 
 
-def test_a_stop_before_the_first_step_writes_nothing(tmp_path):
-    assert run(new_training(tmp_path), until=0) == []
-    assert list(tmp_path.iterdir()) == []
+def test_a_stop_before_the_first_step_saves_the_start(tmp_path):
+    training = new_training(tmp_path)
+    assert run(training, until=0) == []
+    assert checkpoint.load(training.last_path).state["step"] == 0
+
+
+def test_it_ends_early_at_a_step_asked_for_with_the_validation_of_that_step(tmp_path):
+    training = new_training(tmp_path, valid_every=2)
+    reports = list(training.run(report_every=1, should_stop=lambda: False, until_step=2))
+    assert [(type(report), report.step) for report in reports] == [(StepReport, 1), (StepReport, 2), (ValidReport, 2)]
+    assert checkpoint.load(training.last_path).state["step"] == 2
+    # The schedule still has the whole run before it.
+    whole = steps_of(run(new_training(tmp_path / "whole", valid_every=2)))
+    assert [report.lr for report in steps_of(reports)] == [report.lr for report in whole[:2]]
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
@@ -302,3 +314,13 @@ def test_weights_spoilt_by_a_step_of_finite_loss_are_not_saved(tmp_path, valid):
         run(training)
     assert training.last_path.read_bytes() == good
     assert training.step == 3
+
+
+def test_between_rare_validations_it_saves_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_module, "SAVE_INTERVAL_S", -1.0)  # always long ago
+    training = new_training(tmp_path)
+    saved = []
+    for report in training.run(report_every=1, should_stop=lambda: False):
+        if isinstance(report, StepReport) and report.step > 1:
+            saved.append(checkpoint.load(training.last_path).state["step"])
+    assert saved == [1, 2, 3]  # a report comes before the save of its step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console, metrics
-from txlcli.errors import UsageError, VocabularyError
+from txlcli.errors import StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from txlcli.token_store import TokenStore
 
 SLOWDOWN_WINDOWS = 3
+SPLITS = ("train", "valid", "test")
 
 
 def evaluate(
     wanted: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
-    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "test",
+    split: Annotated[str | None, typer.Option("--split", help="train, valid or test (the default).")] = None,
     mem_len: Annotated[
         str | None,
         typer.Option("--mem-len", metavar="M,M,...", help="Memory lengths to sweep; the recipe's by default."),
@@ -74,6 +75,13 @@ def evaluate(
 
     if plot is not None:
         plots.check_path(plot)
+    if losses is not None and not losses.parent.is_dir():
+        raise UsageError(f"--losses {losses}: there is no folder {losses.parent}; make it first")
+    if text is not None and split is not None:
+        raise UsageError("--text is scored instead of a split; leave out --text or --split")
+    if split is not None and split not in SPLITS:
+        raise UnknownNameError("split", split, SPLITS)
+    distance = _parse_distance(max_distance) if max_distance is not None else None
     lengths = parse_lengths("--mem-len", mem_len, least=0) if mem_len is not None else None
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     run = opened.run
@@ -85,8 +93,11 @@ def evaluate(
     }
     reading = opening.resolved_reading(run, **{key: value for key, value in changes.items() if value is not None})
     if max_distance is not None:
-        reading = dataclasses.replace(reading, max_distance=_parse_distance(max_distance))
-    source = _text_source(opened, text, positions) if text else _split_source(opened, split, positions, data_dir)
+        reading = dataclasses.replace(reading, max_distance=distance)
+    if text is not None:
+        source = _text_source(opened, text, positions)
+    else:
+        source = _split_source(opened, split or "test", positions, data_dir)
     rows = []
     per_token = {}
     for length in lengths or [reading.mem_len]:
@@ -97,15 +108,15 @@ def evaluate(
     best = min(range(len(rows)), key=lambda number: rows[number]["loss_nats"])
     for number, row in enumerate(rows):
         row["best"] = number == best
-    if losses is not None:
-        _write_losses(losses, opened, source, per_token)
     result = _result(opened, source, reading, rows)
-    if plot is not None:
-        _plot(plot, result)
     if json:
         console.show_json(result)
     else:
         _show(result)
+    if losses is not None:  # after the result: a full disk must not cost it
+        _write_losses(losses, opened, source, per_token)
+    if plot is not None:
+        _plot(plot, result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +138,7 @@ def _split_source(opened: "OpenRun", split: str, positions: int | None, data_dir
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
-        raise UsageError(f"{store.path}: the {split} split has no token to predict")
+        raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
     return _Source(
         f"{store.name} {split}", inputs, targets, _scored(store, split, len(targets)), store.unit, store.conventions
     )
@@ -154,7 +165,9 @@ def _text_source(opened: "OpenRun", file: str, positions: int | None) -> _Source
     whole = len(targets) == len(ids)
     words = len(text.split()) + text.count("\n") if opened.vocab.boundary is not None and whole else None
     unit = "piece" if opened.vocab.kind == "sentencepiece" else opened.vocab.kind
-    data = len(targets) if unit == "byte" else len(text.encode()) if whole and unit == "piece" else None
+    data = len(text.encode()) if whole and unit == "piece" else None
+    if unit == "byte" and not opened.vocab.dropped:
+        data = len(targets)
     return _Source(file, inputs, targets, metrics.Scored(len(targets), words, data), unit, {})
 
 
@@ -239,7 +252,7 @@ def _show(result: dict[str, Any]) -> None:
             cost = [
                 f"{row['one_lane_ms_per_token']:.3f}",
                 f"{row['vanilla_ms_per_token']:.2f}",
-                f"{row['slowdown']:.0f}x",
+                console.times(row["slowdown"]),
             ]
         lines.append(
             [
@@ -258,8 +271,8 @@ def _caption(result: dict[str, Any]) -> str:
     lanes = result["rows"][0]["lanes"]
     said = [
         f"* best. L = {result['seg_len']}, same_length = {result['same_length']}, max_distance = "
-        f"{result['max_distance'] or 'none'}, {result['precision']}; {lanes} lanes, of which {lanes - 1} start "
-        "without context.",
+        f"{result['max_distance'] or 'none'}, {result['precision']}; "
+        + (f"{lanes} lanes, of which {lanes - 1} start without context." if lanes > 1 else "one lane."),
         f"slowdown: the same weights without memory, each window computed anew, one at a time "
         f"(median of {result['slowdown_windows']} windows), against one lane with memory (Table 9).",
     ]

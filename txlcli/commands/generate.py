@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from txlcli.vocab import Vocab
 
 SPLIT = "test"
-LOST, LONGEST_CHARACTER = "\N{REPLACEMENT CHARACTER}", 4  # bytes of a UTF-8 character
 
 
 def generate(
@@ -80,7 +79,6 @@ def generate(
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"--top-p {top_p}: must be greater than 0 and at most 1")
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
-    console.say(f"generating with {opened.run.folder}")
     how = Sampling(
         temperature=1.0 if temperature is None else temperature,
         top_k=(40 if top_k is None else top_k) or None,
@@ -91,6 +89,7 @@ def generate(
         start = _prompt(opened, prompt)
     else:
         start = _from_split(opened, data_dir, at, context or 512, tokens, seed, needs_reference=reference)
+    console.say(f"generating with {opened.run.folder}, after {start.title}")
     texts = _Texts(opened, start, reference=reference, json=json)
     for number in range(samples):
         texts.add(number, samples, _draw(opened, start, how, tokens, seed + number))
@@ -118,12 +117,23 @@ def _prompt(opened: "OpenRun", prompt: str) -> _Start:
             prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise VocabularyError(f"the prompt on stdin is no UTF-8 at byte {error.start}; convert it first") from error
+    elif not _is_unicode(prompt):
+        raise VocabularyError("--prompt is no UTF-8; convert it first")
     ids = [int(token) for token in opened.vocab.encode(prompt)]
     if opened.vocab.boundary is not None:
         ids = [opened.vocab.boundary, *ids]  # a text begins after the end of another
     if not ids:
         raise UsageError("--prompt is empty; give at least one character, or leave it out to start in the test split")
     return _Start(ids, [], "the prompt", as_it_is, prompt=prompt)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether no byte of the command line was left undecoded."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _from_split(
@@ -232,13 +242,6 @@ def _headline(text: str) -> None:
 
 def stream(vocab: "Vocab", context: list[int], tokens: Iterable[int]) -> None:
     """Write a text to stdout while it is drawn; bytes appear once they make whole characters."""
-    shown = context[-1:]  # a token is spelled out after the one before it: the blank between words depends on both
-    pending = list(shown)
-    for token in tokens:
-        pending.append(token)
-        text = vocab.decode(pending)
-        if text.endswith(LOST) and len(pending) < LONGEST_CHARACTER + len(shown):
-            continue
-        console.show_text(text[len(vocab.decode(shown)) :], end="")
-        shown, pending = [token], [token]
-    console.show_text(vocab.decode(pending)[len(vocab.decode(shown)) :])
+    for text in vocab.spell(tokens, after=context[-1]):
+        console.show_text(text, end="")
+    console.show_text("")

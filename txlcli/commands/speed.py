@@ -17,6 +17,7 @@ from txlcli.options import (
     Json,
     Overrides,
     Plot,
+    Precision,
     PrecisionOption,
     RunsDir,
     parse_lengths,
@@ -62,7 +63,7 @@ def speed(
     if plot is not None:
         plots.check_path(plot)
     lengths = parse_lengths("--attn-len", attn_len, least=2)
-    title, settings, model = _subject(wanted, overrides or [], device, (data_dir, runs_dir))
+    title, settings, model = _subject(wanted, overrides or [], device, precision, (data_dir, runs_dir))
     place = model.embedding.weight.device
     used = _usable_precision(precision.value if precision else settings.train.precision, place)
     console.say(f"timing {title} on {describe(place)}, {used}")
@@ -86,7 +87,11 @@ def speed(
 
 
 def _subject(
-    wanted: str | None, overrides: list[str], device: Device, folders: tuple[Path, Path]
+    wanted: str | None,
+    overrides: list[str],
+    device: Device,
+    precision: Precision | None,
+    folders: tuple[Path, Path],
 ) -> tuple[str, "Settings", "TransformerXL"]:
     """What to time: a run, a recipe with random weights, or what is there."""
     from txlcli import opening
@@ -99,7 +104,9 @@ def _subject(
     if runs.is_run(wanted, runs_dir):
         if overrides:
             raise UsageError("--set changes a recipe; a run is timed as it is")
-        opened = opening.open_run(wanted, runs_dir, device=device.value, precision=None)
+        opened = opening.open_run(
+            wanted, runs_dir, device=device.value, precision=precision.value if precision else None
+        )
         return f"run {opened.run.folder}", opened.run.settings, opened.model
     settings = recipe.load(wanted, overrides)
     vocab_size = settings.published.vocab_size
@@ -216,12 +223,12 @@ def _show(result: dict[str, Any]) -> None:
             f"{row['attn_len']:,}",
             _spread(row["xl_ms_per_token"], row["xl_low_high_ms"]),
             _spread(row["vanilla_ms_per_token"], row["vanilla_low_high_ms"]),
-            f"{row['slowdown']:,.0f}x",
+            console.times(row["slowdown"]),
             f"{row['paper_slowdown']:,}x" if row["paper_slowdown"] else "-",
-            f"{row['vanilla_batched_ms_per_token']:.1f} ({row['windows']})",
-            f"{row['slowdown_batched']:,.0f}x",
-            f"{row['xl_single_ms_per_token']:.2f}",
-            f"{row['slowdown_single']:,.0f}x",
+            f"{_short(row['vanilla_batched_ms_per_token'])} ({row['windows']})",
+            console.times(row["slowdown_batched"]),
+            _short(row["xl_single_ms_per_token"]),
+            console.times(row["slowdown_single"]),
         ]
         for row in result["slowdown"]
     ]
@@ -236,7 +243,7 @@ def _show(result: dict[str, Any]) -> None:
             row["work"],
             f"{row['tokens_per_s']:,.0f}",
             _spread(row["ms_per_token"], row["low_high_ms"]),
-            f"{row['share_of_peak']:.0%}",
+            f"{row['share_of_peak']:.1%}",
             f"{row['peak_memory_bytes'] / 2**20:,.0f}" if row["peak_memory_bytes"] else "-",
         ]
         for row in result["throughput"]
@@ -247,8 +254,12 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _spread(median: float, ends: list[float]) -> str:
-    digits = 3 if median < 1 else 2 if median < 100 else 0
-    return f"{median:.{digits}f} ({ends[0]:.{digits}f}-{ends[1]:.{digits}f})"
+    return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
+
+
+def _short(number: float, *, like: float | None = None) -> str:
+    size = number if like is None else like
+    return f"{number:.{3 if size < 1 else 2 if size < 100 else 0}f}"
 
 
 def _plot(path: Path, result: dict[str, Any]) -> None:

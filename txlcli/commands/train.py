@@ -1,6 +1,9 @@
 """`txl train`: learn a model from a recipe, or go on with a run."""
 
 import dataclasses
+import importlib.util
+import math
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console, metrics, recipe, runs
-from txlcli.errors import Interrupted, RecipeError, UsageError
+from txlcli.errors import Interrupted, RecipeError, TrainingError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -76,8 +79,9 @@ def train(
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
         run, training = _resumed(resume, changes, runs_dir, data_dir, device)
     elif wanted is not None:
-        run, store = _planned(wanted, changes, name, runs_dir, data_dir)
+        run, store = _planned(wanted, changes, name, (runs_dir, data_dir), force=force, dry_run=dry_run)
         if dry_run:
+            _text(run.settings, store)
             _announce("would train", run, store, device)
             return
         training = _begun(run, store, device, force=force)
@@ -87,16 +91,23 @@ def train(
 
 
 def _planned(
-    wanted: str, changes: list[str], name: str | None, runs_dir: Path, data_dir: Path
+    wanted: str, changes: list[str], name: str | None, folders: tuple[Path, Path], *, force: bool, dry_run: bool
 ) -> tuple[Run, "TokenStore"]:
-    """The run that a recipe would make, not on disk yet, and its store."""
+    """The run that a recipe would make, not on disk yet, and its store; a dry run makes no store either."""
     from txlcli.core.model import count_parameters
+    from txlcli.opening import open_store
 
+    if name is not None and not re.fullmatch(r"\w[\w.+-]*", name):
+        raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
+    runs_dir, data_dir = folders
     settings = recipe.load(wanted, changes)
+    _check_tensorboard(settings)
     recipe_name, _ = recipe.read_text(wanted)
-    store = _store_for(settings, data_dir)
+    folder = runs.place(runs_dir, name, recipe_name)
+    runs.check_free(folder, force=force)
+    store = open_store(settings.corpus.store, data_dir) if dry_run else _store_for(settings, data_dir)
     run = Run(
-        folder=runs.place(runs_dir, name, recipe_name),
+        folder=folder,
         recipe_name=recipe_name,
         settings=settings,
         vocab_fingerprint=store.fingerprint,
@@ -127,6 +138,7 @@ def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, de
     run = runs.find(wanted, runs_dir)
     run = _changed(run, changes)
     settings = run.settings
+    _check_tensorboard(settings)
     place = pick_device(device.value)
     check_precision(settings.train.precision, place)
     store = open_store(settings.corpus.store, data_dir)
@@ -191,8 +203,10 @@ def _text(settings: Settings, store: "TokenStore") -> tuple[Any, Any]:
     if "valid" not in store.splits:
         console.say(f"{store.path} has no valid split: training without validation")
         return segments, None
-    stream = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
-    return segments, ValidSplit(*stream)
+    inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
+    if not len(targets):
+        raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
+    return segments, ValidSplit(inputs, targets)
 
 
 def _training(model: Any, run: Run, segments: Any, valid: Any) -> "Training":
@@ -237,7 +251,7 @@ def _carry_out(run: Run, training: "Training", *, max_steps: int | None, max_min
                 run.append_metrics(line)
                 write_curve(line)
                 shown.show(report, line)
-    saved = f"saved {training.last_path} at step {training.step:,}" if training.step else "no step was taken"
+    saved = f"saved {training.last_path} at step {training.step:,}"
     if caught:
         code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
         raise Interrupted(f'stopped; {saved}; go on with "txl train --resume {run.folder}"', code)
@@ -253,9 +267,11 @@ def as_line(report: "Report", metric: str) -> dict[str, Any]:
 
     line: dict[str, Any] = {"kind": "valid" if isinstance(report, ValidReport) else "train"}
     line.update(dataclasses.asdict(report))
-    value = metrics.in_metric(report.loss_nats, metric)
-    line[metric] = value if value != float("inf") else None
-    return line
+    line[metric] = metrics.in_metric(report.loss_nats, metric)
+    # JSON has no infinity: a perplexity may be too large, a gradient of fp16 too (its step is left out).
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+    }
 
 
 class _Shown:
@@ -313,16 +329,20 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def _check_tensorboard(settings: Settings) -> None:
+    """Refuse a wish for TensorBoard files without its package, before anything is written."""
+    if settings.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError('log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"')
+
+
 @contextmanager
 def _tensorboard(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one line of metrics as curves; does nothing unless log.tensorboard is set."""
     if not run.settings.log.tensorboard:
         yield lambda line: None
         return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError('log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"') from error
+    from torch.utils.tensorboard import SummaryWriter
+
     with SummaryWriter(str(run.folder)) as writer:
 
         def write(line: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txlcli.core.dropout import keep_mask
+
 CACHE_BYTES = (
     4 << 20
 )  # scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)
@@ -85,7 +87,7 @@ def _attend_lanes(
     space = DistanceSpace(step * heads, seg_len, key_len, reach, -math.inf, key)
     position_key_rows = position_key.repeat(step, 1, 1).mT  # (step*H, D, n)
     probabilities = key.new_empty(lanes if save else step, heads, seg_len, key_len)
-    kept = torch.empty_like(probabilities, dtype=torch.bool) if dropout else None
+    kept = keep_mask(probabilities.shape, dropout, key.device) if dropout else None
     out = torch.empty_like(query_content, memory_format=torch.contiguous_format)
     for first in range(0, lanes, step):
         torch.bmm(_rows(query_position, first, step), position_key_rows, out=space.by_distance)
@@ -93,8 +95,8 @@ def _attend_lanes(
         torch.baddbmm(space.by_key, _rows(query_content, first, step), _rows(key, first, step).mT, out=probability)
         torch.softmax(probability, dim=-1, out=probability)
         if kept is not None:
-            mask = _rows(kept, first if save else 0, step).bernoulli_(1 - dropout)
-            probability = probability * mask / (1 - dropout)
+            mask = _rows(kept, first if save else 0, step).to(key.dtype) / (1 - dropout)
+            probability = probability * mask
         torch.bmm(probability, _rows(value, first, step), out=_rows(out, first, step))
     return (out, probabilities, kept) if save else (out, None, None)
 
@@ -164,7 +166,7 @@ def attend(
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             out: Tensor = _Attention.apply(dropout, *inputs)
             return out
-        return _attend_lanes(*inputs, dropout=dropout, save=False)[0]
+        return _attend_lanes(*inputs, dropout=dropout, save=dropout > 0)[0]  # every lane draws its own
 
 
 class RelativeAttention(nn.Module):

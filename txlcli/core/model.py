@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.core.attention import RelativeAttention, distance_encoding
+from txlcli.core.dropout import Dropout
 from txlcli.settings import ModelSettings
 
 Memory = list[Tensor]
@@ -22,7 +23,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.ff_1 = nn.Linear(d_model, d_inner)
         self.ff_2 = nn.Linear(d_inner, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
@@ -42,7 +43,7 @@ class Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(d_model)
         self.feed_forward = FeedForward(d_model, settings.d_inner, settings.dropout)
         self.ff_norm = nn.LayerNorm(d_model)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
 
     def attention_input(self, hidden: Tensor) -> Tensor:
         """What queries, keys and values are projected from, of any layer inputs (B, x, d)."""
@@ -99,7 +100,7 @@ class TransformerXL(nn.Module):
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.n_layers))
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more.
         self.final_norm = nn.LayerNorm(settings.d_model) if settings.norm == "pre" else nn.Identity()
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

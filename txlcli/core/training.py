@@ -20,7 +20,7 @@ from txlcli.core.evaluation import score
 from txlcli.core.model import Memory, TransformerXL
 from txlcli.core.optimizer import Plateau, make_optimizer, scheduled_lr
 from txlcli.core.segments import Place, Tokens, TrainingSegments
-from txlcli.errors import TrainingError
+from txlcli.errors import RunError, TrainingError
 from txlcli.settings import EvalSettings, ModelSettings, TrainSettings
 
 SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validations are
@@ -146,8 +146,7 @@ class Training:
                 window = _Window(self.device)
         if window.tokens:  # stopped between two reports
             yield self._step_report(window)
-        if self.step:
-            self.save_last()
+        self.save_last()
 
     def _validation_is_due(self) -> bool:
         """Whether this step ends with a validation that has not been made: a stop may have cut it short."""
@@ -284,8 +283,14 @@ class Training:
         )
 
     def restore(self, saved: Checkpoint) -> None:
-        """Go on from exactly where a checkpoint was written: the model has its weights already."""
+        """Go on from exactly where a checkpoint was written: the model has its weights already.
+
+        Raises:
+            RunError: the file holds weights to evaluate, and not what going on needs.
+        """
         state = saved.state
+        if not saved.group("rng"):
+            raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
         self.step = state["step"]
         self.place = Place(**state["place"])
         self.validated = state["validated"]

@@ -1,0 +1,28 @@
+import shutil
+
+import pytest
+
+from tests.commands.novel import prepare_and_train, write_texts
+
+
+@pytest.fixture(scope="session")
+def trained_novel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "here"
+    prepare_and_train(folder)
+    return folder
+
+
+@pytest.fixture
+def here(trained_novel, tmp_path, monkeypatch):
+    """The current folder, with the novel, its stores and trained runs; each test may do with it what it likes."""
+    shutil.copytree(trained_novel, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def untouched(tmp_path, monkeypatch):
+    """The current folder, with the novel and the recipe only."""
+    write_texts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

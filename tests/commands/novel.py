@@ -1,0 +1,121 @@
+"""A small novel in three splits, a tiny recipe, one trained run per tokenizer: what the commands are tried on."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from txlcli.cli import app
+
+WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
+LINES = {"train": 61, "valid": 7, "test": 11}
+TOKENIZERS = ("byte", "char", "word", "sentencepiece")
+RECIPE = """
+[corpus]
+store = "novel"
+
+[model]
+n_layers = 2
+d_model = 8
+n_heads = 3
+d_head = 5
+d_inner = 11
+
+[train]
+seg_len = 5
+mem_len = 5
+batch_size = 3
+max_steps = 7
+lr = 3e-2
+valid_every = 4
+valid_batch_size = 2
+
+[eval]
+seg_len = 5
+mem_len = 5
+batch_size = 3
+
+[log]
+every = 2
+"""
+
+
+def txl(*arguments, stdin=None):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, prog_name="txl")
+
+
+def done(*arguments, stdin=None):
+    """The result of a command that must succeed."""
+    result = txl(*arguments, stdin=stdin)
+    assert result.exit_code == 0, f"{result.stderr}\n{result.exception!r}"
+    return result
+
+
+def json_of(*arguments, stdin=None):
+    """The one JSON object that a command prints."""
+    result = done(*arguments, "--json", stdin=stdin)
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout)
+
+
+def refusal(*arguments, stdin=None, code=2):
+    """The one line of error of a command that must fail and print no result."""
+    result = txl(*arguments, stdin=stdin)
+    assert result.exit_code == code, f"{result.stderr}\n{result.exception!r}"
+    assert result.stdout == ""
+    *before, error = result.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert not any(line.startswith("error: ") for line in before)
+    return error.removeprefix("error: ")
+
+
+def text_of(split):
+    """The text of a split; every word is in each of them."""
+    chance = random.Random(split)
+    lines = [" ".join(chance.choices(WORDS, k=7)) for _ in range(LINES[split])]
+    return "\n".join([" ".join(WORDS), *lines]) + "\n"
+
+
+def write_texts(folder: Path):
+    """The novel, the recipe, no store yet."""
+    (folder / "novel").mkdir(parents=True)
+    for split in LINES:
+        (folder / "novel" / f"{split}.txt").write_text(text_of(split), encoding="utf-8")
+    (folder / "tiny.toml").write_text(RECIPE)
+
+
+def prepare_and_train(folder: Path):
+    """A store and a trained run for every tokenizer, of that name; the byte run is also called tiny."""
+    write_texts(folder)
+    data, runs = folder / "data", folder / "runs"
+    for kind in TOKENIZERS:
+        size = ["--vocab-size", 290] if kind == "sentencepiece" else []
+        store = "novel" if kind == "byte" else kind
+        done("prepare", folder / "novel", "--tokenizer", kind, "--name", store, "--data-dir", data, *size)
+        where = ["--data-dir", data, "--runs-dir", runs, "--name", kind]
+        done("train", folder / "tiny.toml", "--set", f"corpus.store={store}", *where)
+
+
+def reports(folder):
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def card(folder):
+    return json.loads((Path(folder) / "run.json").read_text())
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint's tensors, to compare."""
+
+    path: Path
+
+    def __eq__(self, other):
+        ours, theirs = load_file(self.path), load_file(other.path)
+        return ours.keys() == theirs.keys() and all(ours[key].equal(theirs[key]) for key in ours)
+
+    __hash__ = None

@@ -1,0 +1,379 @@
+"""txl eval: the table, the JSON, the files, the arithmetic between them."""
+
+import json
+import math
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.commands.novel import card, done, json_of, refusal, text_of, txl
+from txlcli.token_store import TokenStore
+
+LN2 = 0.6931471805599453
+KEYS = {
+    "mem_len",
+    "attn_len_min",
+    "attn_len_max",
+    "tokens",
+    "lanes",
+    "loss_nats",
+    "bpc",
+    "ppl",
+    "bits_per_byte",
+    "ms_per_token",
+    "one_lane_ms_per_token",
+    "vanilla_ms_per_token",
+    "slowdown",
+    "best",
+}
+
+
+def only_row(*arguments, stdin=None):
+    (row,) = json_of("eval", *arguments, stdin=stdin)["rows"]
+    return row
+
+
+def cells(result):
+    """The body of the printed table, one list of cells per row."""
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def headings(result):
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("┃"))
+    return [cell.strip() for cell in line.strip("┃").split("┃")]
+
+
+def test_the_table_shows_what_the_json_says(here):
+    table = done("eval", "byte", "--mem-len", "0,5,13")
+    told = json_of("eval", "byte", "--mem-len", "0,5,13")
+    assert headings(table)[:5] == ["M", "attention", "bpc", "ppl", "tokens"]
+    assert [row[1:5] for row in cells(table)] == [
+        [attention, f"{row['bpc']:.3f}", f"{row['ppl']:.3f}", f"{row['tokens']:,}"]
+        for attention, row in zip(["1-5", "5", "13"], told["rows"], strict=True)
+    ]
+    assert [row[0] for row in cells(table)] == [
+        f"{row['mem_len']}{' *' if row['best'] else ''}" for row in told["rows"]
+    ]
+    assert "runs/byte on novel test" in table.stdout
+    assert "L = 5, same_length = m, max_distance = 10, fp32; 3 lanes, of which 2 start without context." in table.stdout
+    assert "vocabulary: all 256 bytes" in table.stdout
+    assert "evaluating runs/byte (best.safetensors, step 7)" in table.stderr
+
+
+def test_json_says_everything_that_decides_the_numbers(here):
+    told = json_of("eval", "byte", "--mem-len", "0,5")
+    assert set(told["rows"][0]) == set(told["rows"][1]) == KEYS
+    rows = told.pop("rows")
+    assert told == {
+        "run": "runs/byte",
+        "step": 7,
+        "text": "novel test",
+        "unit": "byte",
+        "metric": "bpc",
+        "conventions": {"vocabulary": "all 256 bytes", "split": "the folder's own files"},
+        "seg_len": 5,
+        "max_distance": 10,
+        "same_length": "m",
+        "precision": "fp32",
+        "slowdown_windows": 3,
+    }
+    without, with_memory = rows
+    assert without["slowdown"] is without["vanilla_ms_per_token"] is None
+    ratio = with_memory["vanilla_ms_per_token"] / with_memory["one_lane_ms_per_token"]
+    assert with_memory["slowdown"] == pytest.approx(ratio, rel=1e-12)
+
+
+def test_the_best_of_a_sweep_is_marked(here):
+    rows = json_of("eval", "byte", "--mem-len", "0,1,5,13")["rows"]
+    assert [row["mem_len"] for row in rows] == [0, 1, 5, 13]
+    lowest = min(row["loss_nats"] for row in rows)
+    assert [row["best"] for row in rows] == [row["loss_nats"] == lowest for row in rows]
+    assert sum(row["best"] for row in rows) == 1
+
+
+def test_every_token_but_the_first_byte_is_scored(here):
+    size = len(text_of("test").encode())
+    assert only_row("byte")["tokens"] == size - 1
+    assert only_row("byte", "--split", "valid")["tokens"] == len(text_of("valid").encode()) - 1
+    assert only_row("char")["tokens"] == len(text_of("test")) - 1
+
+
+def test_every_word_and_line_end_is_scored(here):
+    text = text_of("test")
+    assert only_row("word")["tokens"] == len(text.split()) + text.count("\n")
+
+
+def test_bytes_are_reported_in_bits(here):
+    row = only_row("byte")
+    assert [row["bpc"], row["bits_per_byte"]] == pytest.approx([row["loss_nats"] / LN2] * 2, rel=1e-12)
+    assert row["ppl"] == pytest.approx(math.exp(row["loss_nats"]), rel=1e-12)
+
+
+def test_words_are_reported_in_perplexity_only(here):
+    assert headings(done("eval", "word"))[:4] == ["M", "attention", "ppl", "tokens"]
+    row = only_row("word")
+    assert row["ppl"] == pytest.approx(math.exp(row["loss_nats"]), rel=1e-12)
+    # With words as tokens, perplexity per token and per original word are the same thing.
+    assert row["ppl_per_word"] == pytest.approx(row["ppl"], rel=1e-12)
+    assert "bits_per_byte" not in row
+
+
+@pytest.mark.parametrize("source", [["--split", "test"], ["--text", "novel/test.txt"]])
+def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
+    # Counted by hand from the text: 13 words and 11 lines of 7, a line end each; the bytes are the file's.
+    words, size = 13 + 11 * 7 + 12, (here / "novel/test.txt").stat().st_size
+    row = only_row("sentencepiece", *source)
+    total_nats = row["loss_nats"] * row["tokens"]
+    assert row["tokens"] > words
+    assert row["ppl_per_word"] == pytest.approx(math.exp(total_nats / words), rel=1e-9)
+    assert row["bits_per_byte"] == pytest.approx(total_nats / 0.6931471805599453 / size, rel=1e-9)
+    table = done("eval", "sentencepiece", *source)
+    assert headings(table)[:6] == ["M", "attention", "ppl", "ppl/word", "bits/byte", "tokens"]
+
+
+def test_a_part_of_a_split_has_no_count_of_words(here):
+    row = only_row("sentencepiece", "--positions", 17)
+    assert row["tokens"] == 17
+    assert not {"ppl_per_word", "bits_per_byte"} & set(row)
+    assert headings(done("eval", "sentencepiece", "--positions", 17))[:4] == ["M", "attention", "ppl", "tokens"]
+
+
+def test_the_first_positions_are_the_head_of_the_split(here):
+    done("eval", "byte", "--batch-size", 1, "--losses", "all.h5")
+    done("eval", "byte", "--batch-size", 1, "--losses", "head.h5", "--positions", 23)
+    with h5py.File("all.h5") as everything, h5py.File("head.h5") as head:
+        np.testing.assert_array_equal(head["tokens"][()], everything["tokens"][:23])
+        np.testing.assert_allclose(head["mem_len_5"][()], everything["mem_len_5"][:23], rtol=1e-5)
+
+
+def test_a_text_file_scores_as_the_same_split(here):
+    for kind in ("byte", "char", "word", "sentencepiece"):
+        split, text = only_row(kind), only_row(kind, "--text", "novel/test.txt")
+        for key in ("tokens", "loss_nats", "ppl"):
+            assert text[key] == pytest.approx(split[key], rel=1e-6)
+
+
+def test_standard_input_scores_as_a_file(here):
+    told = json_of("eval", "byte", "--text", "-", stdin=text_of("valid"))
+    assert told["text"] == "-"
+    assert told["rows"][0]["loss_nats"] == pytest.approx(only_row("byte", "--split", "valid")["loss_nats"], rel=1e-6)
+
+
+def test_a_text_needs_no_store(here):
+    for path in (here / "data").iterdir():
+        path.unlink()
+    assert only_row("word", "--text", "novel/valid.txt")["tokens"] > 0
+
+
+def test_the_loss_of_every_token_is_written_in_order(here):
+    row0, row5 = json_of("eval", "byte", "--mem-len", "0,5", "--losses", "losses.h5")["rows"]
+    store = TokenStore.open(here / "data/novel.h5")
+    with h5py.File("losses.h5") as file:
+        assert set(file) == {"tokens", "mem_len_0", "mem_len_5"}
+        assert bytes(file["tokens"][()].astype(np.uint8)) == text_of("test").encode()[1:]
+        for row, name in ((row0, "mem_len_0"), (row5, "mem_len_5")):
+            losses = file[name][()]
+            assert losses.shape == (row["tokens"],)
+            assert losses.mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
+        assert file["mem_len_5"].attrs["mem_len"] == 5
+        assert dict(file.attrs) == {
+            "format": 1,
+            "run": "runs/byte",
+            "text": "novel test",
+            "vocab_fingerprint": store.fingerprint,
+        }
+
+
+def test_lanes_cost_context_and_no_token(here):
+    # The one reader's losses and the seven readers' differ where a lane begins, and nowhere else after M tokens.
+    done("eval", "byte", "--losses", "one.h5", "--batch-size", 1)
+    seven = json_of("eval", "byte", "--losses", "seven.h5", "--batch-size", 7)["rows"][0]
+    assert (seven["lanes"], seven["tokens"]) == (7, len(text_of("test").encode()) - 1)
+    with h5py.File("one.h5") as one, h5py.File("seven.h5") as other:
+        np.testing.assert_array_equal(one["tokens"][()], other["tokens"][()])
+        differs = np.abs(one["mem_len_5"][()] - other["mem_len_5"][()]) > 1e-5
+    lane_len = -(-len(differs) // 7)
+    # Two layers of five keys each reach 2 x (5 - 1) tokens before the one that is read.
+    reach = 8
+    near_a_start = np.zeros(len(differs), dtype=bool)
+    for lane in range(1, 7):
+        near_a_start[lane * lane_len : lane * lane_len + reach] = True
+    assert not differs[~near_a_start].any()
+    assert differs[near_a_start].any()
+
+
+def test_one_lane_is_said_so(here):
+    assert "fp32; one lane." in done("eval", "byte", "--batch-size", 1).stdout
+
+
+def test_segments_of_any_length_score_alike_with_the_same_keys(here):
+    losses = [only_row("byte", "--seg-len", length, "--batch-size", 1)["loss_nats"] for length in (1, 5, 11)]
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
+
+
+def test_same_length_decides_the_keys_of_a_query(here):
+    same, free = (json_of("eval", "byte", wish) for wish in ("--same-length", "--no-same-length"))
+    assert (same["same_length"], free["same_length"]) == ("m", "off")
+    spans = [[one["rows"][0][key] for key in ("attn_len_min", "attn_len_max")] for one in (same, free)]
+    assert spans == [[5, 5], [6, 10]]
+    assert same["rows"][0]["loss_nats"] != free["rows"][0]["loss_nats"]
+    assert cells(done("eval", "byte", "--no-same-length"))[0][1] == "6-10"
+
+
+def test_the_limit_on_distance_is_the_trained_length_unless_said_otherwise(here):
+    default, ten, none, three = (
+        json_of("eval", "byte", "--mem-len", 40, *wish)
+        for wish in ([], ["--max-distance", 10], ["--max-distance", "none"], ["--max-distance", 3])
+    )
+    assert [one["max_distance"] for one in (default, ten, none, three)] == [10, 10, None, 3]
+    losses = [one["rows"][0]["loss_nats"] for one in (default, ten, none, three)]
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 3
+    assert "max_distance = none" in done("eval", "byte", "--max-distance", "none").stdout
+
+
+def test_bf16_is_said_and_close(here):
+    told = json_of("eval", "byte", "--precision", "bf16")
+    assert told["precision"] == "bf16"
+    assert told["rows"][0]["loss_nats"] == pytest.approx(only_row("byte")["loss_nats"], rel=0.02)
+
+
+@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
+def test_a_plot_is_a_real_figure(here, ending, magic):
+    result = done("eval", "byte", "--mem-len", "0,5", "--plot", f"curve.{ending}")
+    assert (here / f"curve.{ending}").read_bytes().startswith(magic)
+    assert result.stderr.endswith(f"drawn to curve.{ending}\n")
+
+
+def test_the_newest_run_is_taken_and_named(here):
+    for age, kind in enumerate(["char", "word", "byte", "sentencepiece"]):
+        for path in (here / "runs" / kind).iterdir():
+            os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
+    result = done("eval")
+    assert "evaluating runs/char (best.safetensors, step 7)" in result.stderr
+    assert "runs/char on char test" in result.stdout
+
+
+def test_nothing_in_the_run_changes(here):
+    before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
+    done("eval", "byte")
+    assert {path: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
+
+
+# --- what cannot be done --------------------------------------------------------------------------------------------
+
+USAGE = [
+    (["byte", "--mem-len", "5,-1"], "--mem-len 5,-1: a length cannot be below 0"),
+    (["byte", "--mem-len", "long"], "--mem-len long: 'long' is no whole number; write lengths like 160,640"),
+    (["byte", "--mem-len", ""], "--mem-len : '' is no whole number"),
+    (["byte", "--mem-len", "1.5"], "'1.5' is no whole number"),
+    (["byte", "--seg-len", "0"], "Invalid value for '--seg-len'"),
+    (["byte", "--seg-len", "five"], "Invalid value for '--seg-len'"),
+    (["byte", "--batch-size", "-3"], "Invalid value for '--batch-size'"),
+    (["byte", "--positions", "0"], "Invalid value for '--positions'"),
+    (["byte", "--max-distance", "far"], '--max-distance far: give a whole number greater than 0, or "none"'),
+    (["byte", "--max-distance", "0"], "--max-distance 0: give a whole number greater than 0"),
+    (["byte", "--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: train, valid, test)'),
+    (["byte", "--split", "test", "--text", "novel/test.txt"], "--text is scored instead of a split; leave out"),
+    (["byte", "--text", "nowhere.txt"], "--text nowhere.txt: cannot be read (No such file or directory); check the"),
+    (["byte", "--text", "novel"], "--text novel: cannot be read (Is a directory); check the path"),
+    (["byte", "--text", ""], "--text : cannot be read ("),
+    (["byte", "--plot", "curve.txt"], "--plot curve.txt: the ending decides the format; use one of .png, .svg, .pdf"),
+    (["byte", "--plot", "no/curve.png"], "--plot no/curve.png: there is no folder no; make it first"),
+    (["byte", "--losses", "no/losses.h5"], "--losses no/losses.h5: there is no folder no; make it first"),
+    (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
+    (["bite"], 'unknown run "bite"; did you mean "byte"? (known: byte, char, sentencepiece, word)'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
+def test_a_wrong_wish_is_refused(here, arguments, message):
+    before = sorted(here.rglob("*"))
+    assert message in refusal("eval", *arguments)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_without_any_run_the_way_to_one_is_named(untouched):
+    message = refusal("eval", code=1)
+    assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
+
+
+def test_a_missing_split_is_named(here):
+    (here / "novel/test.txt").unlink()
+    done("prepare", "novel", "--force")
+    message = refusal("eval", "byte", code=1)
+    assert message.startswith(
+        'data/novel.h5 has no test split (it holds train, valid); run "txl prepare novel --force"'
+    )
+
+
+def test_another_vocabulary_is_refused_even_where_the_sizes_agree(here):
+    for split in ("train", "valid", "test"):
+        path = here / f"novel/{split}.txt"
+        path.write_text(path.read_text().replace("f", "F"))
+    done("prepare", "novel", "--tokenizer", "char", "--name", "char", "--force")
+    assert TokenStore.open(here / "data/char.h5").vocab.size == card("runs/char")["vocab_size"]
+    assert refusal("eval", "char", code=1) == (
+        "data/char.h5 has another vocabulary than the one runs/char was trained with; "
+        "give the --data-dir it was trained on, or train again"
+    )
+
+
+def test_a_vocabulary_that_was_exchanged_in_the_run_is_refused(here):
+    (here / "runs/char/vocab.json").write_text((here / "runs/byte/vocab.json").read_text())
+    message = refusal("eval", "char", code=1)
+    assert message == "runs/char/vocab.json: not the vocabulary that the weights belong to"
+
+
+def test_a_damaged_checkpoint_is_named(here):
+    path = here / "runs/byte/best.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert refusal("eval", "byte", code=1).startswith("runs/byte/best.safetensors: damaged checkpoint (")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("byte", b"", "--text -: no token to predict; give a longer text"),
+        ("byte", b"a", "--text -: no token to predict; give a longer text"),
+        ("word", b" \n"[:1], "--text -: no token to predict; give a longer text"),
+        ("char", b"the \xff", "--text -: no UTF-8 at byte 4; convert it first"),
+    ],
+)
+def test_a_text_that_cannot_be_scored_is_named(here, kind, text, message):
+    assert refusal("eval", kind, "--text", "-", stdin=text, code=1) == message
+
+
+def test_a_text_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
+    (untouched / "text8").write_text(" ab" * 400)
+    done("prepare", "text8", "--source", "text8")
+    done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
+    message = refusal("eval", "--text", "-", stdin="abc", code=1)
+    assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
+
+
+def test_bytes_that_are_dropped_are_not_scored(untouched):
+    data = (b"the fox\n" * 200)[:1500]
+    (untouched / "enwik8").write_bytes(data)
+    done("prepare", "enwik8", "--source", "enwik8", "--released-convention")
+    done("train", "tiny.toml", "--set", "corpus.store=enwik8-released", "--max-steps", 1)
+    for source in ([], ["--text", "enwik8"]):
+        row = only_row(*source)
+        assert "bits_per_byte" not in row  # newlines were in the text and cost nothing
+    assert row["tokens"] == len(data) - data.count(b"\n") - 1
+
+
+def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
+    (here / "losses.h5").mkdir()
+    result = txl("eval", "byte", "--losses", "losses.h5", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["rows"][0]["tokens"] > 0
+    assert result.stderr.splitlines()[-1].startswith("error: losses.h5: the losses cannot be written (")
+
+
+def test_a_long_sweep_keeps_the_order_and_drops_repetitions(here):
+    rows = json_of("eval", "byte", "--mem-len", "5,0,5", "--positions", 9)["rows"]
+    assert [row["mem_len"] for row in rows] == [5, 0]

@@ -1,0 +1,261 @@
+"""txl generate: what it goes on from, what it draws, how it is shown."""
+
+import json
+
+import pytest
+import torch
+
+from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
+from txlcli import opening
+from txlcli.token_store import TokenStore
+from txlcli.vocab import Vocab
+
+LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+def tokens_of(*arguments):
+    (sample,) = json_of("generate", *arguments)["samples"]
+    return sample["tokens"]
+
+
+def test_the_text_goes_on_from_the_prompt(here):
+    result = done("generate", "word", "--prompt", "the fox", "--tokens", 20)
+    assert result.stdout.startswith("the fox")
+    assert result.stdout.endswith("\n")
+    assert set(result.stdout.split()) <= {*WORDS, "<unk>"}
+    assert result.stderr == "generating with runs/word, after the prompt\n"
+
+
+def test_words_go_on_with_a_blank_between(here):
+    text = done("generate", "word", "--prompt", "the fox", "--tokens", 1, "--greedy").stdout
+    (token,) = tokens_of("word", "--prompt", "the fox", "--tokens", 1, "--greedy")
+    symbol = TokenStore.open(here / "data/word.h5").vocab.symbols[token]
+    assert text == ("the fox\n\n" if symbol == "<eos>" else f"the fox {symbol}\n")
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_same_seed_gives_the_same_text(here, kind):
+    wish = ["generate", kind, "--prompt", "the", "--tokens", 40, "--temperature", 2]
+    one, again, other = (done(*wish, "--seed", seed).stdout for seed in (3, 3, 4))
+    assert one == again
+    assert one != other
+
+
+def test_samples_have_the_seeds_that_follow(here):
+    wish = ["generate", "byte", "--prompt", "the", "--tokens", 20]
+    told = json_of(*wish, "--samples", 3, "--seed", 5)
+    singles = [json_of(*wish, "--seed", seed)["samples"][0] for seed in (5, 6, 7)]
+    assert told["samples"] == singles
+    shown = done(*wish, "--samples", 3, "--seed", 5).stdout
+    expected = [f"--- generation {n} of 3 ---\nthe{one['text']}\n" for n, one in enumerate(singles, 1)]
+    assert shown == "".join(expected)
+
+
+def test_the_prompt_can_come_from_standard_input(here):
+    wish = ["--tokens", 20, "--seed", 3]
+    told = json_of("generate", "byte", "--prompt", "-", *wish, stdin="naïve 語\n")
+    assert told["context"] == "naïve 語"
+    assert told["samples"] == json_of("generate", "byte", "--prompt", "naïve 語", *wish)["samples"]
+
+
+@torch.no_grad()
+def likeliest(run, context, count):
+    """What the model itself holds likeliest, one token at a time with its own memory of the run's five tokens."""
+    opened = opening.open_run(run, opening.Path("runs"), device="cpu", precision="fp32")
+    memory = opened.model.empty_memory(1)
+    found = []
+    for token in context:
+        hidden, memory = opened.model(torch.tensor([[token]]), memory, mem_len=5, key_limit=5, max_distance=10)
+    while len(found) < count:
+        found.append(int(opened.model.logits(hidden)[0, -1].argmax()))
+        hidden, memory = opened.model(torch.tensor([[found[-1]]]), memory, mem_len=5, key_limit=5, max_distance=10)
+    return found
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_greedy_takes_what_the_model_holds_likeliest(here, kind):
+    prompt = "the fox\njumps over naïve 語"
+    vocab = Vocab.from_json((here / f"runs/{kind}/vocab.json").read_text())
+    context = [*([] if vocab.boundary is None else [vocab.boundary]), *vocab.encode(prompt).tolist()]
+    drawn = tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--greedy")
+    assert drawn == likeliest(kind, context, 37)
+    assert tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--top-k", 1) == drawn
+
+
+def test_a_small_share_of_probability_leaves_the_likeliest(here):
+    wish = ["word", "--prompt", "the fox", "--tokens", 23]
+    assert tokens_of(*wish, "--top-p", 0.01) == tokens_of(*wish, "--greedy")
+    assert tokens_of(*wish, "--top-p", 1.0) == tokens_of(*wish)
+
+
+def test_top_k_is_40_by_default_and_0_is_all(here):
+    wish = ["byte", "--prompt", "the", "--tokens", 60]
+    assert tokens_of(*wish) == tokens_of(*wish, "--top-k", 40)
+    assert tokens_of(*wish, "--top-k", 0) == tokens_of(*wish, "--top-k", 256)
+    assert tokens_of(*wish, "--top-k", 0) != tokens_of(*wish)
+
+
+def test_a_cold_temperature_is_greedy(here):
+    wish = ["word", "--prompt", "the", "--tokens", 20]
+    assert tokens_of(*wish, "--temperature", 1e-4) == tokens_of(*wish, "--greedy")
+
+
+def test_the_context_comes_from_the_test_split(here):
+    text = text_of("test").encode()
+    told = json_of("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
+    assert (told["position"], told["context"]) == (60, text[40:60].decode(errors="replace"))
+    assert "reference" not in told
+    result = done("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
+    assert result.stdout == told["samples"][0]["text"] + "\n"
+    assert result.stderr == "generating with runs/byte, after novel test, token 60\n"
+
+
+def test_the_context_is_at_most_what_comes_before(here):
+    told = json_of("generate", "word", "--at", 3, "--tokens", 2)
+    assert told["context"] == "the fox cat"
+
+
+def test_the_seed_chooses_the_place(here):
+    places = [
+        json_of("generate", "byte", "--context", 50, "--tokens", 1, "--seed", seed)["position"] for seed in (1, 1, 2, 3)
+    ]
+    assert places[0] == places[1]
+    assert len(set(places)) > 1
+    assert all(50 <= place <= len(text_of("test").encode()) for place in places)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_reference_is_how_the_split_goes_on(here, kind):
+    store = TokenStore.open(here / f"data/{'novel' if kind == 'byte' else kind}.h5")
+    ids = store.ids("test")
+    wish = ["generate", kind, "--at", 50, "--context", 30, "--tokens", 17, "--reference"]
+    told = json_of(*wish)
+    assert told["context"] == store.vocab.decode(ids[20:50])
+    assert told["reference"] == store.vocab.decode(ids[50:67])
+    assert len(told["samples"][0]["tokens"]) == 17
+    assert done(*wish).stdout == (
+        f"--- context ({store.name} test, token 50) ---\n{told['context']}\n"
+        f"--- generation ---\n{told['samples'][0]['text']}\n"
+        f"--- reference ---\n{told['reference']}\n"
+    )
+
+
+def test_benchmarks_are_detokenized(untouched):
+    (untouched / "source").mkdir()
+    for split in ("train", "valid", "test"):
+        (untouched / f"source/wiki.{split}.tokens").write_text(" the cat @-@ fox , jumps . \n" * 20)
+    done("prepare", "wt103", "--source", "source")
+    done("train", "tiny.toml", "--set", "corpus.store=wt103", "--max-steps", 1)
+    told = json_of("generate", "--at", 7, "--tokens", 6, "--reference")
+    assert "the cat-fox, jumps." in told["context"].replace("\n", " ")
+
+
+def test_characters_of_several_bytes_come_out_whole(here):
+    # A model that knows nothing draws bytes that are no text; what is streamed is what all of them decode to at once.
+    wish = ["generate", "byte", "--prompt", "語", "--tokens", 400, "--top-k", 0, "--temperature", 3]
+    (sample,) = json_of(*wish)["samples"]
+    assert LOST in sample["text"]
+    assert sample["text"] == bytes(sample["tokens"]).decode("utf-8", errors="replace")
+    assert done(*wish).stdout == f"語{sample['text']}\n"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_text_spelled_token_by_token_is_the_text(here, kind):
+    vocab = Vocab.from_json((here / f"runs/{kind}/vocab.json").read_text())
+    text = text_of("test")
+    first, *rest = vocab.encode(text).tolist()
+    pieces = list(vocab.spell(rest, after=first))
+    assert "".join(pieces) == vocab.decode([first, *rest]).removeprefix(vocab.decode([first]))
+    assert "".join(pieces) == text.removeprefix(vocab.decode([first]))
+    assert not any(LOST in piece for piece in pieces)
+
+
+def test_bytes_cut_off_at_the_end_are_shown_as_lost(here):
+    vocab = Vocab.of_bytes(range(256))
+    assert "".join(vocab.spell("é語".encode()[:-1], after=65)) == f"é{LOST}"
+
+
+def test_more_tokens_than_the_memory_holds_are_drawn(here):
+    # The buffer of five keys slides some hundred times; the text goes on as the model's own memory says.
+    drawn = tokens_of("word", "--prompt", "the", "--tokens", 300, "--greedy")
+    assert drawn == likeliest(
+        "word", [0, *Vocab.from_json((here / "runs/word/vocab.json").read_text()).encode("the")], 300
+    )
+
+
+# --- what cannot be done --------------------------------------------------------------------------------------------
+
+WHOLE = "--prompt is the whole context; leave out --at, --context and --reference"
+NOTHING = "--greedy draws nothing: leave out --top-k, --top-p, --temperature and --samples"
+USAGE = [
+    (["--prompt", "a", "--at", 3], WHOLE),
+    (["--prompt", "a", "--context", 3], WHOLE),
+    (["--prompt", "a", "--reference"], WHOLE),
+    (["--greedy", "--top-k", 3], NOTHING),
+    (["--greedy", "--top-p", 0.5], NOTHING),
+    (["--greedy", "--temperature", 0.5], NOTHING),
+    (["--greedy", "--samples", 2], NOTHING),
+    (["--temperature", 0], "--temperature 0.0: must be greater than 0; for the likeliest token use --greedy"),
+    (["--top-p", 0], "--top-p 0.0: must be greater than 0 and at most 1"),
+    (["--top-p", 1.5], "--top-p 1.5: must be greater than 0 and at most 1"),
+    (["--top-k", -1], "Invalid value for '--top-k'"),
+    (["--tokens", 0], "Invalid value for '--tokens'"),
+    (["--samples", 0], "Invalid value for '--samples'"),
+    (["--context", -5], "Invalid value for '--context'"),
+    (["--seed", -1], "Invalid value for '--seed'"),
+    (["--prompt", ""], "--prompt is empty; give at least one character, or leave it out to start in the test split"),
+    (["--at", 0], "--at 0: the test split of data/novel.h5 has tokens 1 to 459"),
+    (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459"),
+    (
+        ["--reference", "--at", 450],
+        "--reference: only 9 tokens follow token 450 of the test split; lower --tokens or --at",
+    ),
+    (["--reference", "--tokens", 500], "--reference: only 458 tokens follow token 1 of the test split"),
+    (["--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(map(str, case[0])) for case in USAGE])
+def test_a_wrong_wish_is_refused(here, arguments, message):
+    assert message in refusal("generate", "byte", *arguments)
+
+
+def test_a_prompt_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
+    (untouched / "text8").write_text(" ab" * 400)
+    done("prepare", "text8", "--source", "text8")
+    done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
+    message = refusal("generate", "--prompt", "abc", code=1)
+    assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
+
+
+def test_a_prompt_that_is_no_utf8_is_refused(here):
+    message = refusal("generate", "byte", "--prompt", "-", stdin=b"ab\xff", code=1)
+    assert message == "the prompt on stdin is no UTF-8 at byte 2; convert it first"
+    # Python hands undecodable bytes of a command line over as lone surrogates.
+    assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == "--prompt is no UTF-8; convert it first"
+
+
+def test_without_a_test_split_a_prompt_is_the_way(here):
+    (here / "novel/test.txt").unlink()
+    done("prepare", "novel", "--force")
+    message = refusal("generate", "byte", code=1)
+    assert message.startswith("data/novel.h5 has no test split (it holds train, valid); ")
+    done("generate", "byte", "--prompt", "the", "--tokens", 1)
+
+
+def test_a_prompt_needs_no_store(here):
+    for path in (here / "data").iterdir():
+        path.unlink()
+    done("generate", "byte", "--prompt", "the", "--tokens", 1)
+    assert refusal("generate", "byte", code=1).startswith("no token store at data/novel.h5; run ")
+
+
+def test_another_vocabulary_is_refused(here):
+    (here / "data/char.h5").write_bytes((here / "data/word.h5").read_bytes())
+    message = refusal("generate", "char", code=1)
+    assert message.startswith("data/char.h5 has another vocabulary than the one runs/char was trained with; ")
+
+
+def test_json_is_one_object_without_a_stream(here):
+    result = txl("generate", "byte", "--prompt", "the", "--tokens", 3, "--json")
+    assert set(json.loads(result.stdout)) == {"run", "context", "samples"}

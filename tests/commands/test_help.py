@@ -1,0 +1,43 @@
+"""Every command explains itself."""
+
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from tests.commands.novel import done
+from txlcli.cli import app
+
+COMMANDS = typer.main.get_command(app).commands
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_does_and_gives_an_example(name):
+    result = done(name, "--help")
+    assert result.stderr == ""
+    command = COMMANDS[name]
+    assert command.help.splitlines()[0].endswith(".")
+    assert f"Example: txl {name}" in result.stdout
+    assert command.get_short_help_str(200) in " ".join(done("--help").stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_help_text(name):
+    help_of = {parameter.name: getattr(parameter, "help", None) for parameter in COMMANDS[name].params}
+    assert [option for option, text in help_of.items() if not text] == []
+
+
+def test_the_same_option_has_the_same_help_everywhere():
+    texts = {}
+    for command in COMMANDS.values():
+        for parameter in command.params:
+            if parameter.opts[0] in ("--data-dir", "--runs-dir", "--json", "--device", "--force", "--plot", "--set"):
+                texts.setdefault(parameter.opts[0], set()).add(parameter.help)
+    assert {option: len(found) for option, found in texts.items()} == dict.fromkeys(texts, 1)
+
+
+@pytest.mark.skipif(not README.exists(), reason="no README here")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_readme_names_every_command(name):
+    assert f"txl {name}" in README.read_text()

@@ -1,0 +1,119 @@
+"""txl speed: what is timed, whether the numbers fit each other."""
+
+import pytest
+
+from tests.commands.novel import RECIPE, card, done, json_of, refusal
+
+SLOWDOWN_KEYS = {
+    "attn_len",
+    "seg_len",
+    "xl_ms_per_token",
+    "xl_low_high_ms",
+    "xl_single_ms_per_token",
+    "vanilla_ms_per_token",
+    "vanilla_low_high_ms",
+    "windows",
+    "vanilla_batched_ms_per_token",
+    "slowdown",
+    "slowdown_batched",
+    "slowdown_single",
+    "paper_slowdown",
+}
+THROUGHPUT_KEYS = {"work", "tokens_per_s", "ms_per_token", "low_high_ms", "share_of_peak", "peak_memory_bytes"}
+SMALL = [
+    *("--set", "model.n_layers=1", "--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.d_head=3"),
+    *("--set", "model.d_inner=5", "--set", "train.seg_len=5", "--set", "train.mem_len=5", "--set", "eval.mem_len=7"),
+    *("--set", "train.valid_seg_len=5"),
+]
+
+
+def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
+    told = json_of("speed", "byte", "--attn-len", "11,800", "--repeat", 2)
+    assert told["model"] == "run runs/byte"
+    assert told["parameters"] == card("runs/byte")["parameters"]
+    assert (told["precision"], told["repeat"]) == ("fp32", 2)
+    assert told["device"].startswith("cpu (")
+    assert told["peak_gflops_per_s"] > 1
+    assert [row["attn_len"] for row in told["slowdown"]] == [11, 800]
+    assert [row["paper_slowdown"] for row in told["slowdown"]] == [None, 363]
+    for row in told["slowdown"]:
+        assert set(row) == SLOWDOWN_KEYS
+        assert row["seg_len"] == 5
+        xl, vanilla = row["xl_ms_per_token"], row["vanilla_ms_per_token"]
+        assert row["slowdown"] == pytest.approx(vanilla / xl, rel=1e-12)
+        assert row["slowdown_single"] == pytest.approx(vanilla / row["xl_single_ms_per_token"], rel=1e-12)
+        assert row["slowdown_batched"] == pytest.approx(row["vanilla_batched_ms_per_token"] / xl, rel=1e-12)
+        assert row["xl_low_high_ms"][0] <= xl <= row["xl_low_high_ms"][1]
+        assert row["vanilla_low_high_ms"][0] <= vanilla <= row["vanilla_low_high_ms"][1]
+        assert row["vanilla_batched_ms_per_token"] <= vanilla
+        assert row["windows"] in [2**n for n in range(20)]
+    assert [row["work"] for row in told["throughput"]] == [
+        "evaluation, 1 lane, L 5, M 5",
+        "evaluation, 3 lanes, L 5, M 5",
+        "one token at a time, L 1, M 5",
+        "training, 3 lanes, L 5, M 5",
+    ]
+    for row in told["throughput"]:
+        assert set(row) == THROUGHPUT_KEYS
+        assert row["tokens_per_s"] * row["ms_per_token"] == pytest.approx(1000)
+        assert 0 < row["share_of_peak"] < 1
+        assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
+
+
+def test_timing_leaves_the_run_as_it_was(here):
+    before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
+    done("speed", "byte", "--attn-len", 7, "--repeat", 1)
+    assert {path: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
+
+
+def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
+    result = done("speed", "tiny.toml", "--attn-len", 800, "--repeat", 1, "--plot", "speed.svg")
+    assert "timing recipe tiny.toml with random weights (V = 256) on cpu (" in result.stderr
+    assert result.stderr.endswith("drawn to speed.svg\n")
+    assert (here / "speed.svg").read_text().startswith("<?xml")
+    assert "recipe tiny.toml with random weights (V = 256) on cpu" in result.stdout
+    assert "363x" in result.stdout
+    assert "Table 9. XL: one lane, M = attention, L = 5." in result.stdout
+    assert "GFLOP/s in a 2048 x 2048 matrix product, measured just now." in result.stdout
+
+
+def test_with_neither_the_newest_run_is_timed(here):
+    result = done("speed", "--attn-len", 7, "--repeat", 1, "--precision", "bf16")
+    assert "timing run runs/sentencepiece on cpu (" in result.stderr
+    assert result.stderr.endswith("), bf16\n")
+
+
+def test_without_any_run_the_enwik8_recipe_is_timed_and_said_so(untouched):
+    told = json_of("speed", "--attn-len", 7, "--repeat", 1, *SMALL)
+    assert told["model"] == "recipe enwik8 with random weights (V = 204)"
+
+
+def test_a_run_of_another_precision_can_be_timed_in_this_one(here):
+    path = here / "runs/byte/run.json"
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "fp16"'))
+    assert "fp16 needs a CUDA device" in refusal("speed", "byte")
+    assert json_of("speed", "byte", "--precision", "fp32", "--attn-len", 7, "--repeat", 1)["precision"] == "fp32"
+
+
+USAGE = [
+    (["byte", "--set", "model.n_layers=3"], "--set changes a recipe; a run is timed as it is"),
+    (["byte", "--attn-len", "1"], "--attn-len 1: a length cannot be below 2"),
+    (["byte", "--attn-len", "-800"], "--attn-len -800: a length cannot be below 2"),
+    (["byte", "--attn-len", "800;1800"], "--attn-len 800;1800: '800;1800' is no whole number"),
+    (["byte", "--repeat", "0"], "Invalid value for '--repeat'"),
+    (["byte", "--plot", "speed.txt"], "--plot speed.txt: the ending decides the format; use one of .png, .svg, .pdf"),
+    (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
+    (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
+    (["tiny.toml", "--set", "model.depth=3"], '[model] has no key "depth"'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
+def test_a_wrong_wish_is_refused(here, arguments, message):
+    assert message in refusal("speed", *arguments)
+
+
+def test_a_recipe_whose_vocabulary_nobody_knows_needs_its_store(untouched):
+    (untouched / "mine.toml").write_text(RECIPE)
+    message = refusal("speed", "mine.toml", code=1)
+    assert message == 'no token store at data/novel.h5; run "txl prepare PATH --name novel" first'

@@ -1,0 +1,428 @@
+"""txl train: what it writes, what it shows, how it goes on, what it refuses."""
+
+import dataclasses
+import json
+import shutil
+import sys
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import corpora
+from tests.commands.novel import Saved, card, done, json_of, refusal, reports, txl
+from txlcli import recipe, runs
+from txlcli.core import checkpoint
+from txlcli.token_store import TokenStore
+
+RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def train(*arguments):
+    return done("train", "tiny.toml", *arguments)
+
+
+def step_of(path):
+    return checkpoint.load(path).state["step"]
+
+
+def test_a_run_is_a_folder_of_settings_vocabulary_metrics_and_checkpoints(here):
+    result = train("--name", "mine")
+    run = here / "runs/mine"
+    assert files(run) == RUN_FILES
+    assert runs.open_run(run).settings == recipe.load("tiny.toml")
+    assert (run / "vocab.json").read_text() == TokenStore.open(here / "data/novel.h5").vocab.to_json()
+    assert [(line["kind"], line["step"]) for line in reports(run)] == [
+        ("train", 2),
+        ("train", 4),
+        ("valid", 4),
+        ("train", 6),
+        ("train", 7),
+        ("valid", 7),
+    ]
+    assert "steps" in result.stdout
+    assert "7 of 7" in result.stdout
+    assert "txl eval runs/mine" in result.stdout
+
+
+def test_before_it_starts_it_says_what_it_will_do(here):
+    said = train().stderr.splitlines()[0]
+    parameters = card("runs/tiny")["parameters"]
+    assert said.startswith(f"training tiny: {parameters:,} parameters (V = 256) on data/novel.h5 (")
+    assert "3 lanes x 5 tokens, memory 5, 7 steps (" in said
+    assert ", fp32, cpu (" in said
+    assert said.endswith(", into runs/tiny")
+
+
+def test_json_lines_are_the_metrics_of_the_run(here):
+    result = train("--json")
+    assert result.stdout == (here / "runs/tiny/metrics.jsonl").read_text()
+    first, *_, last = reports("runs/tiny")
+    assert set(first) == {"kind", "step", "epoch", "loss_nats", "lr", "grad_norm", "tokens_per_s", "bpc"}
+    assert set(last) == {"kind", "step", "epoch", "loss_nats", "tokens", "seconds", "best", "bpc"}
+    assert last["bpc"] == pytest.approx(last["loss_nats"] / 0.6931471805599453, rel=1e-12)
+    assert last["tokens"] == TokenStore.open(here / "data/novel.h5").info("valid").tokens - 1
+
+
+def test_a_word_corpus_reports_perplexity(here):
+    (line,) = (line for line in reports("runs/word") if line["kind"] == "valid" and line["step"] == 7)
+    assert 1 < line["ppl"] < 20
+    assert "bpc" not in line
+
+
+def test_the_training_learns(here):
+    train("--set", "train.max_steps=60")
+    first, *_, last = [line["loss_nats"] for line in reports("runs/tiny") if line["kind"] == "train"]
+    assert last < 0.75 * first
+
+
+def test_settings_can_be_changed_on_the_way(here):
+    train(
+        "--set", "train.lr=1e-3", "--set", "model.norm=pre", "--set", "train.clip=none", "--seed", 3, "--log-every", 1
+    )
+    settings = runs.open_run(here / "runs/tiny").settings
+    assert (settings.train.lr, settings.train.clip, settings.train.seed) == (1e-3, None, 3)
+    assert (settings.model.norm, settings.log.every) == ("pre", 1)
+    assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_seed_decides_the_weights(here):
+    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
+        train("--name", name, "--seed", seed, "--max-steps", 1)
+    a, b, c = (Saved(here / f"runs/{name}/last.safetensors") for name in "abc")
+    assert a == b
+    assert a != c
+
+
+def test_a_taken_name_gets_a_number(here):
+    for _ in range(3):
+        train("--max-steps", 1)
+    assert [(here / f"runs/tiny{end}").is_dir() for end in ("", "-2", "-3", "-4")] == [True, True, True, False]
+
+
+def test_a_wished_name_that_is_taken_is_refused(here):
+    before = (here / "runs/byte/last.safetensors").read_bytes()
+    message = refusal("train", "tiny.toml", "--name", "byte", code=1)
+    assert message == "runs/byte exists; go on with --resume byte, or replace it with --force"
+    assert (here / "runs/byte/last.safetensors").read_bytes() == before
+    train("--name", "byte", "--force", "--max-steps", 1)
+    assert step_of(here / "runs/byte/last.safetensors") == 1
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden"])
+def test_a_name_that_is_a_path_is_refused(here, name):
+    message = refusal("train", "tiny.toml", "--name", name)
+    assert message == f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"'
+    assert not (here / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_stopping_and_going_on_equals_going_through(here, dropout):
+    train("--name", "whole", "--set", f"model.dropout={dropout}")
+    first = train("--name", "parts", "--set", f"model.dropout={dropout}", "--max-steps", 3)
+    assert first.stderr.splitlines()[-1] == (
+        'saved runs/parts/last.safetensors at step 3 of 7; go on with "txl train --resume runs/parts"'
+    )
+    assert step_of(here / "runs/parts/last.safetensors") == 3
+    second = done("train", "--resume", "parts")
+    assert second.stderr.startswith("going on with runs/parts at step 3 of 7, cpu (")
+    for name in ("last.safetensors", "best.safetensors"):
+        assert (here / "runs/parts" / name).read_bytes() == (here / "runs/whole" / name).read_bytes()
+    whole, parts = (
+        [line for line in reports(f"runs/{name}") if line["kind"] == "valid"] for name in ("whole", "parts")
+    )
+    assert [line["loss_nats"] for line in parts] == [line["loss_nats"] for line in whole]
+
+
+def test_no_time_at_all_still_leaves_something_to_go_on_from(here):
+    train("--name", "whole")
+    result = train("--name", "parts", "--max-minutes", 0)
+    assert "saved runs/parts/last.safetensors at step 0 of 7" in result.stderr
+    assert "0 of 7" in result.stdout
+    done("train", "--resume", "runs/parts")
+    assert Saved(here / "runs/parts/last.safetensors") == Saved(here / "runs/whole/last.safetensors")
+
+
+def test_a_run_goes_on_from_any_folder(here, monkeypatch):
+    train("--max-steps", 2)
+    (here / "below").mkdir()
+    monkeypatch.chdir(here / "below")
+    done("train", "--resume", "../runs/tiny", "--data-dir", "../data")
+    assert step_of(here / "runs/tiny/last.safetensors") == 7
+
+
+def test_a_finished_run_says_so_and_stays(here):
+    before = (here / "runs/byte/last.safetensors").read_bytes()
+    metrics = reports("runs/byte")
+    assert "7 of 7" in done("train", "--resume", "byte").stdout
+    assert (here / "runs/byte/last.safetensors").read_bytes() == before
+    assert reports("runs/byte") == metrics
+
+
+def test_what_may_change_is_changed_and_kept(here):
+    changes = ["--set", "train.max_steps=9", "--set", "train.lr=1e-3", "--set", "eval.mem_len=7", "--log-every", 3]
+    done("train", "--resume", "byte", *changes)
+    settings = runs.open_run(here / "runs/byte").settings
+    assert (settings.train.max_steps, settings.train.lr, settings.eval.mem_len) == (9, 1e-3, 7)
+    assert settings.log.every == 3
+    assert step_of(here / "runs/byte/last.safetensors") == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["--set", "model.n_layers=3"], "model.n_layers"),
+        (["--set", "corpus.store=char"], "corpus.store"),
+        (["--set", "train.seg_len=3"], "train.seg_len"),
+        (["--set", "train.mem_len=3"], "train.mem_len"),
+        (["--set", "train.batch_size=2"], "train.batch_size"),
+        (["--set", "train.optimizer=sgd"], "train.optimizer"),
+        (["--seed", "3"], "train.seed"),
+    ],
+)
+def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
+    before = card("runs/byte")
+    message = refusal("train", "--resume", "byte", *arguments)
+    assert message.endswith(f": a run that goes on keeps its {key}; start a new run instead")
+    assert card("runs/byte") == before
+
+
+@pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])
+def test_resume_goes_with_no_wish_for_a_new_run(here, extra):
+    message = refusal("train", *extra, "--resume", "byte")
+    assert message == "--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run"
+
+
+def test_a_dry_run_writes_nothing(here):
+    before = sorted(here.rglob("*"))
+    result = train("--dry-run")
+    assert result.stdout == ""
+    assert result.stderr.startswith("would train tiny: ")
+    assert sorted(here.rglob("*")) == before
+
+
+def small_library(tmp_path, monkeypatch):
+    """Let the standard library of this machine be a few files, so that it is prepared at once."""
+    library = tmp_path / "library"
+    library.mkdir()
+    for number in range(40):
+        (library / f"module_{number}.py").write_text(f"class Reader{number}:\n    def __init__(self):\n        pass\n")
+    known = dataclasses.replace(corpora.get("stdlib"), home=lambda: library)
+    monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
+
+
+def test_the_standard_library_prepares_itself(untouched, monkeypatch):
+    small_library(untouched, monkeypatch)
+    result = train("--set", "corpus.store=stdlib", "--max-steps", 1)
+    assert "no token store at data/stdlib.h5 yet; preparing it\n" in result.stderr
+    assert files(untouched / "data") == ["stdlib.h5"]
+    assert "preparing" not in train("--set", "corpus.store=stdlib", "--max-steps", 1).stderr
+
+
+def test_a_dry_run_does_not_prepare_it(untouched, monkeypatch):
+    small_library(untouched, monkeypatch)
+    message = refusal("train", "tiny.toml", "--set", "corpus.store=stdlib", "--dry-run", code=1)
+    assert message == 'no token store at data/stdlib.h5; run "txl prepare stdlib" first'
+    assert not (untouched / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "command"),
+    [
+        ("enwik8", "txl prepare enwik8"),
+        ("enwik8-released", "txl prepare enwik8 --released-convention"),
+        ("novel", "txl prepare PATH --name novel"),
+    ],
+)
+def test_a_missing_store_gives_the_command_that_prepares_it(untouched, store, command):
+    message = refusal("train", "tiny.toml", "--set", f"corpus.store={store}", code=1)
+    assert message == f'no token store at data/{store}.h5; run "{command}" first'
+    assert not (untouched / "runs").exists()
+
+
+def test_a_truncated_store_is_refused(here):
+    path = here / "data/novel.h5"
+    path.write_bytes(path.read_bytes()[:700])
+    assert refusal("train", "tiny.toml", code=1).startswith("data/novel.h5 is damaged or no HDF5 file (")
+
+
+def prepared(folder, texts):
+    shutil.rmtree(folder / "novel")
+    (folder / "novel").mkdir()
+    for split, text in texts.items():
+        (folder / "novel" / f"{split}.txt").write_text(text)
+    done("prepare", "novel")
+
+
+def test_without_a_valid_split_it_trains_without_validation(untouched):
+    prepared(untouched, {"train": "the fox " * 40})
+    result = train()
+    assert "data/novel.h5 has no valid split: training without validation\n" in result.stderr
+    assert files(untouched / "runs/tiny") == [name for name in RUN_FILES if name != "best.safetensors"]
+    assert {line["kind"] for line in reports("runs/tiny")} == {"train"}
+    assert "best valid bpc" in result.stdout
+
+
+def test_without_a_train_split_there_is_nothing_to_train_on(untouched):
+    (untouched / "source").mkdir()
+    (untouched / "source/ptb.test.txt").write_text(" a b \n")
+    done("prepare", "ptb", "--source", "source")
+    message = refusal("train", "tiny.toml", "--set", "corpus.store=ptb", code=1)
+    assert message.startswith('data/ptb.h5 has no train split (it holds test); run "txl prepare ptb --force" with a ')
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"train": "abc", "valid": "abc"}, "the training split has 3 tokens, too few for 3 lanes"),
+        ({"train": "the fox " * 9, "valid": "a"}, "data/novel.h5: the valid split has no token to predict"),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_text_that_is_too_short_is_refused_before_a_run_is_made(untouched, texts, message, dry):
+    prepared(untouched, texts)
+    said = refusal("train", "tiny.toml", *dry, code=1)
+    assert said.startswith(message)
+    assert "prepare a longer text" in said
+    assert not (untouched / "runs").exists()
+
+
+def test_sentences_can_only_be_shuffled_where_their_starts_are_known(here):
+    message = refusal("train", "tiny.toml", "--set", "corpus.shuffle_sentences=true")
+    assert message == "corpus.shuffle_sentences: data/novel.h5 does not know where sentences start; set it to false"
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(here):
+    before = (here / "runs/byte/last.safetensors").read_bytes()
+    wild = ["--set", "train.lr=1e30", "--set", "train.max_steps=90", "--set", "train.valid_every=50"]
+    result = txl("train", "--resume", "byte", *wild)
+    assert result.exit_code == 1
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("error: the loss is not finite at step 9; the last good checkpoint is runs/byte/last.saf")
+    assert (here / "runs/byte/last.safetensors").read_bytes() == before
+    done("train", "--resume", "byte", "--set", "train.lr=1e-3", "--set", "train.max_steps=9")
+
+
+def test_a_perplexity_beyond_all_numbers_is_null_in_json(here):
+    result = done("train", "tiny.toml", "--json", "--set", "corpus.store=word", "--set", "model.init_std=100")
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in result.stdout.splitlines()]
+    assert lines == reports("runs/tiny")
+    assert lines[0]["ppl"] is None
+    assert lines[0]["loss_nats"] > 1000
+
+
+USAGE = [
+    ([], 'train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume'),
+    (["tinny.toml"], 'unknown recipe "tinny.toml"'),
+    (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
+    (["tiny.toml", "--set", "model.n_head=2"], '[model] has no key "n_head"; did you mean "n_heads"?'),
+    (["tiny.toml", "--set", "modle.n_heads=2"], 'no section "modle"; did you mean "model"?'),
+    (["tiny.toml", "--set", "model.norm=pots"], "[model] norm must be one of post, pre, not 'pots'; did you mean"),
+    (["tiny.toml", "--set", "train.lr=fast"], "[train] lr must be a number, not 'fast'"),
+    (["tiny.toml", "--set", "train.mem_len=-1"], "[train] mem_len must be 0 or more, not -1"),
+    (["tiny.toml", "--set", "train.seg_len=0"], "[train] seg_len must be greater than 0, not 0"),
+    (["tiny.toml", "--set", "train.seg_len"], "write it as section.key=value"),
+    (["tiny.toml", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
+    (["tiny.toml", "--precision", "fp8"], "'fp8' is not one of 'fp32', 'bf16', 'fp16'"),
+    (["tiny.toml", "--max-steps", "0"], "Invalid value for '--max-steps'"),
+    (["tiny.toml", "--max-minutes", "-1"], "Invalid value for '--max-minutes'"),
+    (["tiny.toml", "--log-every", "0"], "Invalid value for '--log-every'"),
+    (["tiny.toml", "--mem-len", "5"], "No such option: --mem-len"),
+    (["--resume", "bite"], 'unknown run "bite"; did you mean "byte"? (known: byte, char, sentencepiece, word)'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) or "nothing" for case in USAGE])
+def test_a_wrong_wish_is_refused_before_anything_is_written(here, arguments, message):
+    before = sorted(here.rglob("*"))
+    assert message in refusal("train", *arguments)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_recipe_with_a_wrong_key_is_named(here):
+    text = (here / "tiny.toml").read_text().replace("n_heads", "n_head")
+    (here / "mine.toml").write_text(text)
+    assert refusal("train", "mine.toml") == 'mine.toml: [model] has no key "n_head"; did you mean "n_heads"?'
+
+
+def test_a_recipe_that_is_no_toml_is_named(here):
+    (here / "mine.toml").write_text("[model\n")
+    assert refusal("train", "mine.toml").startswith("mine.toml: not a TOML file (")
+
+
+def test_cuda_that_is_not_there_is_refused(here):
+    torch = sys.modules["torch"]
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    for wish in (["tiny.toml"], ["--resume", "byte"]):
+        message = refusal("train", *wish, "--device", "cuda")
+        assert message == "--device cuda: PyTorch finds no CUDA device here; use --device cpu"
+    assert not (here / "runs/tiny").exists()
+
+
+def test_tensorboard_that_is_not_there_is_refused_before_anything_is_written(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # which is how Python marks a package that cannot be had
+    for wish in (["tiny.toml"], ["--resume", "byte", "--set", "train.max_steps=9"]):
+        message = refusal("train", *wish, "--set", "log.tensorboard=true")
+        assert message == 'log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"'
+    assert not (here / "runs/tiny").exists()
+    assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
+
+
+def test_tensorboard_gets_the_curves(here):
+    pytest.importorskip("tensorboard")
+    train("--set", "log.tensorboard=true")
+    assert len(list((here / "runs/tiny").glob("events.out.tfevents.*"))) == 1
+
+
+def damaged(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def newer(path):
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = json.loads(file.metadata()["txl"])
+    save_file(tensors, path, {"txl": json.dumps({**state, "format": 2})})
+
+
+def foreign(path):
+    save_file(checkpoint.load(path).tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (damaged, "damaged checkpoint ("),
+        (newer, "written by a newer txl (format 2); update txl to read it"),
+        (foreign, "a safetensors file, but not a checkpoint of txl"),
+        (lambda path: path.unlink(), "no such checkpoint; the run has not saved one yet"),
+        (lambda path: path.write_bytes(path.with_name("best.safetensors").read_bytes()), "holds weights only"),
+        (lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()), "the weights do not"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_named(here, spoil, message):
+    spoil(here / "runs/byte/last.safetensors")
+    assert refusal("train", "--resume", "byte", code=1).startswith(f"runs/byte/last.safetensors: {message}")
+
+
+def test_a_folder_that_is_no_run_is_refused(here):
+    message = refusal("train", "--resume", "novel", code=1)
+    assert message == "novel is not a run: it has no run.json; a run is what txl train writes"
+
+
+def test_a_store_of_another_vocabulary_is_refused(here):
+    # 256 bytes in another order: the size is the same, the meaning is not.
+    (here / "novel/train.txt").write_text("another text " * 30)
+    done("prepare", "novel", "--tokenizer", "word", "--name", "word", "--force")
+    message = refusal("train", "--resume", "word", code=1)
+    assert message.startswith("data/word.h5 has another vocabulary than the one runs/word was trained with; ")
+
+
+def test_the_newest_run_is_the_one_just_trained(here):
+    train("--max-steps", 1)
+    assert json_of("eval")["run"] == "runs/tiny"

@@ -1,0 +1,108 @@
+"""txl train as a process of its own: signals, a full disk, a pipe that closes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.commands.novel import Saved, done
+from txlcli.core import checkpoint
+
+ENDLESS = ["--set", "train.max_steps=1_000_000", "--set", "train.valid_every=500_000"]
+LONGEST_WAIT_S = 60
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "txlcli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def wait_for(condition):
+    until = time.monotonic() + LONGEST_WAIT_S
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_from_outside_saves_and_can_be_gone_on_from(here, number, code):
+    metrics = here / "runs/tiny/metrics.jsonl"
+    process = start("train", "tiny.toml", *ENDLESS, "--json")
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=LONGEST_WAIT_S)
+    assert process.returncode == code, stderr
+    step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
+    assert step >= 8
+    assert stdout == metrics.read_text()
+    *_, stopping, error = stderr.splitlines()
+    assert stopping == "stopping after this step; saving"
+    assert error == (
+        f'error: stopped; saved runs/tiny/last.safetensors at step {step:,}; go on with "txl train --resume runs/tiny"'
+    )
+    # Stopped and gone on from is the same as never stopped.
+    done("train", "--resume", "runs/tiny", "--max-steps", step + 3)
+    done("train", "tiny.toml", *ENDLESS, "--name", "whole", "--max-steps", step + 3)
+    assert Saved(here / "runs/tiny/last.safetensors") == Saved(here / "runs/whole/last.safetensors")
+
+
+FULL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from txlcli.cli import app
+app(sys.argv[2:])
+"""
+
+
+def on_a_full_disk(limit, *arguments):
+    """A command that can write no file longer than `limit` bytes."""
+    return subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(limit), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_WAIT_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "file"),
+    [
+        (8192, "last.safetensors: the checkpoint cannot be written ("),
+        (500, "metrics.jsonl: cannot be written (File too large); check the folder and the free space"),
+    ],
+)
+def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(here, limit, file):
+    run = here / "runs/byte"
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": 1, "filler": "{number:060}"}}\n' for number in range(6)))
+    before = (run / "last.safetensors").read_bytes()
+    ended = on_a_full_disk(limit, "train", "--resume", "byte", "--max-steps", "9")
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout == ""
+    assert ended.stderr.splitlines()[-1].startswith(f"error: runs/byte/{file}")
+    assert "Traceback" not in ended.stderr
+    assert (run / "last.safetensors").read_bytes() == before
+    assert not list(run.glob("*.new"))
+
+
+def test_no_room_for_a_new_run_is_said(here):
+    ended = on_a_full_disk(100, "train", "tiny.toml")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("error: runs/tiny/vocab.json: cannot be written (File too large)")
+
+
+def test_a_reader_that_leaves_ends_it_without_a_traceback(here):
+    process = start("generate", "byte", "--prompt", "the", "--tokens", "1000000", "--top-k", "1")
+    process.stdout.read(5)
+    process.stdout.close()
+    stderr = process.stderr.read()
+    assert process.wait(LONGEST_WAIT_S) == 1
+    assert stderr == "generating with runs/byte, after the prompt\n"
