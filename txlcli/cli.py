@@ -1,5 +1,6 @@
 """The Typer application: registers the commands, turns a TxlError into one line and an exit code."""
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -36,7 +37,20 @@ class TxlGroup(TyperGroup):
             where = f'; see "{context.command_path} --help"' if context else ""
             console.complain(" ".join(error.format_message().split()).rstrip(".") + where)
             sys.exit(error.exit_code)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            wanted = re.search(r"(tried|unable) to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+            how_much = f" ({wanted[0].lower()})" if wanted else ""
+            console.complain(f"out of memory{how_much}; take fewer lanes, shorter lengths or a smaller model")
+            sys.exit(TxlError.exit_code)
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether PyTorch or Python found no room; told by name, since PyTorch is not loaded here."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 app = typer.Typer(

@@ -47,7 +47,13 @@ def show_json(result: Any) -> None:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
     """Write a table to stdout; the first column is left-aligned, the others to the right."""
-    table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
+    table = Table(
+        title=title,
+        caption=caption or None,
+        title_justify="left",
+        caption_justify="left",
+        show_header=any(columns),
+    )
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:

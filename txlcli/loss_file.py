@@ -1,5 +1,6 @@
 """The HDF5 file with the loss of every token, which `txl eval --losses` writes."""
 
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,9 +9,29 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.errors import StoreError
+from txlcli.errors import StoreError, UsageError
 
 FORMAT = 1
+
+
+def check_path(path: Path) -> None:
+    """Refuse a place where losses cannot go, before anything is computed for it.
+
+    Raises:
+        UsageError: there is no such folder, or a file that is something else.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"--losses {path}: there is no folder {path.parent}; make it first")
+    if path.exists() and not _holds_losses(path):
+        raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
+
+
+def _holds_losses(path: Path) -> bool:
+    try:
+        with h5py.File(path, "r") as file:
+            return "tokens" in file and bool(file.attrs.get("format") == FORMAT)
+    except OSError:
+        return False
 
 
 def write(
@@ -19,7 +40,7 @@ def write(
     """Write `tokens` (T,) and, per memory length M, `mem_len_M` (T,): the loss of each token in nats, in stream order.
 
     Args:
-        path: replaced if it exists.
+        path: replaced if it exists; `check_path` tells whether that does harm.
         tokens: the predicted token ids, (T,).
         losses_nats: memory length -> losses (T,).
         facts: attributes: run, store, split, vocabulary fingerprint and so on.
@@ -27,19 +48,22 @@ def write(
     Raises:
         StoreError: the file cannot be written.
     """
+    # Made in memory: on a full disk HDF5 cannot close a file of its own, and takes the whole process with it.
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        file.attrs["format"] = FORMAT
+        for key, value in facts.items():
+            file.attrs[key] = value
+        file["tokens"] = tokens
+        for mem_len, losses in losses_nats.items():
+            dataset = file.create_dataset(f"mem_len_{mem_len}", data=losses)
+            dataset.attrs["mem_len"] = mem_len
     beside = path.with_name(path.name + ".new")
     try:
-        with h5py.File(beside, "w") as file:
-            file.attrs["format"] = FORMAT
-            for key, value in facts.items():
-                file.attrs[key] = value
-            file["tokens"] = tokens
-            for mem_len, losses in losses_nats.items():
-                dataset = file.create_dataset(f"mem_len_{mem_len}", data=losses)
-                dataset.attrs["mem_len"] = mem_len
+        beside.write_bytes(content.getbuffer())
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise StoreError(
-            f"{path}: the losses cannot be written ({error}); check the folder and the free space"
+            f"{path}: the losses cannot be written ({error.strerror}); check the folder and the free space"
         ) from error

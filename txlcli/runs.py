@@ -184,7 +184,12 @@ def find(wanted: str | None, runs_dir: Path) -> Run:
             return open_run(folder)
     if folders:
         return open_run(folders[0])
-    raise UnknownNameError("run", wanted, sorted(folder.name for folder in _all_folders(runs_dir)) or ["none yet"])
+    raise UnknownNameError("run", wanted, names(runs_dir) or ["none yet"])
+
+
+def names(runs_dir: Path) -> list[str]:
+    """The names of all runs, sorted."""
+    return sorted(folder.name for folder in _all_folders(runs_dir))
 
 
 def any_run(runs_dir: Path) -> bool:

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,20 @@ def refusal(*arguments, stdin=None, code=2):
     assert error.startswith("error: ")
     assert not any(line.startswith("error: ") for line in before)
     return error.removeprefix("error: ")
+
+
+FULL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from txlcli.cli import app
+app(sys.argv[2:])
+"""
+
+
+def on_a_full_disk(limit, *arguments):
+    """A command, ended, that could write no file longer than `limit` bytes."""
+    words = [sys.executable, "-c", FULL_DISK, str(limit), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
 
 def text_of(split):

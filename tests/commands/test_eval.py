@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.commands.novel import card, done, json_of, refusal, text_of, txl
+from tests.commands.novel import card, done, json_of, on_a_full_disk, refusal, text_of
 from txlcli.token_store import TokenStore
 
 LN2 = 0.6931471805599453
@@ -367,11 +367,22 @@ def test_bytes_that_are_dropped_are_not_scored(untouched):
 
 
 def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
-    (here / "losses.h5").mkdir()
-    result = txl("eval", "byte", "--losses", "losses.h5", "--json")
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["rows"][0]["tokens"] > 0
-    assert result.stderr.splitlines()[-1].startswith("error: losses.h5: the losses cannot be written (")
+    ended = on_a_full_disk(1000, "eval", "byte", "--losses", "losses.h5", "--json")
+    assert ended.returncode == 1
+    assert json.loads(ended.stdout)["rows"][0]["tokens"] > 0
+    assert ended.stderr.splitlines()[-1].startswith("error: losses.h5: the losses cannot be written (")
+    assert not list(here.glob("losses*"))
+
+
+def test_losses_replace_older_losses_and_nothing_else(here):
+    for length in (0, 5):
+        done("eval", "byte", "--losses", "losses.h5", "--mem-len", length)
+    with h5py.File("losses.h5") as file:
+        assert set(file) == {"tokens", "mem_len_5"}
+    before = (here / "data/novel.h5").read_bytes()
+    message = refusal("eval", "byte", "--losses", "data/novel.h5")
+    assert message == "--losses data/novel.h5: exists and holds no losses; give another name"
+    assert (here / "data/novel.h5").read_bytes() == before
 
 
 def test_a_long_sweep_keeps_the_order_and_drops_repetitions(here):

@@ -103,7 +103,11 @@ USAGE = [
     (["byte", "--repeat", "0"], "Invalid value for '--repeat'"),
     (["byte", "--plot", "speed.txt"], "--plot speed.txt: the ending decides the format; use one of .png, .svg, .pdf"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
-    (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
+    (
+        ["enwik"],
+        'unknown run or recipe "enwik"; did you mean "enwik8"? (known: byte, char, sentencepiece, word, enwik8,',
+    ),
+    (["runs/bite"], 'unknown run or recipe "runs/bite"; did you mean "byte"?'),
     (["tiny.toml", "--set", "model.depth=3"], '[model] has no key "depth"'),
 ]
 

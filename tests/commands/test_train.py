@@ -148,10 +148,13 @@ def test_no_time_at_all_still_leaves_something_to_go_on_from(here):
 
 
 def test_a_run_goes_on_from_any_folder(here, monkeypatch):
-    train("--max-steps", 2)
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
-    done("train", "--resume", "../runs/tiny", "--data-dir", "../data")
+    where = ["--data-dir", "../data", "--runs-dir", "../runs"]
+    said = done("train", "../tiny.toml", "--max-steps", 2, *where).stderr.splitlines()[-1]
+    assert said.endswith('; go on with "txl train --resume ../runs/tiny --data-dir ../data"')
+    result = done("train", "--resume", "../runs/tiny", "--data-dir", "../data")
+    assert "txl eval ../runs/tiny --data-dir ../data" in result.stdout
     assert step_of(here / "runs/tiny/last.safetensors") == 7
 
 
@@ -426,3 +429,11 @@ def test_a_store_of_another_vocabulary_is_refused(here):
 def test_the_newest_run_is_the_one_just_trained(here):
     train("--max-steps", 1)
     assert json_of("eval")["run"] == "runs/tiny"
+
+
+def test_a_model_that_no_memory_holds_is_refused_in_one_line(here):
+    message = refusal("train", "tiny.toml", "--set", "model.d_inner=100_000_000_000_000", code=1)
+    assert message == (
+        "out of memory (tried to allocate 3200000000000000 bytes); take fewer lanes, shorter lengths or a smaller model"
+    )
+    assert not (here / "runs/tiny").exists()

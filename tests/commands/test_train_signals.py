@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.commands.novel import Saved, done
+from tests.commands.novel import Saved, done, on_a_full_disk
 from txlcli.core import checkpoint
 
 ENDLESS = ["--set", "train.max_steps=1_000_000", "--set", "train.valid_every=500_000"]
@@ -52,25 +52,6 @@ def test_a_stop_from_outside_saves_and_can_be_gone_on_from(here, number, code):
     done("train", "--resume", "runs/tiny", "--max-steps", step + 3)
     done("train", "tiny.toml", *ENDLESS, "--name", "whole", "--max-steps", step + 3)
     assert Saved(here / "runs/tiny/last.safetensors") == Saved(here / "runs/whole/last.safetensors")
-
-
-FULL_DISK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from txlcli.cli import app
-app(sys.argv[2:])
-"""
-
-
-def on_a_full_disk(limit, *arguments):
-    """A command that can write no file longer than `limit` bytes."""
-    return subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(limit), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONGEST_WAIT_S,
-    )
 
 
 @pytest.mark.parametrize(

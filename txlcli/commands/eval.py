@@ -71,16 +71,13 @@ def evaluate(
 
     Example: txl eval --mem-len 0,64,128,256
     """
-    from txlcli import opening, plots
+    from txlcli import loss_file, opening, plots
 
     if plot is not None:
         plots.check_path(plot)
-    if losses is not None and not losses.parent.is_dir():
-        raise UsageError(f"--losses {losses}: there is no folder {losses.parent}; make it first")
-    if text is not None and split is not None:
-        raise UsageError("--text is scored instead of a split; leave out --text or --split")
-    if split is not None and split not in SPLITS:
-        raise UnknownNameError("split", split, SPLITS)
+    if losses is not None:
+        loss_file.check_path(losses)
+    _check_source(split, text)
     distance = _parse_distance(max_distance) if max_distance is not None else None
     lengths = parse_lengths("--mem-len", mem_len, least=0) if mem_len is not None else None
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
@@ -117,6 +114,13 @@ def evaluate(
         _write_losses(losses, opened, source, per_token)
     if plot is not None:
         _plot(plot, result)
+
+
+def _check_source(split: str | None, text: str | None) -> None:
+    if text is not None and split is not None:
+        raise UsageError("--text is scored instead of a split; leave out --text or --split")
+    if split is not None and split not in SPLITS:
+        raise UnknownNameError("split", split, SPLITS)
 
 
 @dataclasses.dataclass(frozen=True)

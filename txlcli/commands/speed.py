@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console, recipe, runs
-from txlcli.errors import UsageError
+from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -108,6 +108,9 @@ def _subject(
             wanted, runs_dir, device=device.value, precision=precision.value if precision else None
         )
         return f"run {opened.run.folder}", opened.run.settings, opened.model
+    packaged = recipe.packaged_names()
+    if not Path(wanted).exists() and Path(wanted).name.removesuffix(".toml") not in packaged:
+        raise UnknownNameError("run or recipe", wanted, [*runs.names(runs_dir), *packaged], like=Path(wanted).name)
     settings = recipe.load(wanted, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:

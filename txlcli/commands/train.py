@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import math
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -87,7 +88,7 @@ def train(
         training = _begun(run, store, device, force=force)
     else:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
-    _carry_out(run, training, max_steps=max_steps, max_minutes=max_minutes, json=json)
+    _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
 
 
 def _planned(
@@ -125,8 +126,8 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
     train = run.settings.train
     segments, valid = _text(run.settings, store)  # a text that is too short is refused before a folder is made
     place = _announce("training", run, store, device)
+    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)  # it may be too large, too
     runs.create(run, store.vocab.to_json(), force=force)
-    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)
     return _training(model, run, segments, valid)
 
 
@@ -234,7 +235,9 @@ def _announce(verb: str, run: Run, store: "TokenStore", device: Device) -> Any:
     return place
 
 
-def _carry_out(run: Run, training: "Training", *, max_steps: int | None, max_minutes: float | None, json: bool) -> None:
+def _carry_out(
+    run: Run, training: "Training", data_dir: Path, *, max_steps: int | None, max_minutes: float | None, json: bool
+) -> None:
     last = run.settings.train.max_steps
     deadline = time.monotonic() + 60 * max_minutes if max_minutes is not None else None
     with _signals() as caught:
@@ -252,13 +255,19 @@ def _carry_out(run: Run, training: "Training", *, max_steps: int | None, max_min
                 write_curve(line)
                 shown.show(report, line)
     saved = f"saved {training.last_path} at step {training.step:,}"
+    go_on = f'go on with "{_command("train", "--resume", str(run.folder), data_dir=data_dir)}"'
     if caught:
         code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
-        raise Interrupted(f'stopped; {saved}; go on with "txl train --resume {run.folder}"', code)
+        raise Interrupted(f"stopped; {saved}; {go_on}", code)
     if training.step < last:
-        console.say(f'{saved} of {last:,}; go on with "txl train --resume {run.folder}"')
+        console.say(f"{saved} of {last:,}; {go_on}")
     if not json:
-        _show_end(run, training)
+        _show_end(run, training, data_dir)
+
+
+def _command(*words: str, data_dir: Path) -> str:
+    """A command line to repeat, with the data folder where it is not the usual one."""
+    return shlex.join(["txl", *words, *([] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)])])
 
 
 def as_line(report: "Report", metric: str) -> dict[str, Any]:
@@ -297,14 +306,14 @@ class _Shown:
         console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{best}")
 
 
-def _show_end(run: Run, training: "Training") -> None:
+def _show_end(run: Run, training: "Training", data_dir: Path) -> None:
     best = f"{metrics.in_metric(training.best_nats, run.metric):.3f}"
     rows = [
         ["run", str(run.folder)],
         ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],
         ["epochs", f"{training.epoch:.2f}"],
         [f"best valid {run.metric}", best if training.best_nats < float("inf") else "-"],
-        ["next", f"txl eval {run.folder}"],
+        ["next", _command("eval", str(run.folder), data_dir=data_dir)],
     ]
     console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)
 

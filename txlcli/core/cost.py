@@ -19,13 +19,13 @@ def decoding_flops_per_token(model: ModelSettings, vocab_size: int, *, keys: int
 def training_flops_per_token(model: ModelSettings, vocab_size: int, *, seg_len: int, mem_len: int, lanes: int) -> float:
     """Forward and backward pass of one segment, per predicted token.
 
-    The backward pass costs twice the forward. Keys and values of the memory are projected again at every step, since
-    the weights change; distances are projected once for all lanes.
+    The backward pass costs twice the forward, but the distances need no gradient themselves. Keys and values of the
+    memory are projected again at every step, since the weights change; distances are projected once for all lanes.
     """
     keys = mem_len + seg_len
     width = model.n_heads * model.d_head
     per_token = 2 * model.d_model * width + 3 * keys * width + 2 * model.d_model * model.d_inner
     per_lane = 2 * keys * model.d_model * width
     per_step = keys * model.d_model * width
-    layer = per_token + per_lane / seg_len + per_step / (seg_len * lanes)
-    return 3 * 2.0 * (model.n_layers * layer + model.d_model * vocab_size)
+    layer = 3 * (per_token + per_lane / seg_len) + 2 * per_step / (seg_len * lanes)
+    return 2.0 * (model.n_layers * layer + 3 * model.d_model * vocab_size)

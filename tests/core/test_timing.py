@@ -1,0 +1,90 @@
+"""What is timed is the work that is meant; the times themselves belong to the machine."""
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.core.builders import small_model
+from txlcli.core import timing
+from txlcli.core.timing import Timing
+from txlcli.settings import EvalSettings, TrainSettings
+
+CPU = torch.device("cpu")
+B, L, M = 2, 5, 7
+TRAIN = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=3)
+
+
+def small_float_model():
+    return small_model(dtype=torch.float32)
+
+
+def test_a_timing_is_quoted_by_its_middle_and_its_ends():
+    times = Timing((3.0, 1.0, 2.0, 9.0, 2.5))
+    assert (times.median, times.low, times.high) == (2.5, 1.0, 9.0)
+
+
+def test_the_first_call_is_not_counted():
+    pauses = iter([0.2, 0.01, 0.01, 0.01])
+    times = timing.measure(lambda: time.sleep(next(pauses)), CPU, tokens=2, repeat=3)
+    assert len(times.ms_per_token) == 3
+    assert times.low >= 5.0  # 10 ms for two tokens
+    assert times.median < 100.0
+    assert next(pauses, None) is None
+
+
+def test_the_peak_is_above_what_one_operation_after_the_other_could_reach():
+    assert 1e9 < timing.peak_flops_per_s(CPU, "fp32", repeat=1) < 1e15
+
+
+@pytest.mark.parametrize("mem_len", [0, M])
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_evaluation_is_timed_with_every_repetition(mem_len, seg_len):
+    how = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
+    times = timing.time_evaluation(small_float_model(), how, precision="fp32", repeat=3)
+    assert len(times.ms_per_token) == 3
+    assert 0 < times.low <= times.median <= times.high < math.inf
+
+
+def test_a_longer_window_costs_the_vanilla_model_more():
+    # 2,500 tokens against 5: even on a busy machine the ratio is far from 1.
+    long, short = (
+        timing.time_vanilla(small_float_model(), attn_len, windows=1, precision="fp32", repeat=3)
+        for attn_len in (2500, 5)
+    )
+    assert long.low > 2 * short.low
+
+
+def test_windows_at_once_are_taken_as_long_as_they_gain():
+    model = small_float_model()
+    one = Timing((1e9,))  # anything is faster
+    windows, best = timing.best_windows(model, L, one, precision="fp32", repeat=1)
+    assert windows >= 2
+    assert best.median < one.median
+    none = Timing((1e-9,))  # nothing is
+    assert timing.best_windows(model, L, none, precision="fp32", repeat=1) == (1, none)
+
+
+def test_training_is_timed_by_real_steps_that_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = small_float_model()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    times = timing.time_training(model, TRAIN, repeat=2)
+    assert len(times.ms_per_token) == 2
+    assert any(not parameter.equal(before[name]) for name, parameter in model.named_parameters())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux can tell")
+def test_the_peak_of_memory_is_that_of_the_block():
+    size = 64 << 20
+    with timing.peak_memory(CPU) as idle:
+        pass
+    with timing.peak_memory(CPU) as busy:
+        block = torch.ones(size, dtype=torch.uint8)
+        del block
+    if not idle:
+        pytest.skip("this machine does not let the mark be set back")
+    assert busy[0] >= idle[0] + size // 2

@@ -1,0 +1,107 @@
+"""Stores by name, runs with their weights."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.core.builders import model_settings
+from txlcli import opening, recipe, runs
+from txlcli.core import checkpoint
+from txlcli.core.checkpoint import Checkpoint, grouped
+from txlcli.core.model import TransformerXL, count_parameters
+from txlcli.errors import RunError, StoreError, UsageError, VocabularyError
+from txlcli.runs import Run
+from txlcli.vocab import Vocab
+
+VOCAB = Vocab("char", list("abc \n"))
+SETTINGS = dataclasses.replace(recipe.load("enwik8"), model=model_settings())
+
+
+def saved_run(runs_dir, name="mine", *, best=False):
+    """A run with the weights of a fresh model; its best weights, where wanted, are all zero."""
+    run = Run(
+        folder=runs_dir / name,
+        recipe_name="enwik8",
+        settings=SETTINGS,
+        vocab_fingerprint=VOCAB.fingerprint,
+        vocab_size=VOCAB.size,
+        parameters=count_parameters(SETTINGS.model, VOCAB.size),
+        metric="bpc",
+    )
+    runs.create(run, VOCAB.to_json(), force=False)
+    model = TransformerXL(SETTINGS.model, VOCAB.size)
+    weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
+    checkpoint.save(run.folder / runs.LAST, Checkpoint(grouped("model", weights), {"step": 3}))
+    if best:
+        zeros = {key: torch.zeros_like(value) for key, value in weights.items()}
+        checkpoint.save(run.folder / runs.BEST, Checkpoint(grouped("model", zeros), {"step": 2}))
+    return run, weights
+
+
+def open_run(runs_dir, wanted="mine", **changed):
+    return opening.open_run(wanted, runs_dir, **{"device": "cpu", "precision": None, **changed})
+
+
+def test_a_run_comes_with_its_weights_and_its_vocabulary(tmp_path):
+    run, weights = saved_run(tmp_path)
+    opened = open_run(tmp_path)
+    assert opened.run == run
+    assert opened.vocab.symbols == VOCAB.symbols
+    assert opened.precision == "fp32"
+    assert not opened.model.training
+    assert all(parameter.equal(weights[name]) for name, parameter in opened.model.named_parameters())
+
+
+def test_the_best_weights_are_taken_where_there_are_some(tmp_path):
+    saved_run(tmp_path, best=True)
+    opened = open_run(tmp_path)
+    assert opened.checkpoint.state["step"] == 2
+    assert not any(parameter.any() for parameter in opened.model.parameters())
+
+
+def test_a_wished_precision_replaces_that_of_training(tmp_path):
+    saved_run(tmp_path)
+    assert open_run(tmp_path, precision="bf16").precision == "bf16"
+    with pytest.raises(UsageError, match="fp16 needs a CUDA device"):
+        open_run(tmp_path, precision="fp16")
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path):
+    run, _ = saved_run(tmp_path)
+    (run.folder / runs.LAST).unlink()
+    with pytest.raises(RunError, match="no such checkpoint; the run has not saved one yet"):
+        open_run(tmp_path)
+
+
+def test_a_vocabulary_of_another_text_is_refused(tmp_path):
+    run, _ = saved_run(tmp_path)
+    (run.folder / runs.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
+    with pytest.raises(VocabularyError, match=r"vocab.json: not the vocabulary that the weights belong to$"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("store", "command"),
+    [
+        ("ptb", "txl prepare ptb"),
+        ("lm1b-released", "txl prepare lm1b --released-convention"),
+        ("stdlib-word", "txl prepare stdlib --tokenizer word"),
+        ("ptb-sp8000", "txl prepare ptb --tokenizer sentencepiece --vocab-size 8000"),
+        ("ptb-bpe500", "txl prepare ptb --tokenizer sentencepiece --vocab-size 500 --sp-type bpe"),
+        ("my-diary", "txl prepare PATH --name my-diary"),
+    ],
+)
+def test_a_missing_store_gives_the_command_that_makes_it(tmp_path, store, command):
+    with pytest.raises(StoreError) as caught:
+        opening.open_store(store, tmp_path)
+    assert str(caught.value) == f'no token store at {tmp_path / store}.h5; run "{command}" first'
+
+
+def test_the_reading_is_the_runs_own_with_the_trained_length_as_limit(tmp_path):
+    run, _ = saved_run(tmp_path)
+    train, own = SETTINGS.train, SETTINGS.eval
+    assert own.max_distance is not None
+    assert opening.resolved_reading(run) == own
+    assert opening.resolved_reading(run, mem_len=7, seg_len=3) == dataclasses.replace(own, mem_len=7, seg_len=3)
+    assert opening.resolved_reading(run, max_distance=None).max_distance == train.seg_len + train.mem_len
