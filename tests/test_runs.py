@@ -127,6 +127,7 @@ def written(folder, name, seconds):
 def test_the_newest_run_is_the_one_that_was_saved_last(runs_dir):
     a, b, c = (create(runs_dir, name) for name in "abc")
     for seconds, run in enumerate((a, b, c)):
+        (run.folder / "best.safetensors").touch()
         written(run.folder, "run.json", 1000 + seconds)
     assert runs.find(None, runs_dir) == c
     written(a.folder, "last.safetensors", 2000)
@@ -139,8 +140,12 @@ def test_no_run_at_all_says_how_to_get_one(runs_dir):
     assert not runs.any_run(runs_dir)
     message = refusal(runs.find, None, runs_dir)
     assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
-    create(runs_dir)
+    run = create(runs_dir)
+    assert not runs.any_run(runs_dir)  # it has no weights yet
+    assert refusal(runs.find, None, runs_dir) == message
+    (run.folder / "last.safetensors").touch()
     assert runs.any_run(runs_dir)
+    assert runs.find(None, runs_dir) == run
 
 
 def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):

@@ -174,7 +174,7 @@ def find(wanted: str | None, runs_dir: Path) -> Run:
         UnknownNameError: no run of that name.
     """
     if wanted is None:
-        folders = list(_all_folders(runs_dir))
+        folders = list(_trained_folders(runs_dir))
         if not folders:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
         return open_run(max(folders, key=_last_written))
@@ -193,8 +193,13 @@ def names(runs_dir: Path) -> list[str]:
 
 
 def any_run(runs_dir: Path) -> bool:
-    """Whether there is a run at all."""
-    return next(_all_folders(runs_dir), None) is not None
+    """Whether there is a run with weights."""
+    return next(_trained_folders(runs_dir), None) is not None
+
+
+def _trained_folders(runs_dir: Path) -> Iterator[Path]:
+    """Runs that have saved weights: a training that died before left nothing to work with."""
+    return (folder for folder in _all_folders(runs_dir) if (folder / LAST).exists() or (folder / BEST).exists())
 
 
 def is_run(wanted: str, runs_dir: Path) -> bool:

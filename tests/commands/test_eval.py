@@ -162,6 +162,12 @@ def test_standard_input_scores_as_a_file(here):
     assert told["rows"][0]["loss_nats"] == pytest.approx(only_row("byte", "--split", "valid")["loss_nats"], rel=1e-6)
 
 
+def test_unknown_words_of_a_text_are_counted(here):
+    (here / "strange.txt").write_text("the quagga fox\n")
+    said = done("eval", "word", "--text", "strange.txt").stderr
+    assert "1 of 4 tokens are unknown to the vocabulary and read as <unk>\n" in said
+
+
 def test_a_text_needs_no_store(here):
     for path in (here / "data").iterdir():
         path.unlink()

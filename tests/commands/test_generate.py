@@ -26,6 +26,11 @@ def test_the_text_goes_on_from_the_prompt(here):
     assert result.stderr == "generating with runs/word, after the prompt\n"
 
 
+def test_unknown_words_of_a_prompt_are_counted(here):
+    said = done("generate", "word", "--prompt", "the quagga fox quagga", "--tokens", 1).stderr
+    assert said.startswith("2 of 4 tokens of the prompt are unknown to the vocabulary and read as <unk>\n")
+
+
 def test_words_go_on_with_a_blank_between(here):
     text = done("generate", "word", "--prompt", "the fox", "--tokens", 1, "--greedy").stdout
     (token,) = tokens_of("word", "--prompt", "the fox", "--tokens", 1, "--greedy")

@@ -203,8 +203,12 @@ def test_resume_goes_with_no_wish_for_a_new_run(here, extra):
 def test_a_dry_run_writes_nothing(here):
     before = sorted(here.rglob("*"))
     result = train("--dry-run")
-    assert result.stdout == ""
-    assert result.stderr.startswith("would train tiny: ")
+    assert result.stdout.startswith("would train tiny: ")
+    assert result.stderr == ""
+    plan = json.loads(train("--dry-run", "--json").stdout)
+    assert plan["recipe"] == "tiny"
+    assert plan["folder"] in result.stdout
+    assert f"{plan['parameters']:,} parameters" in result.stdout
     assert sorted(here.rglob("*")) == before
 
 

@@ -120,6 +120,9 @@ def _prompt(opened: "OpenRun", prompt: str) -> _Start:
     elif not _is_unicode(prompt):
         raise VocabularyError("--prompt is no UTF-8; convert it first")
     ids = [int(token) for token in opened.vocab.encode(prompt)]
+    lost = ids.count(opened.vocab.unknown) if opened.vocab.unknown is not None else 0
+    if lost:
+        console.say(f"{lost} of {len(ids)} tokens of the prompt are unknown to the vocabulary and read as <unk>")
     if opened.vocab.boundary is not None:
         ids = [opened.vocab.boundary, *ids]  # a text begins after the end of another
     if not ids:

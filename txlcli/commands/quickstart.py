@@ -14,7 +14,7 @@ from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, Ru
 CORPUS = "stdlib"
 MEM_LENS = "0,32,64,128,256"
 ATTN_LENS = "128,256,512"
-PROMPT = "class Reader:\n    def __init__(self, "
+PROMPT = "    def __init__(self, "
 
 
 def quickstart(

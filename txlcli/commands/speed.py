@@ -219,8 +219,7 @@ class _Bench:
 
 
 def _show(result: dict[str, Any]) -> None:
-    columns: tuple[str, ...] = ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper")
-    columns += ("vanilla batched", "slowdown", "XL, L = 1", "slowdown")
+    title = f"{result['model']} on {result['device']}, {result['precision']}"
     lines = [
         [
             f"{row['attn_len']:,}",
@@ -228,6 +227,18 @@ def _show(result: dict[str, Any]) -> None:
             _spread(row["vanilla_ms_per_token"], row["vanilla_low_high_ms"]),
             console.times(row["slowdown"]),
             f"{row['paper_slowdown']:,}x" if row["paper_slowdown"] else "-",
+        ]
+        for row in result["slowdown"]
+    ]
+    caption = (
+        f"Table 9. XL: one lane, M = attention, L = {result['slowdown'][0]['seg_len']}. vanilla: the same weights\n"
+        "without memory, a window computed anew for each prediction, one at a time.\n"
+        f"Median (low-high) of {result['repeat']}."
+    )
+    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), lines, caption)
+    others = [
+        [
+            f"{row['attn_len']:,}",
             f"{_short(row['vanilla_batched_ms_per_token'])} ({row['windows']})",
             console.times(row["slowdown_batched"]),
             _short(row["xl_single_ms_per_token"]),
@@ -235,12 +246,9 @@ def _show(result: dict[str, Any]) -> None:
         ]
         for row in result["slowdown"]
     ]
-    caption = (
-        f"Table 9. XL: one lane, M = attention, L = {result['slowdown'][0]['seg_len']}. vanilla: the same weights "
-        f"without memory, a window\ncomputed anew for each prediction, one at a time; batched: that many at once. "
-        f"Median (low-high) of {result['repeat']}."
-    )
-    console.show_table(f"{result['model']} on {result['device']}, {result['precision']}", columns, lines, caption)
+    headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
+    caption = "batched: as many windows at once as gain anything; L = 1: one token at a time, against one window."
+    console.show_table("the same with other batches, ms/token", headings, others, caption)
     works = [
         [
             row["work"],

@@ -83,7 +83,11 @@ def train(
         run, store = _planned(wanted, changes, name, (runs_dir, data_dir), force=force, dry_run=dry_run)
         if dry_run:
             _text(run.settings, store)
-            _announce("would train", run, store, device)
+            plan = _plan(run, store, _place(run, device))
+            if json:
+                console.show_json(plan)
+            else:
+                console.show_text(f"would train {_in_words(plan)}")
             return
         training = _begun(run, store, device, force=force)
     else:
@@ -125,7 +129,8 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
 
     train = run.settings.train
     segments, valid = _text(run.settings, store)  # a text that is too short is refused before a folder is made
-    place = _announce("training", run, store, device)
+    place = _place(run, device)
+    console.say(f"training {_in_words(_plan(run, store, place))}")
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)  # it may be too large, too
     runs.create(run, store.vocab.to_json(), force=force)
     return _training(model, run, segments, valid)
@@ -133,15 +138,14 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
 
 def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, device: Device) -> tuple[Run, "Training"]:
     from txlcli.core import checkpoint
-    from txlcli.core.device import check_precision, describe, pick_device
+    from txlcli.core.device import describe
     from txlcli.opening import check_vocabulary, open_store
 
     run = runs.find(wanted, runs_dir)
     run = _changed(run, changes)
     settings = run.settings
     _check_tensorboard(settings)
-    place = pick_device(device.value)
-    check_precision(settings.train.precision, place)
+    place = _place(run, device)
     store = open_store(settings.corpus.store, data_dir)
     check_vocabulary(run, store)
     path = run.folder / runs.LAST
@@ -217,22 +221,44 @@ def _training(model: Any, run: Run, segments: Any, valid: Any) -> "Training":
     return Training(model, run.settings.train, segments, valid, run.folder, identity)
 
 
-def _announce(verb: str, run: Run, store: "TokenStore", device: Device) -> Any:
-    """Say what will be done; gives the device, once it is known to manage the precision."""
-    from txlcli.core.device import check_precision, describe, pick_device
+def _place(run: Run, device: Device) -> Any:
+    """The device, once it is known to manage the run's precision."""
+    from txlcli.core.device import check_precision, pick_device
+
+    place = pick_device(device.value)
+    check_precision(run.settings.train.precision, place)
+    return place
+
+
+def _plan(run: Run, store: "TokenStore", place: Any) -> dict[str, Any]:
+    """What will be done, for people and machines."""
+    from txlcli.core.device import describe
 
     train = run.settings.train
-    place = pick_device(device.value)
-    check_precision(train.precision, place)
     tokens = store.info("train").tokens
-    steps_per_epoch = tokens / (train.batch_size * train.seg_len)
-    console.say(
-        f"{verb} {run.recipe_name}: {run.parameters:,} parameters (V = {run.vocab_size:,}) on {store.path} "
-        f"({tokens:,} tokens), {train.batch_size} lanes x {train.seg_len} tokens, memory {train.mem_len}, "
-        f"{train.max_steps:,} steps ({train.max_steps / steps_per_epoch:.3g} epochs), {train.precision}, "
-        f"{describe(place)}, into {run.folder}"
-    )
-    return place
+    return {
+        "recipe": run.recipe_name,
+        "parameters": run.parameters,
+        "vocab_size": run.vocab_size,
+        "store": str(store.path),
+        "train_tokens": tokens,
+        "lanes": train.batch_size,
+        "seg_len": train.seg_len,
+        "mem_len": train.mem_len,
+        "steps": train.max_steps,
+        "epochs": train.max_steps * train.batch_size * train.seg_len / tokens,
+        "precision": train.precision,
+        "device": describe(place),
+        "folder": str(run.folder),
+    }
+
+
+def _in_words(plan: dict[str, Any]) -> str:
+    return (
+        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on {store} ({train_tokens:,} tokens), {lanes} lanes "
+        "x {seg_len} tokens, memory {mem_len}, {steps:,} steps ({epochs:.3g} epochs), {precision}, {device}, "
+        "into {folder}"
+    ).format(**plan)
 
 
 def _carry_out(
