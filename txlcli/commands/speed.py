@@ -143,15 +143,16 @@ class _Bench:
         from txlcli.core.timing import best_windows, time_evaluation, time_vanilla
 
         reading = self._reading(attn_len)
-        with console.progress(f"attention length {attn_len}", total=4, unit="measurements", shown=self.shown) as bar:
+        with console.progress(f"attention length {attn_len:,}", total=4, shown=self.shown) as bar:
+            bar.reach(0, "segments with memory")
             segments = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
-            bar.reach(1)
+            bar.reach(1, "one token at a time with memory")
             single = dataclasses.replace(reading, seg_len=1)
             tokens = time_evaluation(self.model, single, precision=self.precision, repeat=self.repeat)
-            bar.reach(2)
+            bar.reach(2, "vanilla, one window at a time")
             one = time_vanilla(self.model, attn_len, windows=1, precision=self.precision, repeat=self.repeat)
-            bar.reach(3)
-            windows, batched = best_windows(self.model, attn_len, one, precision=self.precision, repeat=self.repeat)
+            bar.reach(3, "vanilla, batched windows")
+            windows, batched = best_windows(self.model, attn_len, one, precision=self.precision)
         return {
             "attn_len": attn_len,
             "seg_len": reading.seg_len,

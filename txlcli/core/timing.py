@@ -47,16 +47,18 @@ class Timing:
         return max(self.ms_per_token)
 
 
-def measure(work: Callable[[], object], device: torch.device, *, tokens: int, repeat: int) -> Timing:
-    """Time work that handles `tokens` tokens, after one call that is not counted."""
+def measure(
+    work: Callable[[], object], device: torch.device, *, tokens: int, repeat: int, warm_up: bool = True
+) -> Timing:
+    """Time work that handles `tokens` tokens; the warm-up call is not counted."""
     times = []
-    for _ in range(repeat + 1):
+    for _ in range(repeat + warm_up):
         _wait(device)
         started = time.perf_counter()
         work()
         _wait(device)
         times.append(1e3 * (time.perf_counter() - started) / tokens)
-    return Timing(tuple(times[1:]))
+    return Timing(tuple(times[warm_up:]))
 
 
 def _wait(device: torch.device) -> None:
@@ -94,7 +96,9 @@ def time_evaluation(model: TransformerXL, how: EvalSettings, *, precision: str, 
     return measure(score_segments, decoder.device, tokens=segments * tokens.numel(), repeat=repeat)
 
 
-def time_vanilla(model: TransformerXL, attn_len: int, *, windows: int, precision: str, repeat: int) -> Timing:
+def time_vanilla(
+    model: TransformerXL, attn_len: int, *, windows: int, precision: str, repeat: int, warm_up: bool = True
+) -> Timing:
     """One prediction per window of `attn_len` tokens, each window computed from its first token on.
 
     The opponent of Table 9, as well made as the rest: keys and values are kept within a window, and of the last layer
@@ -108,7 +112,7 @@ def time_vanilla(model: TransformerXL, attn_len: int, *, windows: int, precision
         decoder.reset()
         return decoder.logits(decoder.read_last(tokens))
 
-    return measure(predict, decoder.device, tokens=windows, repeat=repeat)
+    return measure(predict, decoder.device, tokens=windows, repeat=repeat, warm_up=warm_up)
 
 
 def time_training(model: TransformerXL, settings: TrainSettings, *, repeat: int) -> Timing:
@@ -132,21 +136,25 @@ def _random_tokens(model: TransformerXL, lanes: int, length: int) -> torch.Tenso
     return torch.randint(model.vocab_size, (lanes, length), device=model.embedding.weight.device)
 
 
-def best_windows(
-    model: TransformerXL, attn_len: int, one: Timing, *, precision: str, repeat: int
-) -> tuple[int, Timing]:
+def best_windows(model: TransformerXL, attn_len: int, one: Timing, *, precision: str) -> tuple[int, Timing]:
     """As many windows at once as the device gains from, with their time per prediction.
 
-    Twice as many are tried as long as that saves a twentieth and memory lasts.
+    Twice as many are tried, once each, as long as that saves a twentieth and memory lasts.
+
+    Args:
+        model: the weights.
+        attn_len: tokens in a window.
+        one: the time of one window at a time.
+        precision: number format of matrix products.
     """
     windows, best = 1, one
     while True:
         try:
-            more = time_vanilla(model, attn_len, windows=2 * windows, precision=precision, repeat=repeat)
+            more = time_vanilla(model, attn_len, windows=2 * windows, precision=precision, repeat=1, warm_up=False)
         except (torch.OutOfMemoryError, MemoryError):
             return windows, best
         if more.median > 0.95 * best.median:
-            return (windows, best) if windows > 1 or more.median > best.median else (2 * windows, more)
+            return windows, best
         windows, best = 2 * windows, more
 
 
