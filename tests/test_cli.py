@@ -1,5 +1,6 @@
 """The command line as a whole: how it starts, what it says to what it does not know."""
 
+import signal
 import subprocess
 import sys
 
@@ -73,3 +74,24 @@ def test_a_command_that_nearly_exists_is_suggested():
     if "prepare" not in registered:
         pytest.skip("no commands yet")
     assert "'prepare'" in txl("prepar").stderr
+
+
+def test_an_unknown_word_of_an_option_gets_a_suggestion():
+    ended = txl("prepare", "x", "--tokenizer", "wrod")
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "error: Invalid value for '--tokenizer': 'wrod' is not one of 'byte', 'char', 'word', 'sentencepiece'; "
+        'did you mean "word"?; see "txl prepare --help"\n'
+    )
+
+
+def test_sigterm_clears_away_what_is_unfinished(tmp_path):
+    (tmp_path / "book.txt").write_text("one two three four five\n" * 2_000_000)
+    command = [sys.executable, "-m", "txlcli", "prepare", "book.txt", "--tokenizer", "word"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline().startswith("preparing ")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert "Traceback" not in process.stderr.read()
+    assert list(tmp_path.glob("data/*")) == []
+    assert list(tmp_path.glob("data/.*")) == []

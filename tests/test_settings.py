@@ -65,9 +65,15 @@ def test_every_default_is_in_its_range(section):
     build(section)
 
 
+PLAIN = 'the name of a store: letters, digits, ".", "-" and "_"'
 OUT_OF_RANGE = [
-    ("corpus", {"store": ""}, "store must be the name of a store, not ''"),
-    ("corpus", {"store": "data/enwik8.h5"}, "store must be the name of a store, not 'data/enwik8.h5'"),
+    ("corpus", {"store": ""}, f"store must be {PLAIN}, not ''"),
+    ("corpus", {"store": "data/enwik8.h5"}, f"store must be {PLAIN}, not 'data/enwik8.h5'"),
+    ("corpus", {"store": ".."}, f"store must be {PLAIN}, not '..'"),
+    ("train", {"lr": float("inf")}, "lr must be greater than 0, not inf"),
+    ("train", {"weight_decay": float("nan")}, "weight_decay must be 0 or more, not nan"),
+    ("train", {"seed": 2**63}, f"seed must be at most {2**63 - 1}, not {2**63}"),
+    ("published", {"vocab_size": -1}, "vocab_size must be greater than 0, not -1"),
     *[
         ("model", {key: value}, f"{key} must be greater than 0, not {value}")
         for key in ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "init_std")

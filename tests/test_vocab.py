@@ -61,7 +61,9 @@ def test_every_line_end_is_the_boundary_piece(pieces):
 
 
 def test_piece_training_says_what_size_fits():
-    with pytest.raises(UsageError, match=r"--vocab-size 9999 does not fit this text .*; choose another --vocab-size"):
+    with pytest.raises(
+        UsageError, match=r"9999 pieces do not fit this text \(.+\); choose another --vocab-size, or give more text"
+    ):
         train(SENTENCES, size=9999, bpe=True)
 
 

@@ -1,8 +1,10 @@
 """The Typer application: registers the commands, turns a TxlError into one line and an exit code."""
 
 import re
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +13,9 @@ from typer.core import TyperGroup
 from txlcli import __version__, console
 from txlcli.commands import eval as eval_
 from txlcli.commands import generate, prepare, quickstart, speed, train
-from txlcli.errors import TxlError
+from txlcli.errors import TxlError, did_you_mean
 
-CTRL_C = 130
+CTRL_C, TERMINATED = 130, 143
 
 
 class TxlGroup(TyperGroup):
@@ -24,6 +26,7 @@ class TxlGroup(TyperGroup):
     ) -> Any:
         """Run a command line; always ends in SystemExit with txl's exit codes."""
         extra["standalone_mode"] = False
+        before = signal.signal(signal.SIGTERM, _terminate)  # so that everything unfinished is cleared away
         try:
             result = super().main(args=args, prog_name=prog_name or "txl", **extra)
         except TxlError as error:
@@ -35,7 +38,7 @@ class TxlGroup(TyperGroup):
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             where = f'; see "{context.command_path} --help"' if context else ""
-            console.complain(" ".join(error.format_message().split()).rstrip(".") + where)
+            console.complain(_plain(error.format_message()) + where)
             sys.exit(error.exit_code)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -44,7 +47,20 @@ class TxlGroup(TyperGroup):
             how_much = f" ({wanted[0].lower()})" if wanted else ""
             console.complain(f"out of memory{how_much}; take fewer lanes, shorter lengths or a smaller model")
             sys.exit(TxlError.exit_code)
+        finally:
+            signal.signal(signal.SIGTERM, before)
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    sys.exit(TERMINATED)
+
+
+def _plain(message: str) -> str:
+    """A message of the option parser on one line, with the nearest of the words that would have been right."""
+    message = " ".join(message.split()).rstrip(".").replace("Value error, ", "")
+    choice = re.search(r"'([^']*)' is not one of (.+)$", message)
+    return message + (did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else "")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from txlcli.errors import UsageError
+from txlcli.settings import MOST_SEED
 
 
 class Device(StrEnum):
@@ -32,7 +33,7 @@ DeviceOption = Annotated[Device, typer.Option("--device", help="auto takes CUDA 
 PrecisionOption = Annotated[
     Precision | None, typer.Option("--precision", help="Number format of matrix products; the run's own by default.")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw the result to this .png, .svg or .pdf file.")]
 Overrides = Annotated[

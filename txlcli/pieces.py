@@ -6,7 +6,7 @@ from functools import cached_property
 
 import sentencepiece  # noqa: TID253 - vocab.py imports this module only where pieces are wanted
 
-from txlcli.errors import UsageError
+from txlcli.errors import CorpusInputError, UsageError
 
 BOUNDARY, UNKNOWN = 0, 1
 SPACE = "\u2581"  # SentencePiece writes a blank so inside its pieces
@@ -109,8 +109,11 @@ def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
         )
     except RuntimeError as error:
         reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
+        if not reason:
+            raise CorpusInputError("the train split holds nothing that SentencePiece can learn from") from error
+        reason = reason.partition("--character_coverage")[0].rstrip(" .,") or reason
         raise UsageError(
-            f"--vocab-size {size} does not fit this text ({reason}); choose another --vocab-size"
+            f"{size} pieces do not fit this text ({reason}); choose another --vocab-size, or give more text"
         ) from error
     return model.getvalue()
 

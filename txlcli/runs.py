@@ -114,7 +114,7 @@ def check_free(folder: Path, *, force: bool) -> None:
 
 
 def create(run: Run, vocab_text: str, *, force: bool) -> None:
-    """Make the folder of a new run.
+    """Make the folder of a new run. A run that it replaces waits aside until `settle` or `undo`.
 
     Args:
         run: what its card will say.
@@ -127,12 +127,31 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     folder = run.folder
     check_free(folder, force=force)
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(_aside(folder), ignore_errors=True)
+        if folder.exists():
+            os.replace(folder, _aside(folder))
         folder.mkdir(parents=True)
         _write_text(folder / VOCAB, vocab_text)
         update(run)
     except OSError as error:
+        undo(run)
         raise _not_written(folder, error) from error
+
+
+def settle(run: Run) -> None:
+    """The new run has saved weights: let go of the one that it replaced."""
+    shutil.rmtree(_aside(run.folder), ignore_errors=True)
+
+
+def undo(run: Run) -> None:
+    """The new run came to nothing: remove it, and put back the one that it replaced."""
+    shutil.rmtree(run.folder, ignore_errors=True)
+    if _aside(run.folder).exists():
+        os.replace(_aside(run.folder), run.folder)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.replaced")
 
 
 def update(run: Run) -> None:

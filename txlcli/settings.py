@@ -4,11 +4,18 @@ A recipe's sections are these dataclasses, its keys their fields. None means "of
 a key out.
 """
 
+import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 from txlcli.errors import RecipeError, did_you_mean
+
+PLAIN_NAME = r"\w[\w.+-]{0,99}"
+"""What stores and runs may be called: a file name on every system."""
+MOST_SEED = 2**63 - 1
+"""The largest seed that PyTorch takes."""
 
 
 def _require(good: bool, section: str, key: str, value: object, wish: str) -> None:
@@ -19,13 +26,13 @@ def _require(good: bool, section: str, key: str, value: object, wish: str) -> No
 def _positive(section: str, instance: object, *keys: str) -> None:
     for key in keys:
         value = getattr(instance, key)
-        _require(value is None or value > 0, section, key, value, "greater than 0")
+        _require(value is None or 0 < value < math.inf, section, key, value, "greater than 0")
 
 
 def _not_negative(section: str, instance: object, *keys: str) -> None:
     for key in keys:
         value = getattr(instance, key)
-        _require(value is None or value >= 0, section, key, value, "0 or more")
+        _require(value is None or 0 <= value < math.inf, section, key, value, "0 or more")
 
 
 def _one_of(section: str, instance: object, key: str, known: Collection[str]) -> None:
@@ -47,7 +54,8 @@ class CorpusSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _require(bool(self.store) and "/" not in self.store, "corpus", "store", self.store, "the name of a store")
+        plain = re.fullmatch(PLAIN_NAME, self.store) is not None
+        _require(plain, "corpus", "store", self.store, 'the name of a store: letters, digits, ".", "-" and "_"')
 
 
 NORMS = ("post", "pre")
@@ -149,6 +157,9 @@ class TrainSettings:
         _one_of("train", self, "optimizer", OPTIMIZERS)
         _one_of("train", self, "schedule", SCHEDULES)
         _one_of("train", self, "precision", PRECISIONS)
+        _require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
+        most = f"at most max_steps ({self.max_steps})"
+        _require(self.warmup_steps <= self.max_steps, "train", "warmup_steps", self.warmup_steps, most)
         _require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         _require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
         _require(
@@ -226,6 +237,10 @@ class PublishedSettings:
     """The paper's result on the validation split, in the corpus's metric."""
     test: float | None = None
     """The paper's result on the test split, in the corpus's metric."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _positive("published", self, "vocab_size", "parameters", "valid", "test")
 
 
 @dataclass(frozen=True)

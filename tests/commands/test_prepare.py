@@ -520,7 +520,7 @@ def test_an_empty_split_file_is_named(txl, tmp_path):
 def test_too_many_pieces_are_refused_with_what_fits(txl, book, tmp_path):
     result = txl(book, "--tokenizer", "sentencepiece", "--vocab-size", 9999)
     assert result.exit_code == 2
-    assert "--vocab-size 9999 does not fit this text" in only_line(result)
+    assert "9999 pieces do not fit this text" in only_line(result)
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -555,8 +555,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, limit):
 def test_a_data_folder_that_is_a_file_is_named(txl, book, tmp_path):
     (tmp_path / "data").write_text("in the way")
     result = txl(book)
-    assert result.exit_code == 1
-    assert "data: File exists; check the path" in only_line(result)
+    assert result.exit_code == 2
+    assert "data is a file; give a folder" in only_line(result)
 
 
 def test_help_shows_an_example(txl):

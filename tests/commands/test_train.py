@@ -161,7 +161,11 @@ def test_a_run_goes_on_from_any_folder(here, monkeypatch):
 def test_a_finished_run_says_so_and_stays(here):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     metrics = reports("runs/byte")
-    assert "7 of 7" in done("train", "--resume", "byte").stdout
+    message = refusal("train", "--resume", "byte", code=1)
+    assert message == "runs/byte has finished its 7 steps; to train it longer add --set train.max_steps=N"
+    message = refusal("train", "--resume", "byte", "--set", "train.max_steps=4")
+    assert message == "runs/byte is at step 7 already; train.max_steps cannot be 4"
+    assert runs.open_run(here / "runs/byte").settings.train.max_steps == 7
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     assert reports("runs/byte") == metrics
 
@@ -441,3 +445,19 @@ def test_a_model_that_no_memory_holds_is_refused_in_one_line(here):
         "out of memory (tried to allocate 3200000000000000 bytes); take fewer lanes, shorter lengths or a smaller model"
     )
     assert not (here / "runs/tiny").exists()
+
+
+def test_a_replaced_run_stays_until_the_new_one_has_weights(here):
+    before = {file.name: file.read_bytes() for file in (here / "runs/byte").iterdir()}
+    message = refusal("train", "tiny.toml", "--name", "byte", "--force", "--set", "model.init_std=1e30", code=1)
+    assert "not finite" in message
+    assert {file.name: file.read_bytes() for file in (here / "runs/byte").iterdir()} == before
+    done("train", "tiny.toml", "--name", "byte", "--force", "--max-steps", 1)
+    assert step_of(here / "runs/byte/last.safetensors") == 1
+    assert not list((here / "runs").glob(".*"))
+
+
+def test_a_new_run_that_never_saved_leaves_no_folder(here):
+    before = files(here / "runs")
+    refusal("train", "tiny.toml", "--name", "doomed", "--set", "model.init_std=1e30", code=1)
+    assert files(here / "runs") == before

@@ -57,7 +57,7 @@ def test_a_stop_from_outside_saves_and_can_be_gone_on_from(here, number, code):
 @pytest.mark.parametrize(
     ("limit", "file"),
     [
-        (8192, "last.safetensors: the checkpoint cannot be written ("),
+        (8192, "best.safetensors: the checkpoint cannot be written ("),
         (500, "metrics.jsonl: cannot be written (File too large); check the folder and the free space"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(here, limit, file):
     run = here / "runs/byte"
     (run / "metrics.jsonl").write_text("".join(f'{{"step": 1, "filler": "{number:060}"}}\n' for number in range(6)))
     before = (run / "last.safetensors").read_bytes()
-    ended = on_a_full_disk(limit, "train", "--resume", "byte", "--max-steps", "9")
+    ended = on_a_full_disk(limit, "train", "--resume", "byte", "--set", "train.max_steps=9")
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout == ""
     assert ended.stderr.splitlines()[-1].startswith(f"error: runs/byte/{file}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from txlcli.vocab import Vocab
 
 SPLIT = "test"
+LEAST_TEMPERATURE = 1e-3
 
 
 def generate(
@@ -74,8 +75,11 @@ def generate(
         raise UsageError("--prompt is the whole context; leave out --at, --context and --reference")
     if greedy and (top_k is not None or top_p is not None or temperature is not None or samples > 1):
         raise UsageError("--greedy draws nothing: leave out --top-k, --top-p, --temperature and --samples")
-    if temperature is not None and temperature <= 0:
-        raise UsageError(f"--temperature {temperature}: must be greater than 0; for the likeliest token use --greedy")
+    if temperature is not None and not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+        raise UsageError(
+            f"--temperature {temperature}: must lie between {LEAST_TEMPERATURE} and {1 / LEAST_TEMPERATURE:g}; for the "
+            "likeliest token use --greedy"
+        )
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"--top-p {top_p}: must be greater than 0 and at most 1")
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console, metrics, recipe, runs
-from txlcli.errors import Interrupted, RecipeError, TrainingError, UsageError
+from txlcli.errors import Interrupted, RecipeError, RunError, TrainingError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -30,7 +30,7 @@ from txlcli.options import (
     RunsDir,
 )
 from txlcli.runs import Run
-from txlcli.settings import Settings
+from txlcli.settings import MOST_SEED, PLAIN_NAME, Settings
 
 if TYPE_CHECKING:
     from txlcli.core.training import Report, Training
@@ -59,7 +59,7 @@ def train(
     precision: Annotated[
         Precision | None, typer.Option("--precision", help="Number format of matrix products; the recipe's by default.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")] = None,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
@@ -92,7 +92,20 @@ def train(
         training = _begun(run, store, device, force=force)
     else:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
-    _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+    with _kept_only_with_weights(run):
+        _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+
+
+@contextmanager
+def _kept_only_with_weights(run: Run) -> Iterator[None]:
+    """A new run that ends before its first checkpoint leaves the runs folder as it was."""
+    try:
+        yield
+    finally:
+        if run.best_or_last.exists():
+            runs.settle(run)
+        else:
+            runs.undo(run)
 
 
 def _planned(
@@ -102,7 +115,7 @@ def _planned(
     from txlcli.core.model import count_parameters
     from txlcli.opening import open_store
 
-    if name is not None and not re.fullmatch(r"\w[\w.+-]*", name):
+    if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
     runs_dir, data_dir = folders
     settings = recipe.load(wanted, changes)
@@ -132,8 +145,9 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
     place = _place(run, device)
     console.say(f"training {_in_words(_plan(run, store, place))}")
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)  # it may be too large, too
+    training = _training(model, run, segments, valid)
     runs.create(run, store.vocab.to_json(), force=force)
-    return _training(model, run, segments, valid)
+    return training
 
 
 def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, device: Device) -> tuple[Run, "Training"]:
@@ -154,12 +168,21 @@ def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, de
     segments, valid = _text(settings, store)
     training = _training(model, run, segments, valid)
     training.restore(saved)
+    _check_unfinished(run, training)
     run.drop_metrics_after(training.step)
     runs.update(run)
     console.say(
         f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, {describe(place)}"
     )
     return run, training
+
+
+def _check_unfinished(run: Run, training: "Training") -> None:
+    last = run.settings.train.max_steps
+    if training.step > last:
+        raise RecipeError(f"{run.folder} is at step {training.step:,} already; train.max_steps cannot be {last:,}")
+    if training.step == last and not training.validation_is_due():
+        raise RunError(f"{run.folder} has finished its {last:,} steps; to train it longer add --set train.max_steps=N")
 
 
 def _changed(run: Run, changes: list[str]) -> Run:

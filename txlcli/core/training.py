@@ -128,7 +128,7 @@ class Training:
         window = _Window(self.device)
         saved_at = time.monotonic()
         while True:
-            if validate := self._validation_is_due():
+            if validate := self.validation_is_due():
                 pause = time.perf_counter()
                 yield from self._validate(should_stop)
                 window.pause(time.perf_counter() - pause)
@@ -148,7 +148,7 @@ class Training:
             yield self._step_report(window)
         self.save_last()
 
-    def _validation_is_due(self) -> bool:
+    def validation_is_due(self) -> bool:
         """Whether this step ends with a validation that has not been made: a stop may have cut it short."""
         on_time = self.step % self.settings.valid_every == 0 or self.step == self.settings.max_steps
         return self.step > 0 and on_time and self.validated != self.step

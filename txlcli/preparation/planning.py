@@ -8,6 +8,7 @@ import corpora
 from corpora.corpus import Corpus, ReadWishes
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
 from txlcli.preparation.workers import default_workers
+from txlcli.settings import PLAIN_NAME
 from txlcli.vocab import Kind
 
 PIECES = 8000  # SentencePiece's size where none is asked for
@@ -66,6 +67,8 @@ def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False)
     _refuse_idle(wishes, corpus, kind, own)
     pieces = (wishes.vocab_size or PIECES) if kind == "sentencepiece" else wishes.vocab_size
     bpe = wishes.sp_type == "bpe"
+    if data_dir.exists() and not data_dir.is_dir():
+        raise UsageError(f"--data-dir {data_dir} is a file; give a folder")
     store = data_dir / f"{_store_name(wishes, corpus, place, _suffix(wishes, kind, own, pieces, bpe))}.h5"
     if store.exists() and not force:
         raise StoreError(f"{store} exists already; add --force to overwrite it, or give another --name")
@@ -87,10 +90,12 @@ def _find(what: str, wishes: Wishes) -> tuple[Corpus, Path | None]:
     """The corpus of that name and its source, or the own text at that path."""
     source = wishes.source
     if what not in corpora.CORPORA:
-        if source is not None:
-            raise UsageError(f'--source goes with a corpus, and "{what}" is none; prepare the path alone')
         if not Path(what).exists():
             raise UnknownNameError("corpus or path", what, corpora.CORPORA)
+        if source is not None:
+            raise UsageError(f'--source goes with a corpus, and "{what}" is none; prepare the path alone')
+        if not (Path(what).is_file() or Path(what).is_dir()):
+            raise CorpusInputError(f"{what} is no regular file or folder; save its text to a file first")
         return corpora.OWN_TEXT, Path(what)
     corpus = corpora.get(what)
     if source is not None and not source.exists():
@@ -124,7 +129,7 @@ def _suffix(wishes: Wishes, kind: Kind, own: bool, pieces: int | None, bpe: bool
 
 def _store_name(wishes: Wishes, corpus: Corpus, place: Path | None, suffix: str) -> str:
     if wishes.name is not None:
-        if not re.fullmatch(r"\w[\w.+-]*", wishes.name):
+        if not re.fullmatch(PLAIN_NAME, wishes.name):
             raise UsageError(f'--name "{wishes.name}" is no plain name; use letters, digits, ".", "-" and "_"')
         return wishes.name
     if corpus is not corpora.OWN_TEXT or place is None:

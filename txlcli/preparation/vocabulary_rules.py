@@ -140,9 +140,12 @@ def remarks(
         lacking = rule.file or f"{' or '.join(rule.splits)} split"
         yield f"no {lacking} in this source: the vocabulary is built from {built_from}"
     published = plan.corpus.published
-    if not (plan.own and published) or rule.dropped:
+    if not (plan.own and published):
         return
-    found = {split: one.tokens for split, one in counts.items()} | {"types": types}
+    if rule.dropped:  # the published counts are of bytes, before anything is dropped
+        found = {split: one.bytes for split, one in counts.items()}
+    else:
+        found = {split: one.tokens for split, one in counts.items()} | {"types": types}
     less = [
         f"{what} {found[what]:,} of {published[what]:,}"
         for what in published
