@@ -1,13 +1,11 @@
 """`txl train`: learn a model from a recipe, or go on with a run."""
 
 import dataclasses
-import importlib.util
-import math
 import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, metrics, recipe, runs
+from txlcli import console, curves, metrics, recipe, runs
 from txlcli.errors import Interrupted, RecipeError, RunError, TrainingError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -33,7 +31,7 @@ from txlcli.runs import Run
 from txlcli.settings import MOST_SEED, PLAIN_NAME, Settings
 
 if TYPE_CHECKING:
-    from txlcli.core.training import Report, Training
+    from txlcli.core.training import Training
     from txlcli.token_store import TokenStore
 
 SIGTERM_CODE, SIGINT_CODE = 143, 130
@@ -119,7 +117,7 @@ def _planned(
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
     runs_dir, data_dir = folders
     settings = recipe.load(wanted, changes)
-    _check_tensorboard(settings)
+    curves.check_tensorboard(settings.log)
     recipe_name, _ = recipe.read_text(wanted)
     folder = runs.place(runs_dir, name, recipe_name)
     runs.check_free(folder, force=force)
@@ -158,7 +156,7 @@ def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, de
     run = runs.find(wanted, runs_dir)
     run = _changed(run, changes)
     settings = run.settings
-    _check_tensorboard(settings)
+    curves.check_tensorboard(settings.log)
     place = _place(run, device)
     store = open_store(settings.corpus.store, data_dir)
     check_vocabulary(run, store)
@@ -295,14 +293,10 @@ def _carry_out(
             out_of_time = deadline is not None and time.monotonic() >= deadline
             return bool(caught) or out_of_time
 
-        with _tensorboard(run) as write_curve, console.progress("training", total=last, unit="steps") as bar:
-            shown = _Shown(run, bar, json=json)
-            every = run.settings.log.every
+        every = run.settings.log.every
+        with curves.recording(run, json=json) as record:
             for report in training.run(report_every=every, should_stop=should_stop, until_step=max_steps):
-                line = as_line(report, run.metric)
-                run.append_metrics(line)
-                write_curve(line)
-                shown.show(report, line)
+                record(report)
     saved = f"saved {training.last_path} at step {training.step:,}"
     go_on = f'go on with "{_command("train", "--resume", str(run.folder), data_dir=data_dir)}"'
     if caught:
@@ -317,42 +311,6 @@ def _carry_out(
 def _command(*words: str, data_dir: Path) -> str:
     """A command line to repeat, with the data folder where it is not the usual one."""
     return shlex.join(["txl", *words, *([] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)])])
-
-
-def as_line(report: "Report", metric: str) -> dict[str, Any]:
-    """A report as one flat JSON object, units in the keys, the corpus's metric beside the nats."""
-    from txlcli.core.training import ValidReport
-
-    line: dict[str, Any] = {"kind": "valid" if isinstance(report, ValidReport) else "train"}
-    line.update(dataclasses.asdict(report))
-    line[metric] = metrics.in_metric(report.loss_nats, metric)
-    # JSON has no infinity: a perplexity may be too large, a gradient of fp16 too (its step is left out).
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
-    }
-
-
-class _Shown:
-    """What people see of a training: a live bar, or plain lines, or JSON lines."""
-
-    def __init__(self, run: Run, bar: console.Step, *, json: bool) -> None:
-        self._run, self._bar, self._json = run, bar, json
-        self._valid = ""
-
-    def show(self, report: "Report", line: dict[str, Any]) -> None:
-        from txlcli.core.training import StepReport
-
-        metric = self._run.metric
-        value = metrics.in_metric(report.loss_nats, metric)
-        if self._json:
-            console.show_json(line)
-        if isinstance(report, StepReport):
-            detail = f"train {value:.3f} {metric}{self._valid}, lr {report.lr:.2g}, {report.tokens_per_s:,.0f} tokens/s"
-            self._bar.reach(report.step, detail)
-            return
-        self._valid = f", valid {value:.3f}"
-        best = " (best so far)" if report.best else ""
-        console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{best}")
 
 
 def _show_end(run: Run, training: "Training", data_dir: Path) -> None:
@@ -385,27 +343,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _check_tensorboard(settings: Settings) -> None:
-    """Refuse a wish for TensorBoard files without its package, before anything is written."""
-    if settings.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError('log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"')
-
-
-@contextmanager
-def _tensorboard(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes one line of metrics as curves; does nothing unless log.tensorboard is set."""
-    if not run.settings.log.tensorboard:
-        yield lambda line: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(run.folder)) as writer:
-
-        def write(line: dict[str, Any]) -> None:
-            for key, value in line.items():
-                if isinstance(value, int | float) and key not in ("step", "best"):
-                    writer.add_scalar(f"{line['kind']}/{key}", value, line["step"])
-
-        yield write

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validat
 class StepReport:
     """The training since the report before."""
 
+    kind: ClassVar = "train"
     step: int
     epoch: float
     loss_nats: float
@@ -44,6 +45,7 @@ class StepReport:
 class ValidReport:
     """One validation."""
 
+    kind: ClassVar = "valid"
     step: int
     epoch: float
     loss_nats: float

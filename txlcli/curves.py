@@ -1,0 +1,92 @@
+"""Where the reports of a training go: metrics.jsonl, the terminal, TensorBoard."""
+
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console, metrics
+from txlcli.errors import UsageError
+from txlcli.runs import Run
+from txlcli.settings import LogSettings
+
+if TYPE_CHECKING:
+    from txlcli.core.training import Report
+
+
+@contextmanager
+def recording(run: Run, *, json: bool) -> Iterator[Callable[["Report"], None]]:
+    """A function that records one report everywhere, while a live bar shows how far the training is.
+
+    Args:
+        run: its folder gets the files.
+        json: also print every report as one line of JSON.
+    """
+    with _tensorboard(run) as write_curve, console.progress("training", run.settings.train.max_steps, "steps") as bar:
+        shown = _Shown(run, bar, json=json)
+
+        def record(report: "Report") -> None:
+            line = as_line(report, run.metric)
+            run.append_metrics(line)
+            write_curve(line)
+            shown.show(report, line)
+
+        yield record
+
+
+def as_line(report: "Report", metric: str) -> dict[str, Any]:
+    """A report as one flat JSON object, units in the keys, the corpus's metric beside the nats."""
+    line: dict[str, Any] = {"kind": report.kind, **dataclasses.asdict(report)}
+    line[metric] = metrics.in_metric(report.loss_nats, metric)
+    # JSON has no infinity: a perplexity may be too large, a gradient of fp16 too (its step is left out).
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+    }
+
+
+class _Shown:
+    """What people see of a training: a live bar, or plain lines, or JSON lines."""
+
+    def __init__(self, run: Run, bar: console.Step, *, json: bool) -> None:
+        self._run, self._bar, self._json = run, bar, json
+        self._valid = ""
+
+    def show(self, report: "Report", line: dict[str, Any]) -> None:
+        metric = self._run.metric
+        value = metrics.in_metric(report.loss_nats, metric)
+        if self._json:
+            console.show_json(line)
+        if report.kind == "train":
+            rate = f"lr {line['lr']:.2g}, {line['tokens_per_s']:,.0f} tokens/s"
+            detail = f"train {value:.3f} {metric}{self._valid}, {rate}"
+            self._bar.reach(report.step, detail)
+            return
+        self._valid = f", valid {value:.3f}"
+        best = " (best so far)" if line["best"] else ""
+        console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{best}")
+
+
+def check_tensorboard(log: LogSettings) -> None:
+    """Refuse a wish for TensorBoard files without its package, before anything is written."""
+    if log.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError('log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"')
+
+
+@contextmanager
+def _tensorboard(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes one line of metrics as curves; does nothing unless log.tensorboard is set."""
+    if not run.settings.log.tensorboard:
+        yield lambda line: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(run.folder)) as writer:
+
+        def write(line: dict[str, Any]) -> None:
+            for key, value in line.items():
+                if isinstance(value, int | float) and key not in ("step", "best"):
+                    writer.add_scalar(f"{line['kind']}/{key}", value, line["step"])
+
+        yield write
