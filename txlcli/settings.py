@@ -158,8 +158,6 @@ class TrainSettings:
         _one_of("train", self, "schedule", SCHEDULES)
         _one_of("train", self, "precision", PRECISIONS)
         _require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
-        most = f"at most max_steps ({self.max_steps})"
-        _require(self.warmup_steps <= self.max_steps, "train", "warmup_steps", self.warmup_steps, most)
         _require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         _require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
         _require(
