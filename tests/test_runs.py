@@ -282,3 +282,13 @@ def test_metrics_that_cannot_be_written_are_named(runs_dir):
     assert (
         message == "runs/enwik8/metrics.jsonl: cannot be written (Is a directory); check the folder and the free space"
     )
+
+
+def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
+    old = create(runs_dir, "mine")
+    (old.folder / "last.safetensors").write_text("weights")
+    create(runs_dir, "mine", force=True)  # killed before its first checkpoint ...
+    assert runs.names(runs_dir) == ["mine"]
+    newest = create(runs_dir, "mine", force=True)  # ... and tried again
+    runs.undo(newest)
+    assert (old.folder / "last.safetensors").read_text() == "weights"

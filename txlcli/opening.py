@@ -62,6 +62,12 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
         )
 
 
+def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
+    """Refuse weights that were trained on another vocabulary than the run's, even where the sizes agree."""
+    if saved.state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
+        raise VocabularyError(f"{path} belongs to another vocabulary than {run.folder}; put its own checkpoint back")
+
+
 def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
     """A run by folder or name, or the newest, with its best weights on the device.
 
@@ -78,6 +84,7 @@ def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str 
         raise VocabularyError(f"{run.folder / runs.VOCAB}: not the vocabulary that the weights belong to")
     path = run.best_or_last
     saved = checkpoint.load(path)
+    check_checkpoint(run, saved, path)
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path)
     return OpenRun(run, model.to(place).eval(), vocab, saved, precision)
 

@@ -127,8 +127,10 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     folder = run.folder
     check_free(folder, force=force)
     try:
-        shutil.rmtree(_aside(folder), ignore_errors=True)
-        if folder.exists():
+        if _aside(folder).exists() and not _has_weights(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # a replacement that was killed: the run aside is the good one
+        elif folder.exists():
+            shutil.rmtree(_aside(folder), ignore_errors=True)
             os.replace(folder, _aside(folder))
         folder.mkdir(parents=True)
         _write_text(folder / VOCAB, vocab_text)
@@ -218,7 +220,11 @@ def any_run(runs_dir: Path) -> bool:
 
 def _trained_folders(runs_dir: Path) -> Iterator[Path]:
     """Runs that have saved weights: a training that died before left nothing to work with."""
-    return (folder for folder in _all_folders(runs_dir) if (folder / LAST).exists() or (folder / BEST).exists())
+    return (folder for folder in _all_folders(runs_dir) if _has_weights(folder))
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / LAST).exists() or (folder / BEST).exists()
 
 
 def is_run(wanted: str, runs_dir: Path) -> bool:
@@ -227,7 +233,7 @@ def is_run(wanted: str, runs_dir: Path) -> bool:
 
 
 def _all_folders(runs_dir: Path) -> Iterator[Path]:
-    return (card.parent for card in runs_dir.glob(f"*/{CARD}"))
+    return (card.parent for card in runs_dir.glob(f"*/{CARD}") if not card.parent.name.startswith("."))
 
 
 def _last_written(folder: Path) -> float:

@@ -200,7 +200,7 @@ class EvalSettings:
     max_distance: int | None = None
     """Distances beyond it share one encoding; the trained L + M where it is left out."""
     same_length: Literal["m", "m_plus_one", "off"] = "m"
-    """Keys that every query sees: M (released PyTorch code), M + 1 (TF, Hugging Face), or M + 1 to M + L ("off")."""
+    """Keys that every query sees: M (released PyTorch code, Hugging Face), M + 1 (TF), or M + 1 to M + L ("off")."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -13,6 +13,7 @@ import corpora
 from tests.commands.novel import Saved, card, done, json_of, refusal, reports, txl
 from txlcli import recipe, runs
 from txlcli.core import checkpoint
+from txlcli.core.checkpoint import Checkpoint
 from txlcli.token_store import TokenStore
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
@@ -461,3 +462,15 @@ def test_a_new_run_that_never_saved_leaves_no_folder(here):
     before = files(here / "runs")
     refusal("train", "tiny.toml", "--name", "doomed", "--set", "model.init_std=1e30", code=1)
     assert files(here / "runs") == before
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(here):
+    done("train", "tiny.toml", "--name", "other", "--max-steps", 1)
+    card = json.loads((here / "runs/other/run.json").read_text())
+    saved = checkpoint.load(here / "runs/other/last.safetensors")
+    foreign = Checkpoint(saved.tensors, {**saved.state, "vocab_fingerprint": "of another text"})
+    checkpoint.save(here / "runs/other/last.safetensors", foreign)
+    expected = "runs/other/last.safetensors belongs to another vocabulary than runs/other; put its own checkpoint back"
+    assert refusal("train", "--resume", "other", code=1) == expected
+    assert refusal("eval", "other", code=1) == expected
+    assert card["vocab_fingerprint"] == saved.state["vocab_fingerprint"]

@@ -151,7 +151,7 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
 def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, device: Device) -> tuple[Run, "Training"]:
     from txlcli.core import checkpoint
     from txlcli.core.device import describe
-    from txlcli.opening import check_vocabulary, open_store
+    from txlcli.opening import check_checkpoint, check_vocabulary, open_store
 
     run = runs.find(wanted, runs_dir)
     run = _changed(run, changes)
@@ -162,6 +162,7 @@ def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, de
     check_vocabulary(run, store)
     path = run.folder / runs.LAST
     saved = checkpoint.load(path)
+    check_checkpoint(run, saved, path)
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(place)
     segments, valid = _text(settings, store)
     training = _training(model, run, segments, valid)
@@ -227,6 +228,8 @@ def _text(settings: Settings, store: "TokenStore") -> tuple[Any, Any]:
         seed=settings.train.seed,
     )
     if "valid" not in store.splits:
+        if settings.train.schedule == "plateau":
+            raise RecipeError(f'train.schedule = "plateau" needs a valid split, and {store.path} has none')
         console.say(f"{store.path} has no valid split: training without validation")
         return segments, None
     inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)

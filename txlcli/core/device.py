@@ -30,7 +30,7 @@ def check_precision(precision: str, device: torch.device) -> None:
     """
     if precision == "fp16" and device.type != "cuda":
         raise UsageError("precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU")
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 
 
