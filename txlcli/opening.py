@@ -65,7 +65,9 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
 def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
     """Refuse weights that were trained on another vocabulary than the run's, even where the sizes agree."""
     if saved.state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
-        raise VocabularyError(f"{path} belongs to another vocabulary than {run.folder}; put its own checkpoint back")
+        raise VocabularyError(
+            f"{path}: the weights belong to another vocabulary than {run.folder}; put its own checkpoint back"
+        )
 
 
 def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:

@@ -414,7 +414,7 @@ def foreign(path):
         (foreign, "a safetensors file, but not a checkpoint of txl"),
         (lambda path: path.unlink(), "no such checkpoint; the run has not saved one yet"),
         (lambda path: path.write_bytes(path.with_name("best.safetensors").read_bytes()), "holds weights only"),
-        (lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()), "the weights do not"),
+        (lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()), "the weights belong"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_named(here, spoil, message):
@@ -470,7 +470,10 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(here):
     saved = checkpoint.load(here / "runs/other/last.safetensors")
     foreign = Checkpoint(saved.tensors, {**saved.state, "vocab_fingerprint": "of another text"})
     checkpoint.save(here / "runs/other/last.safetensors", foreign)
-    expected = "runs/other/last.safetensors belongs to another vocabulary than runs/other; put its own checkpoint back"
+    expected = (
+        "runs/other/last.safetensors: the weights belong to another vocabulary than runs/other; "
+        "put its own checkpoint back"
+    )
     assert refusal("train", "--resume", "other", code=1) == expected
     assert refusal("eval", "other", code=1) == expected
     assert card["vocab_fingerprint"] == saved.state["vocab_fingerprint"]
