@@ -29,6 +29,11 @@ def test_any_shape_comes_back(shape):
     assert keep_mask(torch.Size(shape), 0.3, CPU).shape == shape
 
 
+@pytest.mark.parametrize(("share", "kept"), [(0.0, 1.0), (1e-9, 1.0), (1 - 1e-9, 0.0)])
+def test_a_share_at_either_end_keeps_all_or_nothing(share, kept):
+    assert keep_mask(torch.Size((1009,)), share, CPU).double().mean() == kept
+
+
 def test_the_generator_decides_and_moves_on():
     torch.manual_seed(7)
     first, second = (keep_mask(torch.Size((101,)), 0.5, CPU) for _ in range(2))

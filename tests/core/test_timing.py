@@ -9,6 +9,8 @@ import torch
 
 from tests.core.builders import small_model
 from txlcli.core import timing
+from txlcli.core.decoding import Decoder
+from txlcli.core.model import TransformerXL
 from txlcli.core.timing import Timing
 from txlcli.settings import EvalSettings, TrainSettings
 
@@ -37,6 +39,56 @@ def test_the_first_call_is_not_counted():
 
 def test_the_peak_is_above_what_one_operation_after_the_other_could_reach():
     assert 1e9 < timing.peak_flops_per_s(CPU, "fp32", repeat=1) < 1e15
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """The segments that the timed work reads: (rows, tokens, positions remembered before), and the decoders used."""
+    seen, decoders = [], []
+
+    class Watched(Decoder):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            decoders.append(options)
+
+        def _run(self, tokens, *, wanted):
+            seen.append((*tokens.shape, self._end - self._start))
+            return super()._run(tokens, wanted=wanted)
+
+    monkeypatch.setattr(timing, "Decoder", Watched)
+    return seen, decoders
+
+
+def test_evaluation_is_timed_with_a_full_memory(watched):
+    how = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=4, same_length="m_plus_one")
+    timing.time_evaluation(small_float_model(), how, precision="fp32", repeat=2)
+    seen, (options,) = watched
+    scored = seen[2:]  # two segments fill the memory
+    assert set(scored) == {(B, L, M)}
+    assert (options["max_distance"], options["same_length"]) == (4, "m_plus_one")
+
+
+@pytest.mark.parametrize("attn_len", [11, 700])
+def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(watched, attn_len):
+    timing.time_vanilla(small_float_model(), attn_len, windows=3, precision="fp32", repeat=2)
+    seen, _ = watched
+    starts = [number for number, (_, _, remembered) in enumerate(seen) if remembered == 0]
+    assert len(starts) == 3  # the warm-up and two repetitions, each from nothing
+    assert {rows for rows, _, _ in seen} == {3}
+    assert sum(tokens for _, tokens, _ in seen) == 3 * attn_len
+
+
+def test_training_is_timed_with_a_full_memory(monkeypatch):
+    keys = []
+    forward = TransformerXL.forward
+
+    def watching(self, tokens, memory, **options):
+        keys.append((*tokens.shape, memory[0].shape[1]))
+        return forward(self, tokens, memory, **options)
+
+    monkeypatch.setattr(TransformerXL, "forward", watching)
+    timing.time_training(small_float_model(), TRAIN, repeat=2)
+    assert keys[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
 
 
 @pytest.mark.parametrize("mem_len", [0, M])

@@ -15,10 +15,12 @@ def keep_mask(shape: torch.Size, share: float, device: torch.device) -> Tensor:
     """
     if device.type != "cpu":
         return torch.rand(shape, device=device) >= share
+    dropped = round(share * STEPS)
+    if dropped == STEPS:  # one more than the largest 16-bit number: it would wrap around and keep everything
+        return torch.zeros(shape, dtype=torch.bool)
     count = shape.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    threshold = round(share * STEPS) - STEPS // 2
-    return (words.view(torch.int16)[:count] >= threshold).view(shape)
+    return (words.view(torch.int16)[:count] >= dropped - STEPS // 2).view(shape)
 
 
 class Dropout(nn.Module):
