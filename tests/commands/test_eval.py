@@ -49,15 +49,15 @@ def headings(result):
 def test_the_table_shows_what_the_json_says(here):
     table = done("eval", "byte", "--mem-len", "0,5,13")
     told = json_of("eval", "byte", "--mem-len", "0,5,13")
-    assert headings(table)[:5] == ["M", "attention", "bpc", "ppl", "tokens"]
-    assert [row[1:5] for row in cells(table)] == [
-        [attention, f"{row['bpc']:.3f}", f"{row['ppl']:.3f}", f"{row['tokens']:,}"]
+    assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token", "one lane", "vanilla", "slowdown"]
+    assert [row[1:4] for row in cells(table)] == [
+        [attention, f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
         for attention, row in zip(["1-5", "5", "13"], told["rows"], strict=True)
     ]
     assert [row[0] for row in cells(table)] == [
         f"{row['mem_len']}{' *' if row['best'] else ''}" for row in told["rows"]
     ]
-    assert "runs/byte on novel test" in table.stdout
+    assert f"runs/byte on novel test, {told['rows'][0]['tokens']:,} tokens scored\n" in table.stdout
     assert "L = 5, same_length = m, max_distance = 10, fp32; 3 lanes, of which 2 start without context." in table.stdout
     assert "vocabulary: all 256 bytes" in table.stdout
     assert "evaluating runs/byte (best.safetensors, step 7)" in table.stderr
@@ -113,7 +113,7 @@ def test_bytes_are_reported_in_bits(here):
 
 
 def test_words_are_reported_in_perplexity_only(here):
-    assert headings(done("eval", "word"))[:4] == ["M", "attention", "ppl", "tokens"]
+    assert headings(done("eval", "word"))[:4] == ["M", "attention", "ppl", "ms/token"]
     row = only_row("word")
     assert row["ppl"] == pytest.approx(math.exp(row["loss_nats"]), rel=1e-12)
     # With words as tokens, perplexity per token and per original word are the same thing.
@@ -131,14 +131,14 @@ def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
     assert row["ppl_per_word"] == pytest.approx(math.exp(total_nats / words), rel=1e-9)
     assert row["bits_per_byte"] == pytest.approx(total_nats / 0.6931471805599453 / size, rel=1e-9)
     table = done("eval", "sentencepiece", *source)
-    assert headings(table)[:6] == ["M", "attention", "ppl", "ppl/word", "bits/byte", "tokens"]
+    assert headings(table)[:6] == ["M", "attention", "ppl", "ppl/word", "bits/byte", "ms/token"]
 
 
 def test_a_part_of_a_split_has_no_count_of_words(here):
     row = only_row("sentencepiece", "--positions", 17)
     assert row["tokens"] == 17
     assert not {"ppl_per_word", "bits_per_byte"} & set(row)
-    assert headings(done("eval", "sentencepiece", "--positions", 17))[:4] == ["M", "attention", "ppl", "tokens"]
+    assert headings(done("eval", "sentencepiece", "--positions", 17))[:4] == ["M", "attention", "ppl", "ms/token"]
 
 
 def test_the_first_positions_are_the_head_of_the_split(here):

@@ -20,7 +20,8 @@ from txlcli.core.training import Training
 from txlcli.settings import EvalSettings, TrainSettings
 
 PEAK_SIZE = 2048  # a product of this size reaches the machine's rate
-LEAST_TOKENS = 32  # per lane in one repetition: a single token is too short to time
+MOST_SEGMENTS = 32  # in one repetition: enough single tokens to time, and few enough to wait for
+LEAST_SEARCHED = 4  # windows at once that are tried even where two gain nothing
 VANILLA_CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
@@ -87,7 +88,8 @@ def time_evaluation(model: TransformerXL, how: EvalSettings, *, precision: str, 
     tokens = _random_tokens(model, how.batch_size, how.seg_len)
     if how.mem_len:
         decoder.read_last(_random_tokens(model, how.batch_size, how.mem_len))
-    segments = -(-LEAST_TOKENS // how.seg_len)
+    # The buffer slides now and then; a repetition covers a whole period, so that the slide is paid for.
+    segments = min(-(-(decoder.capacity - how.mem_len) // how.seg_len), MOST_SEGMENTS)
 
     def score_segments() -> None:
         for _ in range(segments):
@@ -136,26 +138,36 @@ def _random_tokens(model: TransformerXL, lanes: int, length: int) -> torch.Tenso
     return torch.randint(model.vocab_size, (lanes, length), device=model.embedding.weight.device)
 
 
-def best_windows(model: TransformerXL, attn_len: int, one: Timing, *, precision: str) -> tuple[int, Timing]:
+def best_windows(
+    model: TransformerXL, attn_len: int, one: Timing, *, precision: str, repeat: int
+) -> tuple[int, Timing]:
     """As many windows at once as the device gains from, with their time per prediction.
 
-    Twice as many are tried, once each, as long as that saves a twentieth and memory lasts.
+    Two and four are tried in any case, more as long as twice as many save a twentieth and memory lasts. The search
+    times each once; the winner is then timed like everything that it is compared with.
 
     Args:
         model: the weights.
         attn_len: tokens in a window.
         one: the time of one window at a time.
         precision: number format of matrix products.
+        repeat: repetitions for the winner.
     """
-    windows, best = 1, one
+    best, best_ms, windows = 1, one.median, 2
     while True:
         try:
-            more = time_vanilla(model, attn_len, windows=2 * windows, precision=precision, repeat=1, warm_up=False)
+            tried = time_vanilla(model, attn_len, windows=windows, precision=precision, repeat=1, warm_up=False)
         except (torch.OutOfMemoryError, MemoryError):
-            return windows, best
-        if more.median > 0.95 * best.median:
-            return windows, best
-        windows, best = 2 * windows, more
+            break
+        gained = tried.median < 0.95 * best_ms
+        if gained:
+            best, best_ms = windows, tried.median
+        if not gained and windows >= LEAST_SEARCHED:
+            break
+        windows *= 2
+    if best == 1:
+        return 1, one
+    return best, time_vanilla(model, attn_len, windows=best, precision=precision, repeat=repeat, warm_up=False)
 
 
 @contextmanager
