@@ -71,7 +71,8 @@ def load(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
+            # A copy lies where PyTorch aligns it: kernels that look at alignment would round otherwise differently.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
     try:
