@@ -85,7 +85,7 @@ OUT_OF_RANGE = [
         for key in ("dropout", "attention_dropout")
         for value in (-0.1, 1.0, float("nan"))
     ],
-    ("model", {"norm": "Pre"}, "norm must be one of post, pre, not 'Pre'; did you mean \"pre\"?"),
+    ("model", {"norm": "Pre"}, "norm must be one of post, pre, pre_released, not 'Pre'; did you mean \"pre\"?"),
     *[
         ("train", {key: value}, f"{key} must be greater than 0, not {value}")
         for key in (

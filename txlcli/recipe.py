@@ -149,8 +149,13 @@ def _typed(value: Any, wanted: Any, section: str, key: str) -> Any:
                 return value  # the dataclass checks the word and suggests one
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
+        elif typing.get_origin(option) is tuple:
+            item = typing.get_args(option)[0]
+            if isinstance(value, list | tuple) and all(type(part) is item for part in value):
+                return tuple(value)
         elif option is not type(None) and type(value) is option:
             return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    wish = " or ".join(names.get(option, "a word") for option in options if option is not type(None))
+    lists = {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
+    wish = " or ".join((names | lists).get(option, "a word") for option in options if option is not type(None))
     raise RecipeError(f"[{section}] {key} must be {wish}, not {value!r}")

@@ -4,6 +4,7 @@ A recipe's sections are these dataclasses, its keys their fields. None means "of
 a key out.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Collection
@@ -58,7 +59,9 @@ class CorpusSettings:
         _require(plain, "corpus", "store", self.store, 'the name of a store: letters, digits, ".", "-" and "_"')
 
 
-NORMS = ("post", "pre")
+NORMS = ("post", "pre", "pre_released")
+INITS = ("pytorch", "tf")
+MEMORY_STARTS = ("empty", "zeros")
 
 
 @dataclass(frozen=True)
@@ -79,25 +82,64 @@ class ModelSettings:
     """Share dropped of embeddings, distance encodings, sublayer outputs, feed-forward activations, the output."""
     attention_dropout: float = 0.0
     """Share of attention probabilities dropped."""
-    norm: Literal["post", "pre"] = "post"
-    """Layer normalisation after each residual sum (the paper), or before each sublayer with one more at the end."""
+    norm: Literal["post", "pre", "pre_released"] = "post"
+    """Layer normalisation after each residual sum (the paper), or before each sublayer with one more at the end, or the
+    latter without that last one (released code)."""
+    norm_eps: float = 1e-5
+    """What layer normalisation adds to the variance; 1e-12 in the released TF code."""
     tie_biases: bool = True
     """One pair of biases u, v for all layers (released PyTorch code), or one pair per layer (released TF code)."""
+    memory_start: Literal["empty", "zeros"] = "empty"
+    """Memory before the first token: empty, growing with the text (released PyTorch code), or M zero vectors that are
+    attended to like others (released TF code, Hugging Face)."""
+    cutoffs: tuple[int, ...] = ()
+    """Ids at which the tail bands of adaptive softmax and adaptive input begin, rising; none is a plain softmax."""
+    div_val: int = 1
+    """Each band's embedding is this many times narrower than the one before."""
+    d_embed: int | None = None
+    """Width of the first band's embedding; d_model where it is left out."""
+    tie_embeddings: bool = True
+    """The softmax uses the matrices of the embedding."""
+    tie_projections: tuple[bool, ...] | None = None
+    """For each band, whether the softmax uses the embedding's projection; all but the first where it is left out
+    (proj_share_all_but_first of the released TF code)."""
+    project_same_width: bool = True
+    """With div_val above 1, project a band as wide as the model, too (proj_same_dim of the released TF code)."""
+    init: Literal["pytorch", "tf"] = "pytorch"
+    """Initial weights of the released PyTorch code, or of the released TF code: there the layer-norm gains are exactly
+    1, and the rows that stand for tail bands 0."""
     init_std: float = 0.02
     """Standard deviation of the initial weights, and of the initial layer-norm gains around 1."""
+    proj_init_std: float = 0.01
+    """Standard deviation of the initial projections between embedding and model width."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _positive("model", self, "n_layers", "d_model", "n_heads", "d_head", "d_inner", "init_std")
+        _positive("model", self, "n_layers", "d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
+        _positive("model", self, "norm_eps", "init_std", "proj_init_std")
         _require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
         for key in ("dropout", "attention_dropout"):
             value = getattr(self, key)
             _require(0 <= value < 1, "model", key, value, "at least 0 and less than 1")
         _one_of("model", self, "norm", NORMS)
+        _one_of("model", self, "memory_start", MEMORY_STARTS)
+        _one_of("model", self, "init", INITS)
+        rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
+        _require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
+        bands, tied = len(self.cutoffs) + 1, self.tie_projections
+        _require(tied is None or len(tied) == bands, "model", "tie_projections", tied, f"{bands} words, one per band")
+        narrowest = self.embed_width // self.div_val ** (bands - 1)
+        _require(narrowest > 0, "model", "div_val", self.div_val, f"less: the width of band {bands} would be 0")
+
+    @property
+    def embed_width(self) -> int:
+        """Width of the first band's embedding."""
+        return self.d_embed or self.d_model
 
 
 OPTIMIZERS = ("adam", "sgd")
 SCHEDULES = ("cosine", "inverse_sqrt", "constant", "plateau")
+COSINE_STARTS = ("start", "warmup")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -128,6 +170,9 @@ class TrainSettings:
     when the validation loss stops falling."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
+    cosine_from: Literal["start", "warmup"] = "start"
+    """schedule = "cosine": its fall begins at the first step, hidden by the warm-up (released PyTorch code), or where
+    the warm-up ends (released TF code)."""
     min_lr_ratio: float = 0.0
     """Floor of the learning rate, as a share of lr."""
     plateau_factor: float = 0.5
@@ -156,6 +201,7 @@ class TrainSettings:
         _not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
         _one_of("train", self, "optimizer", OPTIMIZERS)
         _one_of("train", self, "schedule", SCHEDULES)
+        _one_of("train", self, "cosine_from", COSINE_STARTS)
         _one_of("train", self, "precision", PRECISIONS)
         _require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         _require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")

@@ -67,12 +67,12 @@ def test_the_prompt_can_come_from_standard_input(here):
 def likeliest(run, context, count):
     """What the model itself holds likeliest, one token at a time with its own memory of the run's five tokens."""
     opened = opening.open_run(run, opening.Path("runs"), device="cpu", precision="fp32")
-    memory = opened.model.empty_memory(1)
+    memory = opened.model.first_memory(1, 5)
     found = []
     for token in context:
         hidden, memory = opened.model(torch.tensor([[token]]), memory, mem_len=5, key_limit=5, max_distance=10)
     while len(found) < count:
-        found.append(int(opened.model.logits(hidden)[0, -1].argmax()))
+        found.append(int(opened.model.log_probs(hidden)[0, -1].argmax()))
         hidden, memory = opened.model(torch.tensor([[found[-1]]]), memory, mem_len=5, key_limit=5, max_distance=10)
     return found
 

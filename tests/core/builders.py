@@ -33,10 +33,10 @@ def draw_tokens(lanes, count, *, vocab_size=V, seed=2):
 
 
 def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None):
-    """Logits (B, T, V) of segments of these lengths, read one after the other, and the memory that the last leaves."""
-    memory = model.empty_memory(tokens.shape[0])
-    logits = []
+    """Log-probabilities (B, T, V) of segments read one after the other, and the memory that the last leaves."""
+    memory = model.first_memory(tokens.shape[0], mem_len)
+    log_probs = []
     for segment in tokens.split(lengths, dim=1):
         hidden, memory = model(segment, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance)
-        logits.append(model.logits(hidden))
-    return torch.cat(logits, dim=1), memory
+        log_probs.append(model.log_probs(hidden))
+    return torch.cat(log_probs, dim=1), memory

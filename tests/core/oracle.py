@@ -33,8 +33,8 @@ def weights_of(model):
         for layer in model.layers
     ]
     weights = {
-        "embedding": model.embedding.weight.detach().numpy(),
-        "softmax_bias": model.softmax_bias.detach().numpy(),
+        "embedding": model.embedding.tables[0].detach().numpy(),
+        "softmax_bias": model.softmax.biases[0].detach().numpy(),
         "layers": layers,
     }
     for name in ("content_bias", "position_bias"):

@@ -21,7 +21,7 @@ def test_one_token_with_kept_keys_by_pencil():
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_training_step_is_what_pytorch_counts(mem_len, norm):
     model = small_model(dtype=torch.float32, norm=norm)
-    _, memory = model(draw_tokens(B, M), model.empty_memory(B), mem_len=mem_len)
+    _, memory = model(draw_tokens(B, M), model.first_memory(B, mem_len), mem_len=mem_len)
     with FlopCounterMode(display=False) as counter:
         hidden, _ = model(draw_tokens(B, L), memory, mem_len=mem_len)
         model.losses(hidden, draw_tokens(B, L)).mean().backward()

@@ -13,17 +13,17 @@ B, L, M, T = 2, 5, 7, 53
 
 @torch.no_grad()
 def decode_parts(model, parts, decoder):
-    return torch.cat([model.logits(decoder.read(part)) for part in parts], dim=1)
+    return torch.cat([model.log_probs(decoder.read(part)) for part in parts], dim=1)
 
 
 def decode(model, tokens, *, seg_len, decoder=None, **how):
-    """Logits (B, T, V) of a whole stream, `seg_len` tokens at a time."""
+    """Log-probabilities (B, T, V) of a whole stream, `seg_len` tokens at a time."""
     decoder = decoder or Decoder(model, lanes=tokens.shape[0], seg_len=seg_len, **how)
     return decode_parts(model, tokens.split(seg_len, dim=1), decoder)
 
 
 @torch.no_grad()
-def model_logits(model, tokens, *, seg_len, mem_len, same_length="off", max_distance=None):
+def by_the_model(model, tokens, *, seg_len, mem_len, same_length="off", max_distance=None):
     """The same by the model's own memory."""
     lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
     limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
@@ -44,7 +44,7 @@ def test_keys_per_query(same_length, mem_len, limit):
 def test_decoder_equals_the_model_with_memory(same_length, norm, seg_len, mem_len):
     model, tokens = small_model(norm=norm, tie_biases=False), draw_tokens(B, T)
     how = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
-    expected = model_logits(model, tokens, **how)
+    expected = by_the_model(model, tokens, **how)
     torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
 
 
@@ -52,7 +52,7 @@ def test_decoder_equals_the_model_with_memory(same_length, norm, seg_len, mem_le
 def test_shared_distances_equal_the_model(max_distance):
     model, tokens = small_model(), draw_tokens(B, T)
     how = {"seg_len": L, "mem_len": M, "max_distance": max_distance}
-    expected = model_logits(model, tokens, **how)
+    expected = by_the_model(model, tokens, **how)
     torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
 
 
@@ -96,7 +96,7 @@ def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
     # 24 + max(1, 24 // 8) = 27 positions: 600 tokens slide it about 190 times.
     model, tokens = small_model(n_layers=1), draw_tokens(1, 600)
     how = {"seg_len": 1, "mem_len": 24}
-    torch.testing.assert_close(decode(model, tokens, **how), model_logits(model, tokens, **how), rtol=0, atol=1e-10)
+    torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
 
 
 def test_reset_forgets_everything():
@@ -155,9 +155,9 @@ def test_decoding_uses_no_dropout():
     assert torch.equal(decoder.read(tokens), first)
 
 
-def test_logits_and_losses_belong_together():
+def test_log_probabilities_and_losses_belong_together():
     model, tokens, targets = small_model(), draw_tokens(B, L), draw_tokens(B, L, seed=5)
     decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
     hidden = decoder.read(tokens)
-    chosen = decoder.logits(hidden).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    chosen = decoder.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(decoder.losses(hidden, targets), -chosen)

@@ -17,7 +17,7 @@ def first_layer_sees(model, tokens):
     """What the first layer gets (hidden states, distance encodings), and the model's output."""
     seen = []
     handle = model.layers[0].register_forward_pre_hook(lambda _, given: seen.append((given[0], given[2])))
-    out, _ = model(tokens, model.empty_memory(B), mem_len=M)
+    out, _ = model(tokens, model.first_memory(B, M), mem_len=M)
     handle.remove()
     return *seen[0], out
 

@@ -40,8 +40,8 @@ def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
     model = bigram_model()
     inputs, targets = draw_stream(count)
     with torch.no_grad():
-        table = model.logits(model(torch.arange(V)[:, None], model.empty_memory(V), mem_len=0)[0])[:, 0]
-    expected = -table.log_softmax(-1)[inputs, targets]
+        table = model.log_probs(model(torch.arange(V)[:, None], model.first_memory(V, 0), mem_len=0)[0])[:, 0]
+    expected = -table[inputs, targets]
     seen = []
     scores = score(model, inputs, targets, EvalSettings(seg_len, 3, lanes), on_tokens=seen.append)
     np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)

@@ -15,7 +15,8 @@ ODDS = torch.tensor([0.05, 0.4, 0.25, 0.3])  # likeliest first: 1, 3, 2, 0
 
 def drawn(how, count=2000, odds=ODDS, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    tokens = [draw(odds.log(), how, generator) for _ in range(count)]
+    candidates = odds.log().topk(how.candidates(len(odds)))
+    tokens = [draw(*candidates, how, generator) for _ in range(count)]
     return torch.bincount(torch.tensor(tokens), minlength=len(odds)) / count
 
 
@@ -83,14 +84,14 @@ def test_each_token_is_drawn_from_the_model_with_its_memory(length):
     tokens = first(60, generate(decoder(model), context, Sampling(greedy=True), seed=0))
     stream = [*context.tolist(), *tokens]
     with torch.no_grad():
-        memory = model.empty_memory(1)
+        memory = model.first_memory(1, M)
         expected = []
         # The context in segments of L, as it is read; what follows one by one.
         parts = [*context.split(L), *torch.tensor(stream[length:-1])[:, None]]
         for number, part in enumerate(parts):
             hidden, memory = model(part[None], memory, mem_len=M)
             if number >= len(parts) - len(tokens):
-                expected.append(int(model.logits(hidden)[0, -1].argmax()))
+                expected.append(int(model.log_probs(hidden)[0, -1].argmax()))
     assert tokens == expected
 
 

@@ -167,14 +167,14 @@ def test_memory_carries_no_gradient():
 def test_no_gradient_reaches_the_tokens_of_the_segment_before(norm):
     model = small_model(norm=norm)
     before, now = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[5, 6, 7]])
-    _, memory = model(before, model.empty_memory(1), mem_len=M)
+    _, memory = model(before, model.first_memory(1, M), mem_len=M)
     hidden, _ = model(now, memory, mem_len=M)
     hidden.square().sum().backward()
-    touched = model.embedding.weight.grad.abs().sum(-1).nonzero().flatten().tolist()
+    touched = model.embedding.tables[0].grad.abs().sum(-1).nonzero().flatten().tolist()
     assert touched == [5, 6, 7]
     # Read as one segment, the same tokens do get a gradient: they matter, and only the memory stops it.
     model.zero_grad()
-    hidden, _ = model(torch.cat([before, now], dim=1), model.empty_memory(1), mem_len=M)
+    hidden, _ = model(torch.cat([before, now], dim=1), model.first_memory(1, M), mem_len=M)
     hidden[:, 4:].square().sum().backward()
-    touched = model.embedding.weight.grad.abs().sum(-1).nonzero().flatten().tolist()
+    touched = model.embedding.tables[0].grad.abs().sum(-1).nonzero().flatten().tolist()
     assert touched == [1, 2, 3, 4, 5, 6, 7]

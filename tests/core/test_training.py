@@ -76,7 +76,7 @@ def change_of(training, before):
 
 def test_the_same_seed_draws_the_same_weights():
     models = [new_model(model_settings(), V, seed=seed, device=CPU) for seed in (3, 3, 4)]
-    first, same, other = (model.embedding.weight for model in models)
+    first, same, other = (model.embedding.tables[0] for model in models)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
@@ -282,7 +282,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_checkpoint(
     assert run(training, until=2)
     good = training.last_path.read_bytes()
     with torch.no_grad():
-        training.model.softmax_bias[3] = math.nan
+        training.model.softmax.biases[0][3] = math.nan
     with pytest.raises(TrainingError) as caught:
         run(training)
     assert str(caught.value) == (
@@ -295,7 +295,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_checkpoint(
 def test_without_a_checkpoint_none_is_named(tmp_path):
     training = new_training(tmp_path)
     with torch.no_grad():
-        training.model.softmax_bias[3] = math.inf
+        training.model.softmax.biases[0][3] = math.inf
     with pytest.raises(TrainingError, match=r"^the loss is not finite at step 1; lower train\.lr, "):
         run(training)
     assert list(tmp_path.iterdir()) == []

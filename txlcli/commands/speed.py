@@ -64,7 +64,7 @@ def speed(
         plots.check_path(plot)
     lengths = parse_lengths("--attn-len", attn_len, least=2)
     title, settings, model = _subject(wanted, overrides or [], device, precision, (data_dir, runs_dir))
-    place = model.embedding.weight.device
+    place = model.device
     used = _usable_precision(precision.value if precision else settings.train.precision, place)
     console.say(f"timing {title} on {describe(place)}, {used}")
     bench = _Bench(model, settings, used, repeat, shown=not json)
@@ -135,7 +135,7 @@ class _Bench:
         from txlcli.core.timing import peak_flops_per_s
 
         self.model, self.settings, self.precision, self.repeat, self.shown = model, settings, precision, repeat, shown
-        self.device = model.embedding.weight.device
+        self.device = model.device
         self.peak = peak_flops_per_s(self.device, precision)
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:

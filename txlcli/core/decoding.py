@@ -17,6 +17,7 @@ from txlcli.core.device import DTYPES, autocast
 from txlcli.core.model import Layer, TransformerXL
 
 SameLength = Literal["m", "m_plus_one", "off"]
+MemoryStart = Literal["empty", "zeros"]
 
 
 def key_limit(same_length: SameLength, mem_len: int) -> int | None:
@@ -32,12 +33,12 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
 class _KeyBuffer:
     """Projected keys and values of one layer, (B, H, capacity, D) each."""
 
-    def __init__(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> None:
-        self.keys = torch.empty(shape, dtype=dtype, device=like.device)
-        self.values = torch.empty(shape, dtype=dtype, device=like.device)
+    def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
 
-    def write(self, keys: tuple[Tensor, Tensor], at: int) -> None:
-        count = keys[0].shape[2]
+    def write(self, keys: tuple[Tensor, Tensor], at: int, *, copies: int = 1) -> None:
+        count = keys[0].shape[2] * copies
         self.keys[:, :, at : at + count] = keys[0]
         self.values[:, :, at : at + count] = keys[1]
 
@@ -57,6 +58,7 @@ class Decoder:
         same_length: keys that a query sees (contract of evaluation: `key_limit`).
         max_distance: distances beyond it share one encoding.
         precision: number format of matrix products and of the buffer.
+        memory_start: what stands before the first token; the model's own by default.
     """
 
     def __init__(
@@ -69,37 +71,48 @@ class Decoder:
         same_length: SameLength = "off",
         max_distance: int | None = None,
         precision: str = "fp32",
+        memory_start: MemoryStart | None = None,
     ) -> None:
         self.model = _frozen(model, precision)
         self.mem_len = mem_len
         self.seg_len = seg_len
-        self.device = model.embedding.weight.device
+        self.device = model.device
         self._autocast = autocast(self.device, precision)
         self._limit = key_limit(same_length, mem_len)
-        self._start = self._end = 0  # the remembered part of the buffers
         settings = model.settings
+        self._zeros = mem_len if (memory_start or settings.memory_start) == "zeros" else 0
         slack = max(seg_len, mem_len // 8)  # sliding moves M positions, once every `slack` positions
         shape = (lanes, settings.n_heads, mem_len + slack, settings.d_head)
         dtype = DTYPES[precision]
         if precision == "fp32":
-            dtype = model.embedding.weight.dtype
+            dtype = model.dtype
         with torch.inference_mode():
-            self._buffers = [_KeyBuffer(shape, model.embedding.weight, dtype) for _ in model.layers]
+            self._buffers = [_KeyBuffer(shape, model.device, dtype) for _ in model.layers]
             reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)
             encoding = self.model.encode_distances(reach, max_distance=max_distance)
             with self._autocast:
                 self._position_keys = [
                     _attention(layer).project_distances(encoding).contiguous() for layer in self.model.layers
                 ]
+        self._start = self._end = 0  # the remembered part of the buffers
+        self.reset()
 
     @property
     def capacity(self) -> int:
         """Positions that the buffer holds before it slides."""
         return self._buffers[0].keys.shape[2]
 
+    @torch.inference_mode()
     def reset(self) -> None:
         """Forget everything that was read."""
-        self._start = self._end = 0
+        self._start, self._end = 0, self._zeros
+        if self._zeros:
+            zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
+            for module, buffer in zip(self.model.layers, self._buffers, strict=True):
+                layer = _layer(module)
+                with self._autocast:
+                    keys = layer.attention.project_keys(layer.attention_input(zero))
+                buffer.write((keys[0], keys[1]), 0, copies=self._zeros)
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
@@ -118,10 +131,16 @@ class Decoder:
         return self._run(last, wanted=1)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., d) -> (..., V) float32."""
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all tokens: (B, l, d) -> (B, l, V)."""
         with self._autocast:
-            return self.model.logits(hidden).float()
+            return self.model.log_probs(hidden)
+
+    @torch.inference_mode()
+    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and ids of the `count` likeliest tokens after one position (1, d), likeliest first."""
+        with self._autocast:
+            return self.model.softmax.likeliest(hidden, count, self.model.embedding)
 
     @torch.inference_mode()
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -182,4 +201,5 @@ def _frozen(model: TransformerXL, precision: str) -> TransformerXL:
     for module in frozen.modules():
         if isinstance(module, nn.Linear):
             module.to(DTYPES[precision])
+    frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, DTYPES[precision])
     return frozen

@@ -25,14 +25,16 @@ class Sampling:
     greedy: bool = False
     """Always take the likeliest token."""
 
+    def candidates(self, vocab_size: int) -> int:
+        """How many of the likeliest tokens must be known to draw one."""
+        return 1 if self.greedy else min(self.top_k or vocab_size, vocab_size)
 
-def draw(logits: Tensor, how: Sampling, generator: torch.Generator) -> int:
-    """Draw one token from logits (V,)."""
+
+def draw(log_probs: Tensor, tokens: Tensor, how: Sampling, generator: torch.Generator) -> int:
+    """Draw one of the candidates: their log-probabilities (k,) and ids (k,), likeliest first."""
     if how.greedy:
-        return int(logits.argmax())
-    candidates = min(how.top_k or len(logits), len(logits))
-    scores, tokens = (logits / how.temperature).topk(candidates)  # likeliest first
-    probabilities = scores.softmax(dim=-1)
+        return int(tokens[0])
+    probabilities = (log_probs / how.temperature).softmax(dim=-1)
     if how.top_p is not None:
         before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = probabilities.masked_fill(before >= how.top_p, 0.0)  # the first always stays
@@ -49,9 +51,10 @@ def generate(decoder: Decoder, context: Tensor, how: Sampling, *, seed: int) -> 
         seed: the same seed gives the same tokens.
     """
     generator = torch.Generator(device=decoder.device).manual_seed(seed)
+    candidates = how.candidates(decoder.model.vocab_size)
     decoder.reset()
     hidden = decoder.read_last(context.to(decoder.device)[None])  # (1, 1, d)
     while True:
-        token = draw(decoder.logits(hidden[0, -1]), how, generator)
+        token = draw(*decoder.likeliest(hidden[0, -1:], candidates), how, generator)
         yield token
         hidden = decoder.read(torch.tensor([[token]], device=decoder.device))

@@ -1,4 +1,4 @@
-"""TransformerXL: embedding, layers with segment-level recurrence (section 3.2), tied softmax.
+"""TransformerXL: embedding, layers with segment-level recurrence (section 3.2), softmax.
 
 Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary,
 N layers, n distances.
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txlcli.core.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, bands
 from txlcli.core.attention import RelativeAttention, distance_encoding
 from txlcli.core.dropout import Dropout
 from txlcli.settings import ModelSettings
@@ -38,11 +39,11 @@ class Layer(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         d_model = settings.d_model
-        self.pre_norm = settings.norm == "pre"
+        self.pre_norm = settings.norm != "post"
         self.attention = RelativeAttention(d_model, settings.n_heads, settings.d_head, settings.attention_dropout)
-        self.attention_norm = nn.LayerNorm(d_model)
+        self.attention_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.feed_forward = FeedForward(d_model, settings.d_inner, settings.dropout)
-        self.ff_norm = nn.LayerNorm(d_model)
+        self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.dropout = Dropout(settings.dropout)
 
     def attention_input(self, hidden: Tensor) -> Tensor:
@@ -86,40 +87,56 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
 
 
 class TransformerXL(nn.Module):
-    """The model of section 3: relative positions, memory of layer inputs, softmax tied to the embedding."""
+    """The model of section 3: relative positions, memory of layer inputs, adaptive input and softmax.
+
+    Raises:
+        RecipeError: a cutoff lies beyond the vocabulary.
+    """
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
         self.settings = settings
         self.vocab_size = vocab_size
         pairs = 1 if settings.tie_biases else settings.n_layers
-        self.embedding = nn.Embedding(vocab_size, settings.d_model)
-        self.softmax_bias = nn.Parameter(torch.empty(vocab_size))
+        cut = bands(settings, vocab_size)
+        self.embedding = AdaptiveEmbedding(cut, settings.d_model)
+        self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings)
         self.content_bias = nn.Parameter(torch.empty(pairs, settings.n_heads, settings.d_head))
         self.position_bias = nn.Parameter(torch.empty(pairs, settings.n_heads, settings.d_head))
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.n_layers))
-        # A pre-norm stack ends in a sum of raw branches, so it needs one norm more.
-        self.final_norm = nn.LayerNorm(settings.d_model) if settings.norm == "pre" else nn.Identity()
+        # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
+        final = settings.norm == "pre"
+        self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
         self.dropout = Dropout(settings.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the released initialisation: normal weights and biases u, v, gains around 1, other biases 0."""
-        std = self.settings.init_std
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, 0.0, std)
-            elif isinstance(module, nn.LayerNorm):
-                nn.init.normal_(module.weight, 1.0, std)
-            if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        nn.init.zeros_(self.softmax_bias)
-        nn.init.normal_(self.content_bias, 0.0, std)
-        nn.init.normal_(self.position_bias, 0.0, std)
+        std, exact = self.settings.init_std, self.settings.init == "tf"
+        for name, parameter in self.named_parameters():
+            if "norm." in name and name.endswith("weight"):
+                nn.init.normal_(parameter, 1.0, 0.0 if exact else std)
+            elif ".projections." in name:
+                nn.init.normal_(parameter, 0.0, self.settings.proj_init_std)
+            elif parameter.dim() == 1 or (exact and name.endswith("cluster_weight")):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, 0.0, std)
 
-    def empty_memory(self, lanes: int) -> Memory:
-        """Memory before the first token: (B, 0, d) per layer."""
-        return [self.embedding.weight.new_zeros(lanes, 0, self.settings.d_model) for _ in self.layers]
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.content_bias.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' number format."""
+        return self.content_bias.dtype
+
+    def first_memory(self, lanes: int, mem_len: int) -> Memory:
+        """Memory before the first token, for each layer: (B, 0, d), or (B, M, d) zeros that are attended to."""
+        length = mem_len if self.settings.memory_start == "zeros" else 0
+        return [self.content_bias.new_zeros(lanes, length, self.settings.d_model) for _ in self.layers]
 
     def biases(self, layer: int) -> tuple[Tensor, Tensor]:
         """The biases u and v, (H, D) each, that layer number `layer` uses."""
@@ -133,11 +150,11 @@ class TransformerXL(nn.Module):
 
     def encode_distances(self, count: int, *, max_distance: int | None) -> Tensor:
         """Encodings (n, d) of the distances n - 1 down to 0; those beyond `max_distance` share its encoding."""
-        distances = torch.arange(count - 1, -1, -1, device=self.embedding.weight.device)
+        distances = torch.arange(count - 1, -1, -1, device=self.device)
         if max_distance is not None:
             distances = distances.clamp(max=max_distance)
         encoding = distance_encoding(distances, self.settings.d_model)
-        return encoding.to(self.embedding.weight.dtype)
+        return encoding.to(self.dtype)
 
     def forward(
         self,
@@ -170,14 +187,14 @@ class TransformerXL(nn.Module):
         kept = [update_memory(past, given, mem_len=mem_len) for past, given in zip(memory, inputs, strict=True)]
         return self.dropout(self.final_norm(hidden)), kept
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., d) -> (..., V), with the embedding as the output matrix."""
-        return F.linear(hidden, self.embedding.weight, self.softmax_bias)
-
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy in nats of each target: (B, L, d), (B, L) -> (B, L) float32."""
-        logits = self.logits(hidden).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least."""
+        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), self.embedding)
+        return losses.view_as(targets)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
+        return self.softmax.log_probs(hidden.flatten(0, 1), self.embedding).unflatten(0, hidden.shape[:2])
 
 
 def count_parameters(settings: ModelSettings, vocab_size: int) -> int:

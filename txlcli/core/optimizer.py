@@ -24,14 +24,17 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Opt
 def scheduled_lr(settings: TrainSettings, step: int) -> float:
     """The learning rate of update number `step`, counted from 1, apart from what a plateau takes off.
 
-    The cosine counts from the first update over all steps, warm-up included, as the released PyTorch code has it.
+    Warm-up gives update n the share n / warmup_steps. The released PyTorch code is one update behind there, with its
+    very first update at the full rate; the first update of the released TF code has rate 0.
     """
     floor = settings.min_lr_ratio
     if step <= settings.warmup_steps:
         return settings.lr * step / settings.warmup_steps
     share = 1.0
     if settings.schedule == "cosine":
-        share = floor + (1 - floor) * (1 + math.cos(math.pi * (step - 1) / settings.max_steps)) / 2
+        hidden = settings.warmup_steps if settings.cosine_from == "warmup" else 0
+        done = (step - 1 - hidden) / max(1, settings.max_steps - hidden)  # a trial may end within its warm-up
+        share = floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
     elif settings.schedule == "inverse_sqrt":
         share = math.sqrt(max(settings.warmup_steps, 1) / step)
     return settings.lr * max(share, floor)

@@ -85,9 +85,9 @@ def time_evaluation(model: TransformerXL, how: EvalSettings, *, precision: str, 
         max_distance=how.max_distance,
         precision=precision,
     )
-    tokens = _random_tokens(model, how.batch_size, how.seg_len)
+    tokens = _draw_tokens(model, (how.batch_size, how.seg_len))
     if how.mem_len:
-        decoder.read_last(_random_tokens(model, how.batch_size, how.mem_len))
+        decoder.read_last(_draw_tokens(model, (how.batch_size, how.mem_len)))
     # The buffer slides now and then; a repetition covers a whole period, so that the slide is paid for.
     segments = min(-(-(decoder.capacity - how.mem_len) // how.seg_len), MOST_SEGMENTS)
 
@@ -107,12 +107,12 @@ def time_vanilla(
     only the last position is computed in full.
     """
     chunk = min(VANILLA_CHUNK, attn_len)
-    decoder = Decoder(model, lanes=windows, mem_len=attn_len, seg_len=chunk, precision=precision)
-    tokens = _random_tokens(model, windows, attn_len)
+    decoder = Decoder(model, lanes=windows, mem_len=attn_len, seg_len=chunk, precision=precision, memory_start="empty")
+    tokens = _draw_tokens(model, (windows, attn_len))
 
     def predict() -> object:
         decoder.reset()
-        return decoder.logits(decoder.read_last(tokens))
+        return decoder.losses(decoder.read_last(tokens), tokens[:, -1:])
 
     return measure(predict, decoder.device, tokens=windows, repeat=repeat, warm_up=warm_up)
 
@@ -121,7 +121,7 @@ def time_training(model: TransformerXL, settings: TrainSettings, *, repeat: int)
     """Optimizer steps with a full memory; the model's weights change."""
     steps = -(-settings.mem_len // settings.seg_len) + repeat + 1
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
-    ids = torch.randint(model.vocab_size, (length,)).numpy()
+    ids = _draw_tokens(model, (length,)).cpu().numpy()
     segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(-(-settings.mem_len // settings.seg_len)):
@@ -134,8 +134,10 @@ def time_training(model: TransformerXL, settings: TrainSettings, *, repeat: int)
     )
 
 
-def _random_tokens(model: TransformerXL, lanes: int, length: int) -> torch.Tensor:
-    return torch.randint(model.vocab_size, (lanes, length), device=model.embedding.weight.device)
+def _draw_tokens(model: TransformerXL, shape: tuple[int, ...]) -> torch.Tensor:
+    """Tokens that follow Zipf's law, as `cost` counts them: an id's share falls with its rank."""
+    rank = (model.vocab_size + 1) ** torch.rand(shape, dtype=torch.float64, device=model.device)  # from 1 to V + 1
+    return (rank.long() - 1).clamp(max=model.vocab_size - 1)
 
 
 def best_windows(

@@ -93,7 +93,7 @@ class Training:
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
         self.valid, self.folder, self.identity = valid, folder, identity
-        self.device = model.embedding.weight.device
+        self.device = model.device
         self.optimizer = make_optimizer(model, settings)
         self.plateau = Plateau(settings)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
@@ -236,7 +236,7 @@ class Training:
 
     def _empty_memories(self) -> list[Memory]:
         lanes = self.settings.batch_size // self.settings.accumulate
-        return [self.model.empty_memory(lanes) for _ in range(self.settings.accumulate)]
+        return [self.model.first_memory(lanes, self.settings.mem_len) for _ in range(self.settings.accumulate)]
 
     def _not_finite(self, what: str) -> TrainingError:
         kept = f"; the last good checkpoint is {self.last_path}" if self.last_path.exists() else ""
