@@ -35,10 +35,21 @@ def read_text(recipe: str) -> tuple[str, str]:
             return path.stem, path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
-    name = path.name.removesuffix(".toml")
     # Elsewhere a missing file is a mistake: mine/enwik8.toml must not quietly become the packaged enwik8.
-    if name not in packaged_names() or str(path.parent) not in (".", "recipes"):
-        raise UnknownNameError("recipe", recipe, packaged_names(), like=name)
+    if str(path.parent) not in (".", "recipes"):
+        raise UnknownNameError("recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"))
+    return packaged(recipe)
+
+
+def packaged(recipe: str) -> tuple[str, str]:
+    """The name and the text of a packaged recipe, whatever files lie in the current folder.
+
+    Raises:
+        UnknownNameError: no recipe of that name comes with txl.
+    """
+    name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
+    if name not in names:
+        raise UnknownNameError("recipe", recipe, names, like=name)
     return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -105,10 +116,11 @@ def resolve(table: Mapping[str, Any], where: str) -> Settings:
 
 def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
     """Settings -> sections of keys, the inverse of `resolve`; a None that is not the default is written as "none"."""
-    return {section: _keys(getattr(settings, section)) for section in SECTIONS}
+    return {section: to_keys(getattr(settings, section)) for section in SECTIONS}
 
 
-def _keys(section: Any) -> dict[str, Any]:
+def to_keys(section: Any) -> dict[str, Any]:
+    """One section of the settings as keys."""
     keys = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)

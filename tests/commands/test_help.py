@@ -9,28 +9,34 @@ from tests.commands.novel import done
 from txlcli.cli import app
 
 COMMANDS = typer.main.get_command(app).commands
+WITH_SUBCOMMANDS = COMMANDS | {
+    f"{name} {inner}": command
+    for name, group in COMMANDS.items()
+    for inner, command in getattr(group, "commands", {}).items()
+}
 README = Path(__file__).parents[2] / "README.md"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", WITH_SUBCOMMANDS)
 def test_every_command_says_what_it_does_and_gives_an_example(name):
-    result = done(name, "--help")
+    *group, _ = words = name.split()
+    result = done(*words, "--help")
     assert result.stderr == ""
-    command = COMMANDS[name]
+    command = WITH_SUBCOMMANDS[name]
     assert command.help.splitlines()[0].endswith(".")
     assert f"Example: txl {name}" in result.stdout
-    assert command.get_short_help_str(200) in " ".join(done("--help").stdout.split())
+    assert command.get_short_help_str(200) in " ".join(done(*group, "--help").stdout.split())
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", WITH_SUBCOMMANDS)
 def test_every_option_has_a_help_text(name):
-    help_of = {parameter.name: getattr(parameter, "help", None) for parameter in COMMANDS[name].params}
+    help_of = {parameter.name: getattr(parameter, "help", None) for parameter in WITH_SUBCOMMANDS[name].params}
     assert [option for option, text in help_of.items() if not text] == []
 
 
 def test_the_same_option_has_the_same_help_everywhere():
     texts = {}
-    for command in COMMANDS.values():
+    for command in WITH_SUBCOMMANDS.values():
         for parameter in command.params:
             if parameter.opts[0] in ("--data-dir", "--runs-dir", "--json", "--device", "--force", "--plot", "--set"):
                 texts.setdefault(parameter.opts[0], set()).add(parameter.help)

@@ -333,7 +333,10 @@ USAGE = [
     (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
     (["tiny.toml", "--set", "model.n_head=2"], '[model] has no key "n_head"; did you mean "n_heads"?'),
     (["tiny.toml", "--set", "modle.n_heads=2"], 'no section "modle"; did you mean "model"?'),
-    (["tiny.toml", "--set", "model.norm=pots"], "[model] norm must be one of post, pre, pre_released, not 'pots'; did you mean"),
+    (
+        ["tiny.toml", "--set", "model.norm=pots"],
+        "[model] norm must be one of post, pre, pre_released, not 'pots'; did you mean",
+    ),
     (["tiny.toml", "--set", "train.lr=fast"], "[train] lr must be a number, not 'fast'"),
     (["tiny.toml", "--set", "train.mem_len=-1"], "[train] mem_len must be 0 or more, not -1"),
     (["tiny.toml", "--set", "train.seg_len=0"], "[train] seg_len must be greater than 0, not 0"),

@@ -71,8 +71,8 @@ class AdaptiveEmbedding(nn.Module):
         self.bands = bands
         self.d_model = d_model
         self.tables = nn.ParameterList(_matrix(band.size, band.width) for band in bands)  # (n, w)
-        widths = {band.projection: band.width for band in bands if band.projection is not None}
-        self.projections = nn.ParameterList(_matrix(d_model, width) for width in widths.values())  # (d, w)
+        widths = {str(band.projection): band.width for band in bands if band.projection is not None}
+        self.projections = nn.ParameterDict({name: _matrix(d_model, width) for name, width in widths.items()})  # (d, w)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(...) ids -> (..., d) vectors, not yet scaled."""
@@ -82,14 +82,16 @@ class AdaptiveEmbedding(nn.Module):
         embedded = self.tables[0].new_zeros(len(flat), self.d_model)
         for number, band in enumerate(self.bands):
             rows = ((flat >= band.first) & (flat < band.end)).nonzero()[:, 0]
-            vectors = self._embed(number, flat[rows] - band.first)
-            embedded = embedded.index_copy(0, rows, vectors.to(embedded.dtype))
+            embedded = embedded.index_copy(0, rows, self._embed(number, flat[rows] - band.first))
         return embedded.unflatten(0, tokens.shape)
 
     def _embed(self, number: int, ids: Tensor) -> Tensor:
         vectors = F.embedding(ids, self.tables[number])
         projection = self.bands[number].projection
-        return vectors if projection is None else F.linear(vectors, self.projections[projection])
+        if projection is None:
+            return vectors
+        # The sums of residuals begin here: never in 16 bits, whatever the product was.
+        return F.linear(vectors, self.projections[str(projection)]).to(vectors.dtype)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -113,6 +115,7 @@ class AdaptiveSoftmax(nn.Module):
         self.cluster_weight = _matrix(tails, bands[0].width) if tails else None  # (C, w)
         self.cluster_bias = nn.Parameter(torch.empty(tails)) if tails else None
 
+    @torch.no_grad()
     def for_decoding(self, embedding: AdaptiveEmbedding, dtype: torch.dtype) -> "AdaptiveSoftmax":
         """A copy in another precision that depends on nothing else, so that nothing is cast at every token."""
         own = [dataclasses.replace(band, shared=False) for band in self.bands]
@@ -208,7 +211,7 @@ class AdaptiveSoftmax(nn.Module):
         band = self.bands[number]
         if band.projection is None:
             return None
-        return embedding.projections[band.projection] if band.shared else self.projections[str(number)]
+        return embedding.projections[str(band.projection)] if band.shared else self.projections[str(number)]
 
     def _table(self, number: int, embedding: AdaptiveEmbedding) -> Tensor:
         return self.tables[number] if len(self.tables) else embedding.tables[number]

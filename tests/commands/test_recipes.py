@@ -1,0 +1,188 @@
+"""`txl recipes`: the list, a recipe's text, a copy to change."""
+
+import tomllib
+from importlib import resources
+
+import pytest
+
+from tests.commands.novel import done, json_of, refusal, txl
+from tests.test_cli import HEAVY, python
+from txlcli import recipe
+
+NAMES = recipe.packaged_names()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The current folder, empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def original(name):
+    return resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_bytes()
+
+
+def cells(name):
+    """The cells of a recipe's row in the list."""
+    lines = done("recipes").stdout.splitlines()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    return next(row for row in rows if row[0] == name)
+
+
+def test_the_list_names_every_recipe_once_and_fits_a_terminal():
+    result = done("recipes")
+    assert result.stderr == ""
+    rows = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [row.strip("│").split()[0] for row in rows] == NAMES
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+def test_a_row_has_store_parameters_metric_and_the_paper_s_numbers():
+    assert cells("wt103") == ["wt103", "wt103", "151,107,538", "ppl", "23.1", "24.0", "Table 1"]
+    assert cells("enwik8-24l") == ["enwik8-24l", "enwik8", "277,231,820", "bpc", "-", "0.99", "Table 2"]
+
+
+def test_what_the_paper_does_not_say_is_a_dash():
+    assert cells("text8") == ["text8", "text8", "40,964,635", "bpc", "-", "-", "-"]
+    assert cells("stdlib") == ["stdlib", "stdlib", "-", "bpc", "-", "-", "-"]
+
+
+def test_the_list_as_json():
+    listed = {entry["name"]: entry for entry in json_of("recipes")["recipes"]}
+    assert list(listed) == NAMES
+    assert listed["wt103-large"] == {
+        "name": "wt103-large",
+        "store": "wt103",
+        "parameters": 285_170_506,
+        "vocab_size": 267_735,
+        "metric": "ppl",
+        "paper_valid": 17.7,
+        "paper_test": 18.3,
+        "description": 'Table 1, "Ours - Transformer-XL Large" (257M)',
+    }
+    nothing = ("parameters", "vocab_size", "paper_valid", "paper_test")
+    assert [listed["stdlib"][key] for key in nothing] == [None] * 4
+    assert listed["stdlib"]["description"] == "A small model for text that every machine has"
+    # A sentence that goes on in the second line of the header, without number or colon.
+    assert listed["text8"]["description"] == "The 12-layer model of Table 2 on text8, as the released scripts train it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_show_prints_the_text_as_it_lies_in_the_package(name):
+    result = done("recipes", "show", name)
+    assert result.stdout.encode() == original(name)
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("word", ["wt103", "wt103.toml", "recipes/wt103.toml", "recipes/wt103"])
+def test_show_takes_the_packaged_recipe_whatever_lies_in_the_folder(folder, word):
+    (folder / "recipes").mkdir()
+    for file in ("wt103", "wt103.toml", "recipes/wt103", "recipes/wt103.toml"):
+        (folder / file).write_text("mine")
+    assert done("recipes", "show", word).stdout.encode() == original("wt103")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_show_as_json_gives_every_setting_with_its_default(name):
+    table = json_of("recipes", "show", name)
+    assert recipe.resolve(table, where="here") == recipe.load(name)
+    assert table["train"]["clip"] == 0.25
+    assert "clip" not in tomllib.loads(original(name).decode())["train"]
+
+
+def test_copy_writes_the_recipe_and_says_how_to_go_on(folder):
+    result = done("recipes", "copy", "enwik8-24l", "mine.toml")
+    assert result.stdout == 'wrote mine.toml; change it, then run "txl train mine.toml"\n'
+    assert result.stderr == ""
+    assert (folder / "mine.toml").read_bytes() == original("enwik8-24l")
+    assert recipe.load("mine.toml") == recipe.load("enwik8-24l")
+
+
+def test_copy_into_a_folder_keeps_the_name(folder):
+    (folder / "my recipes").mkdir()
+    result = done("recipes", "copy", "recipes/ptb.toml", "my recipes")
+    assert result.stdout.endswith("run \"txl train 'my recipes/ptb.toml'\"\n")
+    assert (folder / "my recipes" / "ptb.toml").read_bytes() == original("ptb")
+
+
+def test_copy_as_json_says_what_was_written_and_where(folder):
+    assert json_of("recipes", "copy", "ptb", ".") == {"recipe": "ptb", "file": "ptb.toml"}
+    assert (folder / "ptb.toml").read_bytes() == original("ptb")
+
+
+@pytest.mark.parametrize("file", ["mine.toml", "."])
+def test_copy_replaces_a_file_with_force_only(folder, file):
+    path = folder / ("ptb.toml" if file == "." else file)
+    path.write_text("mine")
+    assert refusal("recipes", "copy", "ptb", file) == (
+        f"{path.name} exists; replace it with --force, or give another FILE"
+    )
+    assert path.read_text() == "mine"
+    done("recipes", "copy", "ptb", file, "--force")
+    assert path.read_bytes() == original("ptb")
+
+
+def test_copy_makes_no_folder(folder):
+    assert refusal("recipes", "copy", "ptb", "deep/mine.toml") == (
+        "deep/mine.toml: there is no folder deep; make it first"
+    )
+    assert refusal("recipes", "copy", "ptb", "deep/") == "deep/: there is no such folder; make it first"
+    assert list(folder.iterdir()) == []
+
+
+def test_copy_never_replaces_a_folder(folder):
+    (folder / "ptb.toml").mkdir()
+    assert refusal("recipes", "copy", "ptb", ".", "--force") == "ptb.toml is a folder; give another FILE"
+
+
+def test_copy_to_a_place_that_cannot_be_written_is_one_line():
+    name = "x" * 300  # longer than a file name may be
+    assert refusal("recipes", "copy", "ptb", name, code=1) == (
+        f"{name}: the recipe cannot be written (File name too long); choose another FILE"
+    )
+
+
+@pytest.mark.parametrize("command", [["show"], ["copy", "--force"]])
+@pytest.mark.parametrize("word", ["enwik", "recipes/enwik.toml"])
+def test_an_unknown_recipe_is_refused_with_a_suggestion(folder, command, word):
+    file = ["mine.toml"] if command[0] == "copy" else []
+    message = refusal("recipes", *command, word, *file)
+    assert message == f'unknown recipe "{word}"; did you mean "enwik8"? (known: {", ".join(NAMES)})'
+    assert list(folder.iterdir()) == []
+
+
+def test_a_recipe_of_another_folder_is_not_a_packaged_one(folder):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "ptb.toml").write_bytes(original("ptb"))
+    assert refusal("recipes", "show", "mine/ptb.toml").startswith('unknown recipe "mine/ptb.toml"')
+
+
+def test_json_before_the_command_is_refused():
+    assert refusal("recipes", "--json", "show", "ptb") == "--json comes last: txl recipes show ... --json"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["shwo"], "No such command 'shwo'. Did you mean 'show'?; see \"txl recipes --help\""),
+        (["show"], "Missing argument 'NAME'; see \"txl recipes show --help\""),
+        (["copy", "ptb"], "Missing argument 'FILE'; see \"txl recipes copy --help\""),
+        (["show", "ptb", "--force"], 'No such option: --force; see "txl recipes show --help"'),
+    ],
+)
+def test_what_is_asked_wrongly_gives_one_line_and_exit_code_2(words, message):
+    result = txl("recipes", *words)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["show", "lm1b"]])
+def test_listing_and_showing_load_nothing_heavy(words):
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
+from txlcli.cli import app
+app({["recipes", *words]!r})
+"""
+    ended = python("-c", script)
+    assert (ended.returncode, ended.stderr) == (0, "[]\n")

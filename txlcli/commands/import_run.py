@@ -1,0 +1,241 @@
+"""`txl import`: make a run of weights that another system trained."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txlcli import console, recipe, runs
+from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, Overrides, RunsDir
+from txlcli.runs import Run
+from txlcli.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from txlcli.exchange.weights import System
+    from txlcli.token_store import TokenStore
+    from txlcli.vocab import Vocab
+
+SYSTEMS = {
+    "hugging_face": "Hugging Face TransfoXL",
+    "pytorch": "the released PyTorch code",
+    "tf": "the released TF code",
+}
+
+
+def import_run(
+    source: Annotated[
+        Path, typer.Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
+    ],
+    wanted: Annotated[
+        str | None, typer.Option("--recipe", metavar="RECIPE", help="What files of weights alone do not say.")
+    ] = None,
+    vocab: Annotated[
+        Path | None, typer.Option("--vocab", metavar="FILE", help="The vocabulary that the weights belong to.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", help="Token store with that vocabulary; found by it where left out.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run; the source's by default.")] = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    data_dir: DataDir = DATA_DIR,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Make a run of released or Hugging Face weights.
+
+    eval, speed and generate then work on it as on any other. A Hugging Face folder says everything itself; a state dict
+    of the released PyTorch code and the variables of a TF checkpoint (as .npz or .safetensors) need --recipe.
+
+    Example: txl import transfo-xl-wt103/ --name hf-wt103
+    """
+    from txlcli.exchange import weights
+
+    if not source.exists():
+        raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
+    if name is not None and not re.fullmatch(PLAIN_NAME, name):
+        raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
+    folder = runs_dir / (name or _plain(source))
+    runs.check_free(folder, force=force)
+    path = weights.in_folder(source) if source.is_dir() else source
+    settings = _settings(source, wanted, overrides or [])
+    theirs = weights.plain_names(weights.read(path))
+    system = weights.system_of(theirs, path)
+    words, found = _vocabulary(source, vocab, store, settings, data_dir)
+    settings = _with_store(settings, found.name if found else store or folder.name)
+    tensors = _converted(system, theirs, settings, words.size, path)
+    run = Run(
+        folder=folder,
+        recipe_name=recipe.read_text(wanted)[0] if wanted else folder.name,
+        settings=settings,
+        vocab_fingerprint=words.fingerprint,
+        vocab_size=words.size,
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        metric="bpc" if words.kind in ("byte", "char") else "ppl",
+    )
+    _write(run, words, tensors, path, force=force)
+    told = _told(run, system, source, found, data_dir)
+    if json:
+        console.show_json(told)
+    else:
+        _show(run, told)
+
+
+def _plain(source: Path) -> str:
+    """A name for the run from the name of what it is made of."""
+    path = source.resolve()
+    return re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("-.") or "imported"
+
+
+def _settings(source: Path, wanted: str | None, overrides: list[str]) -> Settings:
+    """The model as a Hugging Face folder has it, the rest from the recipe; all of it from the recipe for a file."""
+    from txlcli.exchange import huggingface
+
+    if not source.is_dir():
+        if wanted is None:
+            raise UsageError(
+                f"{source}: a file of weights does not say how many heads, which cutoffs or which corpus; "
+                "name its recipe, e.g. --recipe wt103-large-tf"
+            )
+        return recipe.load(wanted, overrides)
+    config, where = huggingface.read_config(source), source / huggingface.CONFIG
+    table: dict[str, Any] = {}
+    if wanted is not None:
+        table = recipe.to_table(recipe.load(wanted))
+    else:
+        reading = huggingface.eval_settings(config, where)
+        plain = Settings(
+            corpus=CorpusSettings(_plain(source)),
+            model=huggingface.model_settings(config, where),
+            # How it was trained is not known; only the lengths matter, for the distances that it knows.
+            train=TrainSettings(reading.seg_len, reading.mem_len, batch_size=1, max_steps=1),
+            eval=reading,
+        )
+        table = recipe.to_table(plain)
+    described = recipe.to_keys(huggingface.model_settings(config, where))
+    return recipe.resolve(recipe.override({**table, "model": described}, overrides), where=str(where))
+
+
+def _vocabulary(
+    source: Path, vocab: Path | None, store: str | None, settings: Settings, data_dir: Path
+) -> tuple["Vocab", "TokenStore | None"]:
+    """The weights' vocabulary, and a store that has it where there is one."""
+    from txlcli.exchange import vocabularies
+    from txlcli.opening import open_store
+
+    path = vocab or (vocabularies.find(source) if source.is_dir() else None)
+    named = open_store(store, data_dir) if store else None
+    if path is not None:
+        words = vocabularies.read(path)
+        if named is not None and named.fingerprint != words.fingerprint:
+            raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out --store or --vocab")
+        return words, named or _store_with(words, data_dir)
+    if named is None:
+        try:
+            named = open_store(settings.corpus.store, data_dir)
+        except StoreError as error:
+            raise VocabularyError(
+                f"{source}: the weights come without a vocabulary; give --vocab FILE, or --store with the token "
+                "store of their corpus"
+            ) from error
+    return named.vocab, named
+
+
+def _store_with(words: "Vocab", data_dir: Path) -> "TokenStore | None":
+    """A store in the data folder that was prepared with this very vocabulary."""
+    from txlcli.token_store import TokenStore, stores_in
+
+    for path in stores_in(data_dir):
+        try:
+            found = TokenStore.open(path)
+            if found.fingerprint == words.fingerprint:
+                return found
+        except StoreError:
+            continue  # a damaged store is no reason not to import
+    return None
+
+
+def _with_store(settings: Settings, store: str) -> Settings:
+    return recipe.resolve(
+        {**recipe.to_table(settings), "corpus": {**recipe.to_table(settings)["corpus"], "store": store}},
+        where="--store",
+    )
+
+
+def _converted(
+    system: "System", theirs: "Mapping[str, Tensor]", settings: Settings, vocab_size: int, path: Path
+) -> "dict[str, Tensor]":
+    from txlcli.core import conversion
+
+    model = settings.model
+    try:
+        shapes = conversion.our_shapes(model, vocab_size)
+        layout = (
+            conversion.tf_layout(model, vocab_size)
+            if system == "tf"
+            else conversion.pytorch_layout(model, vocab_size, hugging_face=system == "hugging_face")
+        )
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    _check_vocabulary(layout.vocab_size_of(theirs), vocab_size, path)
+    return layout.read(theirs, shapes, str(path))
+
+
+def _check_vocabulary(held: int | None, vocab_size: int, path: Path) -> None:
+    if held is not None and held != vocab_size:
+        raise VocabularyError(
+            f"{path}: the weights know {held:,} ids, the vocabulary has {vocab_size:,}; "
+            "give the one that they were trained with"
+        )
+
+
+def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path, *, force: bool) -> None:
+    from txlcli.core import checkpoint
+    from txlcli.core.checkpoint import Checkpoint
+
+    state = {
+        "recipe": run.recipe_name,
+        "vocab_fingerprint": run.vocab_fingerprint,
+        "step": 0,
+        "imported_from": source.name,
+    }
+    runs.create(run, words.to_json(), force=force)
+    try:
+        checkpoint.save(run.folder / runs.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
+    except BaseException:
+        runs.undo(run)
+        raise
+    runs.settle(run)
+
+
+def _told(run: Run, system: "System", source: Path, found: "TokenStore | None", data_dir: Path) -> dict[str, Any]:
+    store = run.settings.corpus.store
+    prepare = None
+    if found is None:
+        prepare = f"txl prepare CORPUS --vocab {run.folder / runs.VOCAB} --name {store}"
+    return {
+        "run": str(run.folder),
+        "source": str(source),
+        "system": SYSTEMS[system],
+        "parameters": run.parameters,
+        "vocab_size": run.vocab_size,
+        "store": str(found.path) if found else None,
+        "prepare": prepare,
+        "next": f"txl eval {run.folder}" + ("" if data_dir == DATA_DIR else f" --data-dir {data_dir}"),
+    }
+
+
+def _show(run: Run, told: dict[str, Any]) -> None:
+    rows = [
+        ["weights of", f"{told['system']} ({told['source']})"],
+        ["vocabulary", f"{told['vocab_size']:,} symbols"],
+        ["token store", told["store"] or f"none with this vocabulary yet: {told['prepare']}"],
+        ["next", told["next"]],
+    ]
+    console.show_table(f"{told['run']}: {run.parameters:,} parameters", ("", ""), rows)

@@ -1,0 +1,123 @@
+"""`txl recipes`: list, show and copy the recipes that come with txl."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from txlcli import console, recipe
+from txlcli.errors import TxlError, UsageError
+from txlcli.options import Force, Json
+
+COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "paper")
+CAPTION = "valid, test: the paper's numbers; txl recipes show NAME, txl train NAME"
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
+
+app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def recipes(context: typer.Context, json: Json = False) -> None:
+    """List, show or copy the recipes that come with txl.
+
+    Without a command: the list, with the table of the paper and its numbers.
+
+    Example: txl recipes
+    """
+    if context.invoked_subcommand is None:
+        listed = [_entry(name) for name in recipe.packaged_names()]
+        if json:
+            console.show_json({"recipes": listed})
+        else:
+            console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
+    elif json:
+        raise UsageError(f"--json comes last: txl recipes {context.invoked_subcommand} ... --json")
+
+
+@app.command("show")
+def show(wanted: Name, json: Json = False) -> None:
+    """Print a packaged recipe; --json fills in every default.
+
+    Example: txl recipes show enwik8
+    """
+    name, text = recipe.packaged(wanted)
+    if json:
+        console.show_json(recipe.to_table(recipe.resolve(tomllib.loads(text), where=name)))
+    else:
+        console.show_text(text, end="")
+
+
+@app.command("copy")
+def copy(
+    wanted: Name,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The new file, or a folder to put NAME.toml into.")],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Copy a packaged recipe to a file of your own.
+
+    Example: txl recipes copy enwik8 mine.toml
+    """
+    name, text = recipe.packaged(wanted)
+    try:
+        path = _place(file, name, force=force)
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise TxlError(f"{file}: the recipe cannot be written ({error.strerror}); choose another FILE") from error
+    if json:
+        console.show_json({"recipe": name, "file": str(path)})
+    else:
+        console.show_text(f'wrote {path}; change it, then run "{shlex.join(["txl", "train", str(path)])}"')
+
+
+def _place(file: str, name: str, *, force: bool) -> Path:
+    """The file to write: FILE, or NAME.toml where FILE is a folder."""
+    path = Path(file)
+    if path.is_dir():
+        path /= f"{name}.toml"
+    elif file.endswith("/"):
+        raise UsageError(f"{file}: there is no such folder; make it first")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give another FILE")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists; replace it with --force, or give another FILE")
+    return path
+
+
+def _entry(name: str) -> dict[str, Any]:
+    """What there is to say of a recipe in a list; the metric is the corpus's own."""
+    import corpora
+
+    _, text = recipe.packaged(name)
+    settings = recipe.resolve(tomllib.loads(text), where=name)
+    published = settings.published
+    return {
+        "name": name,
+        "store": settings.corpus.store,
+        "parameters": published.parameters,
+        "vocab_size": published.vocab_size,
+        "metric": corpora.CORPORA[settings.corpus.store].metric,
+        "paper_valid": published.valid,
+        "paper_test": published.test,
+        "description": _description(text),
+    }
+
+
+def _description(text: str) -> str:
+    """The first sentence of the header, as far as it does not repeat the paper's numbers."""
+    paragraph, _, _ = text.partition("\n#\n")
+    header = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
+    return re.split(r"[:;]|\.(?:\s|$)", header)[0]
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
+    numbers = [str(entry[key] or "-") for key in ("paper_valid", "paper_test")]
+    table = re.match(r"Table \d+", entry["description"])
+    return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[0] if table else "-"]

@@ -1,0 +1,1 @@
+"""Files of other systems, read and written: weights, settings, vocabularies."""

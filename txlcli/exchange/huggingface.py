@@ -1,0 +1,154 @@
+"""The config.json of Hugging Face's TransfoXL, and our settings."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from txlcli.errors import RecipeError, RunError
+from txlcli.settings import EvalSettings, ModelSettings
+
+CONFIG = "config.json"
+MODEL_TYPE = "transfo-xl"
+SEG_LEN = 128
+"""Where a configuration does not say; the released evaluation of the large model."""
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 267_735,
+    "cutoffs": [20_000, 40_000, 200_000],
+    "d_model": 1024,
+    "d_embed": 1024,
+    "n_head": 16,
+    "d_head": 64,
+    "d_inner": 4096,
+    "div_val": 4,
+    "pre_lnorm": False,
+    "n_layer": 18,
+    "mem_len": 1600,
+    "clamp_len": 1000,
+    "same_length": True,
+    "proj_share_all_but_first": True,
+    "attn_type": 0,
+    "untie_r": True,
+    "tie_word_embeddings": True,
+    "dropout": 0.1,
+    "dropatt": 0.0,
+    "init_std": 0.02,
+    "proj_init_std": 0.01,
+    "layer_norm_epsilon": 1e-5,
+}
+"""What a key that a configuration leaves out means."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a folder, complete.
+
+    Raises:
+        RunError: missing, damaged, or of another model.
+    """
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{folder} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: no readable JSON ({error}); fetch it again") from error
+    if not isinstance(config, Mapping) or config.get("model_type") != MODEL_TYPE:
+        found = config.get("model_type") if isinstance(config, Mapping) else type(config).__name__
+        raise RunError(f'{path}: the model type is "{found}", not "{MODEL_TYPE}"; only Transformer-XL can be imported')
+    complete = DEFAULTS | dict(config)
+    if complete["attn_type"] != 0:
+        raise RunError(f"{path}: attn_type {complete['attn_type']} is not the attention of Transformer-XL (0)")
+    return complete
+
+
+def model_settings(config: Mapping[str, Any], where: Path) -> ModelSettings:
+    """[model] as a configuration has it.
+
+    Raises:
+        RunError: a value that no model can have.
+    """
+    cutoffs = [cutoff for cutoff in config["cutoffs"] if cutoff != config["vocab_size"]]
+    shared = [False] + [bool(config["proj_share_all_but_first"])] * len(cutoffs)
+    try:
+        return ModelSettings(
+            n_layers=config["n_layer"],
+            d_model=config["d_model"],
+            n_heads=config["n_head"],
+            d_head=config["d_head"],
+            d_inner=config["d_inner"],
+            dropout=config["dropout"],
+            attention_dropout=config["dropatt"],
+            norm="pre_released" if config["pre_lnorm"] else "post",
+            norm_eps=config["layer_norm_epsilon"],
+            tie_biases=not config["untie_r"],
+            memory_start="zeros",
+            cutoffs=tuple(cutoffs),
+            div_val=config["div_val"],
+            d_embed=config["d_embed"],
+            tie_embeddings=bool(config["tie_word_embeddings"]),
+            tie_projections=tuple(map(bool, config.get("tie_projs", shared)))[: len(cutoffs) + 1],
+            init_std=config["init_std"],
+            proj_init_std=config["proj_init_std"],
+        )
+    except (RecipeError, TypeError) as error:
+        raise RunError(f"{where}: {error}") from error
+
+
+def eval_settings(config: Mapping[str, Any], where: Path) -> EvalSettings:
+    """[eval] as a configuration has it.
+
+    Raises:
+        RunError: a value that no reading can have.
+    """
+    seg_len = config.get("tgt_len") or SEG_LEN
+    clamp = config["clamp_len"]
+    # Without a limit of its own the model knows all distances that its reading has, and no more.
+    farthest = clamp if clamp > 0 else seg_len + config["mem_len"]
+    same = "m" if config["same_length"] else "off"
+    try:
+        return EvalSettings(seg_len, config["mem_len"], max_distance=farthest, same_length=same)  # type: ignore[arg-type]
+    except (RecipeError, TypeError) as error:
+        raise RunError(f"{where}: {error}") from error
+
+
+def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boundary: int | None) -> dict[str, Any]:
+    """The configuration that makes Hugging Face's TransfoXL the same model.
+
+    Raises:
+        RunError: it has no such model.
+    """
+    if model.norm == "pre":
+        raise RunError(
+            'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
+        )
+    # With same_length theirs sees as many keys as its memory is long, the token itself included.
+    mem_len = reading.mem_len + (reading.same_length == "m_plus_one")
+    bands = len(model.cutoffs) + 1
+    return {
+        "model_type": MODEL_TYPE,
+        "architectures": ["TransfoXLLMHeadModel"],
+        "vocab_size": vocab_size,
+        "cutoffs": list(model.cutoffs),
+        "d_model": model.d_model,
+        "d_embed": model.embed_width,
+        "n_head": model.n_heads,
+        "d_head": model.d_head,
+        "d_inner": model.d_inner,
+        "div_val": model.div_val,
+        "pre_lnorm": model.norm == "pre_released",
+        "n_layer": model.n_layers,
+        "mem_len": mem_len,
+        "tgt_len": reading.seg_len,
+        "clamp_len": reading.max_distance or -1,
+        "same_length": reading.same_length != "off",
+        "tie_projs": list(model.tie_projections or [number > 0 for number in range(bands)]),
+        "attn_type": 0,
+        "untie_r": not model.tie_biases,
+        "tie_word_embeddings": model.tie_embeddings,
+        "dropout": model.dropout,
+        "dropatt": model.attention_dropout,
+        "init_std": model.init_std,
+        "proj_init_std": model.proj_init_std,
+        "layer_norm_epsilon": model.norm_eps,
+        "eos_token_id": boundary,
+    }

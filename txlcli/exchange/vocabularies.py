@@ -1,0 +1,87 @@
+"""Reads the vocabulary files of other systems, and txl's own."""
+
+import pickle
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from txlcli.errors import VocabularyError
+from txlcli.exchange.pickles import load_vocabulary
+from txlcli.vocab import Vocab
+
+BOUNDARIES = ("<eos>", "<S>")
+UNKNOWNS = ("<unk>", "<UNK>")
+FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
+"""What a folder's vocabulary may be called; Hugging Face wrote the last three."""
+
+
+def find(folder: Path) -> Path | None:
+    """The vocabulary file of a folder, None where it has none."""
+    return next((folder / name for name in FILES if (folder / name).is_file()), None)
+
+
+def read(path: Path) -> Vocab:
+    """The vocabulary in a file: txl's JSON, a torch or plain pickle of a dict with idx2sym, or a list of words.
+
+    Raises:
+        VocabularyError: missing, damaged, or something that could run code.
+    """
+    if not path.is_file():
+        raise VocabularyError(f"no vocabulary file at {path}; give --vocab a file")
+    if path.suffix == ".json":
+        try:
+            return Vocab.from_json(path.read_text(encoding="utf-8"))
+        except (VocabularyError, UnicodeDecodeError) as error:
+            raise VocabularyError(f"{path}: {error}") from error
+    if path.suffix in (".bin", ".pt", ".pth"):
+        return _from_fields(path, _load_torch(path))
+    if path.suffix in (".pkl", ".pickle"):
+        return _from_fields(path, load_vocabulary(path))
+    return _from_words(path, _read_lines(path), lower_case=False)
+
+
+def _load_torch(path: Path) -> Any:
+    import torch  # noqa: PLC0415 - text and JSON need none
+
+    try:
+        with torch.serialization.safe_globals([Counter]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it wants {named[1]}, which a vocabulary has no need of; refused" if named else "damaged"
+        raise VocabularyError(f"{path}: {what}; give the words as a text file, one per line") from error
+
+
+def _from_fields(path: Path, fields: Any) -> Vocab:
+    """Of the attributes that the released code's vocabulary object had."""
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("idx2sym"), list):
+        raise VocabularyError(f"{path}: no list idx2sym in it; give the words as a text file, one per line")
+    return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case", False)))
+
+
+def _read_lines(path: Path) -> list[str]:
+    """The first field of every line: word lists may carry counts."""
+    try:
+        return [fields[0] for line in path.read_text(encoding="utf-8").split("\n") if (fields := line.split())]
+    except (OSError, UnicodeDecodeError) as error:
+        raise VocabularyError(f"{path}: cannot be read as a list of words ({error})") from error
+
+
+def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
+    if not words or not all(isinstance(word, str) for word in words):
+        raise VocabularyError(f"{path}: holds no list of words")
+    places = {word: number for number, word in enumerate(words)}
+    if len(places) < len(words):
+        twice = next(word for number, word in enumerate(words) if places[word] != number)
+        raise VocabularyError(f'{path}: the word "{twice}" stands there twice, so ids would not be words')
+    boundary, unknown = (
+        next((places[symbol] for symbol in known if symbol in places), None) for known in (BOUNDARIES, UNKNOWNS)
+    )
+    return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=lower_case)
+
+
+def write_words(vocab: Vocab, path: Path) -> None:
+    """One word per line, in the order of the ids."""
+    path.write_text("".join(f"{symbol}\n" for symbol in vocab.symbols), encoding="utf-8")
