@@ -1,24 +1,33 @@
 """The paper's equations written as plain loops in float64, so that nothing fast has to be trusted.
 
-Axes: L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary, N layers.
+Axes: L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary, N layers,
+n ids of a band, w width of a band, C tail bands.
 One batch row at a time. Query i of the segment is token M + i of the extended context, key j is token j of it.
 
 Weights are a plain dict; a matrix maps row vectors, y = x @ W, and head h owns columns h*D to (h+1)*D - 1:
-    embedding (V, d)            softmax_bias (V,)           final_norm (gain, bias), pre-norm only
+    embedding (V, d)            softmax_bias (V,)           final_norm (gain, bias), norm = "pre" only
     content_bias, position_bias (H, D), or (N, H, D) for one per layer; the paper's u and v
     layers: N dicts of
         w_q, w_k_content, w_v, w_k_position (d, H*D)        w_o (H*D, d)
         attention_norm, ff_norm (gain (d,), bias (d,))      ff_1 (W (d, F), b (F,))      ff_2 (W (F, d), b (d,))
+That is one band of ids, embedded d wide, and a softmax tied to it. In general, in the order of the ids, the head first:
+    embedding: list of bands, each (table (n, w), projection (w, d) or None)
+    softmax: list of bands, each (table (n, w), projection (d, w) or None, bias (n,)), in place of softmax_bias
+    clusters (W (w, C), b (C,)), where there are tail bands; w is the head's
+
+Weights may be complex, so that a step along the imaginary axis gives exact derivatives (`complex_step_gradient`).
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 LAYER_NORM_EPS = 1e-5
+COMPLEX_STEP = 1e-30
+SCORE_WEIGHTS = ("w_q", "w_k_content", "w_k_position", "content_bias", "position_bias")
 
 
 class Scores(NamedTuple):
@@ -81,7 +90,7 @@ def layer_weights(weights: dict, n: int) -> dict:
     """Layer n's own weights with its "content_bias" and "position_bias" (H, D) beside them, shared or per layer."""
     layer = dict(weights["layers"][n])
     for name in ("content_bias", "position_bias"):
-        bias = np.asarray(weights[name], dtype=np.float64)
+        bias = _numbers(weights[name])
         layer[name] = bias[n] if bias.ndim == 3 else bias
     return layer
 
@@ -100,8 +109,9 @@ def attention_scores(
     extended = _concatenate(memory, hidden)
     L, M, K, d = len(hidden), len(memory), len(extended), extended.shape[1]
     H, D = layer["content_bias"].shape
-    a, c = np.zeros((H, L, K)), np.zeros((H, L, K))
-    b_term, d_term = np.full((H, L, K), np.nan), np.full((H, L, K), np.nan)
+    kind = _kind(extended, *(layer[name] for name in SCORE_WEIGHTS))
+    a, c = np.zeros((H, L, K), dtype=kind), np.zeros((H, L, K), dtype=kind)
+    b_term, d_term = np.full((H, L, K), np.nan, dtype=kind), np.full((H, L, K), np.nan, dtype=kind)
     for h in range(H):
         u, v = layer["content_bias"][h], layer["position_bias"][h]
         for i in range(L):
@@ -124,7 +134,7 @@ def attention_scores(
 def attention_weights(scores: Scores, *, head_width: int) -> ndarray:
     """Masked softmax of (a + b + c + d) / sqrt(D) (3.3): (H, L, K), zero at every pair that is not allowed."""
     H, L, K = scores.a.shape
-    attended = np.zeros((H, L, K))
+    attended = np.zeros((H, L, K), dtype=scores.a.dtype)
     for h in range(H):
         for i in range(L):
             seen = [j for j in range(K) if (i, j) in scores.allowed]
@@ -133,7 +143,7 @@ def attention_weights(scores: Scores, *, head_width: int) -> ndarray:
                 total = scores.a[h, i, j] + scores.b[h, i, j] + scores.c[h, i, j] + scores.d[h, i, j]
                 logits.append(total / math.sqrt(head_width))
             for j, log_share in zip(seen, log_softmax(np.array(logits)), strict=True):
-                attended[h, i, j] = math.exp(log_share)
+                attended[h, i, j] = np.exp(log_share)
     return attended
 
 
@@ -146,7 +156,7 @@ def attention(
     H, D = layer["content_bias"].shape
     scores = attention_scores(hidden, memory, layer, max_distance=max_distance, key_limit=key_limit)
     attended = attention_weights(scores, head_width=D)
-    mixed = np.zeros((L, H * D))
+    mixed = np.zeros((L, H * D), dtype=_kind(extended, attended, layer["w_v"]))
     for h in range(H):
         for i in range(L):
             for j in range(K):
@@ -155,17 +165,17 @@ def attention(
     return np.stack([mixed[i] @ layer["w_o"] for i in range(L)])
 
 
-def layer_norm(x: ndarray, norm: tuple[ndarray, ndarray]) -> ndarray:
+def layer_norm(x: ndarray, norm: tuple[ndarray, ndarray], *, eps: float = LAYER_NORM_EPS) -> ndarray:
     """Each row of x (rows, d) to mean 0 and (biased) variance 1, times gain (d,) plus bias (d,)."""
     gain, bias = norm
-    x = np.asarray(x, dtype=np.float64)
+    x = _numbers(x)
     d = x.shape[1]
-    normed = np.zeros(x.shape)
+    normed = np.zeros(x.shape, dtype=_kind(x, gain, bias))
     for i in range(len(x)):
         mean = sum(x[i, e] for e in range(d)) / d
         variance = sum((x[i, e] - mean) ** 2 for e in range(d)) / d
         for e in range(d):
-            normed[i, e] = (x[i, e] - mean) / math.sqrt(variance + LAYER_NORM_EPS) * gain[e] + bias[e]
+            normed[i, e] = (x[i, e] - mean) / np.sqrt(variance + eps) * gain[e] + bias[e]
     return normed
 
 
@@ -173,7 +183,12 @@ def feed_forward(x: ndarray, layer: dict) -> ndarray:
     """ReLU(x W1 + b1) W2 + b2 for each row of x (L, d); no residual and no norm."""
     w_1, b_1 = layer["ff_1"]
     w_2, b_2 = layer["ff_2"]
-    return np.stack([np.maximum(row @ w_1 + b_1, 0.0) @ w_2 + b_2 for row in np.asarray(x, dtype=np.float64)])
+    rows = []
+    for row in _numbers(x):
+        inner = row @ w_1 + b_1
+        positive = np.array([entry if entry.real > 0 else 0.0 for entry in inner])
+        rows.append(positive @ w_2 + b_2)
+    return np.stack(rows)
 
 
 def attention_layer(
@@ -182,28 +197,64 @@ def attention_layer(
     layer: dict,
     *,
     norm: str = "post",
+    norm_eps: float = LAYER_NORM_EPS,
     max_distance: int | None = None,
     key_limit: int | None = None,
 ) -> ndarray:
     """One whole layer of 3.3, (L, d): attention and feed-forward, each with its residual and layer norm.
 
-    norm="post" is the paper's LN(x + f(x)); norm="pre" is x + f(LN(x)), where the memory, kept as raw layer inputs,
-    passes through the same LN as the segment before it is projected.
+    norm="post" is the paper's LN(x + f(x)); "pre" and "pre_released" are x + f(LN(x)), where the memory, kept as raw
+    layer inputs, passes through the same LN as the segment before it is projected.
     """
     if norm == "post":
         attended = attention(hidden, memory, layer, max_distance=max_distance, key_limit=key_limit)
-        hidden = layer_norm(hidden + attended, layer["attention_norm"])
-        return layer_norm(hidden + feed_forward(hidden, layer), layer["ff_norm"])
-    if norm == "pre":
-        normed, normed_memory = (layer_norm(x, layer["attention_norm"]) for x in (hidden, memory))
+        hidden = layer_norm(hidden + attended, layer["attention_norm"], eps=norm_eps)
+        return layer_norm(hidden + feed_forward(hidden, layer), layer["ff_norm"], eps=norm_eps)
+    if norm in ("pre", "pre_released"):
+        normed, normed_memory = (layer_norm(x, layer["attention_norm"], eps=norm_eps) for x in (hidden, memory))
         hidden = hidden + attention(normed, normed_memory, layer, max_distance=max_distance, key_limit=key_limit)
-        return hidden + feed_forward(layer_norm(hidden, layer["ff_norm"]), layer)
-    raise ValueError(f'norm is "post" or "pre", not {norm!r}')
+        return hidden + feed_forward(layer_norm(hidden, layer["ff_norm"], eps=norm_eps), layer)
+    raise ValueError(f'norm is "post", "pre" or "pre_released", not {norm!r}')
 
 
-def empty_memory(weights: dict) -> list[ndarray]:
-    """N memories of no rows, (0, d): what the first segment sees."""
-    return [np.zeros((0, weights["embedding"].shape[1])) for _ in weights["layers"]]
+def embed(token: int, weights: dict) -> ndarray:
+    """The input of the first layer, (d,): the token's row, projected to model width, times sqrt(d)."""
+    first = 0
+    for table, projection in _embedding_bands(weights):
+        if first <= token < first + len(table):
+            vector = table[token - first]
+            if projection is not None:
+                vector = vector @ projection
+            return vector * math.sqrt(len(vector))
+        first += len(table)
+    raise ValueError(f"no band holds token {token}")
+
+
+def token_log_probs(hidden: ndarray, weights: dict) -> ndarray:
+    """Log-probabilities (V,) after one position (d,): the head's ids and one cluster per tail share a softmax.
+
+    A tail's token has the logarithm of P(its cluster) P(token | its band); cluster c stands for tail c, in order.
+    """
+    head, *tails = _softmax_bands(weights)
+    logits = list(_band_logits(hidden, head))
+    if tails:
+        _, projection, _ = head
+        projected = hidden if projection is None else hidden @ projection
+        cluster_weight, cluster_bias = weights["clusters"]
+        for c in range(len(tails)):
+            logits.append(_dot(projected, cluster_weight[:, c]) + cluster_bias[c])
+    shared = log_softmax(np.array(logits))
+    ids = len(head[0])
+    log_probs = list(shared[:ids])
+    for c, band in enumerate(tails):
+        for within in log_softmax(_band_logits(hidden, band)):
+            log_probs.append(shared[ids + c] + within)
+    return np.array(log_probs)
+
+
+def first_memory(weights: dict, *, zeros: int = 0) -> list[ndarray]:
+    """N memories of no rows, (0, d), or of M zero vectors, (M, d): what the first segment sees."""
+    return [np.zeros((zeros, len(embed(0, weights)))) for _ in weights["layers"]]
 
 
 def update_memory(layer_input: ndarray, memory: ndarray, *, mem_len: int) -> ndarray:
@@ -219,6 +270,7 @@ def forward(
     *,
     mem_len: int,
     norm: str = "post",
+    norm_eps: float = LAYER_NORM_EPS,
     max_distance: int | None = None,
     key_limit: int | None = None,
 ) -> tuple[ndarray, list[ndarray]]:
@@ -228,17 +280,16 @@ def forward(
         tokens: L token ids.
         memory: one (M, d) per layer, the raw inputs of that layer at the M tokens before this segment; M <= mem_len.
     """
-    embedding = np.asarray(weights["embedding"], dtype=np.float64)
-    hidden = np.stack([embedding[token] * math.sqrt(embedding.shape[1]) for token in tokens])
+    limits = {"max_distance": max_distance, "key_limit": key_limit}
+    hidden = np.stack([embed(token, weights) for token in tokens])
     new_memory = []
     for n in range(len(weights["layers"])):
         new_memory.append(update_memory(hidden, memory[n], mem_len=mem_len))
         layer = layer_weights(weights, n)
-        hidden = attention_layer(hidden, memory[n], layer, norm=norm, max_distance=max_distance, key_limit=key_limit)
+        hidden = attention_layer(hidden, memory[n], layer, norm=norm, norm_eps=norm_eps, **limits)
     if norm == "pre":
-        hidden = layer_norm(hidden, weights["final_norm"])
-    log_probs = [log_softmax(embedding @ hidden[i] + weights["softmax_bias"]) for i in range(len(tokens))]
-    return np.stack(log_probs), new_memory
+        hidden = layer_norm(hidden, weights["final_norm"], eps=norm_eps)
+    return np.stack([token_log_probs(row, weights) for row in hidden]), new_memory
 
 
 def forward_segments(
@@ -246,29 +297,27 @@ def forward_segments(
     weights: dict,
     *,
     mem_len: int,
-    norm: str = "post",
-    max_distance: int | None = None,
-    key_limit: int | None = None,
+    memory_start: str = "empty",
+    **how: Any,
 ) -> tuple[list[ndarray], list[ndarray]]:
-    """One (L, V) of log-probabilities per segment, in reading order from an empty memory, and the last memory (3.2).
+    """One (L, V) of log-probabilities per segment, in reading order from the first memory, and the last memory (3.2).
 
-    Lengths may differ. A finite difference through this function also travels through the memory, which the model's
-    gradient must not (SG): differentiate `forward` with its memory held fixed instead.
+    Lengths may differ. memory_start="zeros" begins with M zero vectors that are attended to; `how` is `forward`'s. A
+    derivative of this function also travels through the memory, which the model's gradient must not (SG):
+    differentiate `forward` with its memory held fixed instead.
     """
-    memory = empty_memory(weights)
+    memory = first_memory(weights, zeros={"empty": 0, "zeros": mem_len}[memory_start])
     log_probs = []
     for tokens in segments:
-        segment_log_probs, memory = forward(
-            tokens, memory, weights, mem_len=mem_len, norm=norm, max_distance=max_distance, key_limit=key_limit
-        )
+        segment_log_probs, memory = forward(tokens, memory, weights, mem_len=mem_len, **how)
         log_probs.append(segment_log_probs)
     return log_probs, memory
 
 
 def log_softmax(logits: ndarray) -> ndarray:
     """The logarithm of exp(logits) / sum exp(logits) over the one axis of `logits`."""
-    largest = max(logits)
-    log_total = largest + math.log(sum(math.exp(logit - largest) for logit in logits))
+    largest = max(logit.real for logit in logits)
+    log_total = largest + np.log(sum(np.exp(logit - largest) for logit in logits))
     return np.array([logit - log_total for logit in logits])
 
 
@@ -277,23 +326,49 @@ def cross_entropy_nats(log_probs: ndarray, targets: list[int]) -> ndarray:
     return np.array([-log_probs[i][target] for i, target in enumerate(targets)])
 
 
-def finite_difference_gradient(
-    function: Callable[[ndarray], float], array: ndarray, index: tuple[int, ...], step: float = 1e-5
-) -> float:
-    """The central difference of function(array), a scalar, along array[index]; `array` itself stays as it is."""
-    above, below = (np.array(array, dtype=np.float64) for _ in range(2))
-    above[index] += step
-    below[index] -= step
-    return float((function(above) - function(below)) / (2 * step))
+def complex_step_gradient(function: Callable[[ndarray], complex], array: ndarray, index: tuple[int, ...]) -> float:
+    """The derivative of function(array) along array[index], to the last digits: f(x + ih) = f(x) + ih f'(x) - ...
+
+    No difference is taken, so the step can be so small that its square is nothing. `array` itself stays as it is.
+    """
+    stepped = np.array(array, dtype=np.complex128)
+    stepped[index] += 1j * COMPLEX_STEP
+    return function(stepped).imag / COMPLEX_STEP
+
+
+def _embedding_bands(weights: dict) -> list[tuple[ndarray, ndarray | None]]:
+    bands = weights["embedding"]
+    return bands if isinstance(bands, list) else [(_numbers(bands), None)]
+
+
+def _softmax_bands(weights: dict) -> list[tuple[ndarray, ndarray | None, ndarray]]:
+    if "softmax" in weights:
+        return weights["softmax"]
+    return [(_numbers(weights["embedding"]), None, weights["softmax_bias"])]
+
+
+def _band_logits(hidden: ndarray, band: tuple[ndarray, ndarray | None, ndarray]) -> ndarray:
+    table, projection, bias = band
+    projected = hidden if projection is None else hidden @ projection
+    return np.array([_dot(row, projected) + bias[n] for n, row in enumerate(table)])
+
+
+def _numbers(array: ndarray) -> ndarray:
+    """Float64, or complex128 where it is complex."""
+    return np.asarray(array, dtype=_kind(array))
+
+
+def _kind(*arrays: ndarray) -> np.dtype:
+    return np.result_type(np.float64, *arrays)
 
 
 def _concatenate(memory: ndarray, hidden: ndarray) -> ndarray:
-    return np.concatenate([np.asarray(memory, dtype=np.float64), np.asarray(hidden, dtype=np.float64)])
+    return np.concatenate([_numbers(memory), _numbers(hidden)])
 
 
 def _head(matrix: ndarray, h: int, head_width: int) -> ndarray:
     return matrix[:, h * head_width : (h + 1) * head_width]
 
 
-def _dot(left: ndarray, right: ndarray) -> float:
+def _dot(left: ndarray, right: ndarray) -> complex:
     return sum(left[e] * right[e] for e in range(len(left)))

@@ -188,7 +188,7 @@ def test_each_half_of_a_layer_has_its_own_norm():
 
 
 def test_an_unknown_norm_is_refused():
-    with pytest.raises(ValueError, match='"post" or "pre"'):
+    with pytest.raises(ValueError, match='"post", "pre" or "pre_released", not .both'):
         reference.attention_layer(IDENTITY, np.zeros((0, 2)), tiny_layer(), norm="both")
 
 
@@ -212,6 +212,100 @@ def test_pre_norm_ends_with_the_final_norm():
     final_norm = np.zeros(2), np.array([0.0, 1.0])
     weights = tiny_model(softmax_bias=np.array([0.0, -1.0, -1.0]), final_norm=final_norm)
     np.testing.assert_allclose(np.exp(reference.forward([0], [], weights, mem_len=0, norm="pre")[0]), [[1 / 3] * 3])
+
+
+def test_the_released_pre_norm_has_no_final_norm():
+    log_probs, _ = reference.forward([0], [], tiny_model(), mem_len=0, norm="pre_released")
+    np.testing.assert_allclose(np.exp(log_probs), [[1 / 6, 2 / 6, 3 / 6]])
+
+
+def test_the_epsilon_reaches_both_norms_of_a_layer():
+    # No scores: (2,0) attends to itself. Post: (4,0) over sqrt(4 + 12) = (.5,-.5), that over sqrt(.25 + 12) = 3.5.
+    two, nothing, layer = np.array([[2.0, 0.0]]), np.zeros((0, 2)), tiny_layer(w_q=ZERO)
+    np.testing.assert_allclose(reference.attention_layer(two, nothing, layer, norm_eps=12), [[1 / 7, -1 / 7]])
+    # Pre: (1,-1) over sqrt(1 + 3) is added: (2.5,-.5). Its norm has 1.5 over sqrt(2.25 + 3).
+    hidden = reference.attention_layer(two, nothing, layer | FEED_FORWARD, norm="pre", norm_eps=3)
+    normed = 1.5 / math.sqrt(5.25)
+    np.testing.assert_allclose(hidden, [[2.5 + 2 * normed + 0.5, -0.5 + 5 * normed - 1]])
+
+
+def test_the_epsilon_reaches_the_final_norm():
+    # (sqrt 2, 0) has the variance 1/2: over sqrt(1/2 + 3/2) it is (.5,-.5), so the logits are (.5,-.5,0) + bias.
+    bias = np.array([-0.5, 0.5 + math.log(2), math.log(3)])
+    weights = tiny_model(softmax_bias=bias, final_norm=plain_norm())
+    log_probs, _ = reference.forward([0], [], weights, mem_len=0, norm="pre", norm_eps=1.5)
+    np.testing.assert_allclose(np.exp(log_probs), [[1 / 6, 2 / 6, 3 / 6]])
+
+
+def test_a_memory_of_zeros_is_attended_to_from_the_first_token():
+    # No scores: (sqrt 2, 0), normed to (.5,-.5), is averaged with three zeros: (.125,-.125) is added to it.
+    root = math.sqrt(2)
+    bias = np.array([-root - 0.125, 0.125 + math.log(2), math.log(3) - root])
+    weights = tiny_model(layers=[tiny_layer(w_q=ZERO)], softmax_bias=bias)
+    how = {"mem_len": 3, "norm": "pre_released", "norm_eps": 1.5}
+    (log_probs,), memory = reference.forward_segments([[0]], weights, memory_start="zeros", **how)
+    np.testing.assert_allclose(np.exp(log_probs), [[1 / 6, 2 / 6, 3 / 6]])
+    np.testing.assert_allclose(memory[0], [[0, 0], [0, 0], [root, 0]])
+    (without,), memory = reference.forward_segments([[0]], weights, memory_start="empty", **how)
+    assert memory[0].shape == (1, 2)
+    assert np.abs(without - log_probs).max() > 0.1
+
+
+def banded_model(**changed):
+    """d = 2; ids 0 | 1, 2 | 3, 4; every entry of a table or a projection shows in some number below."""
+    embedding = [
+        (np.array([[7.0, 1.0]]), np.array([[2.0, 0.0], [0.0, 1.0]])),
+        (np.array([[3.0], [5.0]]), np.array([[1.0, -1.0]])),
+        (np.array([[1.0, 2.0], [4.0, 8.0]]), None),
+    ]
+    softmax = [
+        (np.array([[1.0, 0.0]]), None, np.array([-math.log(2)])),
+        (np.array([[1.0], [2.0]]), np.array([[1.0], [0.0]]), np.array([0.0, math.log(2)])),
+        (np.array([[0.0, 0.0], [0.0, 1.0]]), None, np.zeros(2)),
+    ]
+    clusters = np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([0.0, -math.log(2)])
+    return {"embedding": embedding, "softmax": softmax, "clusters": clusters, "layers": []} | changed
+
+
+def test_a_token_is_embedded_by_its_band_and_projected_to_the_width_of_the_model():
+    root = math.sqrt(2)  # of the model's width 2, not of the band's
+    expected = [(14, 1), (3, -3), (5, -5), (1, 2), (4, 8)]
+    for token, vector in enumerate(expected):
+        np.testing.assert_allclose(reference.embed(token, banded_model()), np.array(vector) * root)
+    with pytest.raises(ValueError, match="no band holds token 5"):
+        reference.embed(5, banded_model())
+
+
+HIDDEN = np.log([2.0, 3.0])
+
+
+def test_a_tail_shares_the_probability_of_its_cluster():
+    # exp of the logits. Head: 2 / 2 = 1; clusters 3 and 6 / 2 = 3. Tail 0: 2 and 4 x 2 = 8; tail 1: 1 and 3.
+    expected = [1 / 7, 3 / 7 * 0.2, 3 / 7 * 0.8, 3 / 7 * 0.25, 3 / 7 * 0.75]
+    np.testing.assert_allclose(np.exp(reference.token_log_probs(HIDDEN, banded_model())), expected)
+
+
+def test_clusters_stand_for_the_tails_in_their_order():
+    clusters = np.array([[0.0, 1.0], [1.0, 1.0]]), np.zeros(2)  # 3 and 6 beside the head's 1
+    expected = [0.1, 0.3 * 0.2, 0.3 * 0.8, 0.6 * 0.25, 0.6 * 0.75]
+    np.testing.assert_allclose(np.exp(reference.token_log_probs(HIDDEN, banded_model(clusters=clusters))), expected)
+
+
+def test_clusters_read_the_projection_of_the_head():
+    # Swapped, (ln 3, ln 2): 3 / 2 for the head, clusters 2 and 6; the tails see the hidden state as it was.
+    swap, no_bias = np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros(2)
+    weights = banded_model(clusters=(np.array([[0.0, 1.0], [1.0, 1.0]]), no_bias))
+    table, _, bias = weights["softmax"][0]
+    weights["softmax"][0] = (table, swap, bias)
+    expected = np.array([1.5, 2 * 0.2, 2 * 0.8, 6 * 0.25, 6 * 0.75]) / 9.5
+    np.testing.assert_allclose(np.exp(reference.token_log_probs(HIDDEN, weights)), expected)
+
+
+def test_bands_serve_a_whole_forward():
+    # No layers: token 1 comes out as sqrt(2) (3,-3).
+    log_probs, _ = reference.forward([1], [], banded_model(), mem_len=0)
+    expected = reference.token_log_probs(math.sqrt(2) * np.array([3.0, -3.0]), banded_model())
+    np.testing.assert_allclose(log_probs, [expected])
 
 
 def test_memory_keeps_the_last_raw_layer_inputs():
@@ -285,8 +379,26 @@ def test_cross_entropy_is_minus_the_log_probability_of_each_target():
     )
 
 
-def test_finite_difference_of_a_cube():
+def test_a_complex_step_gives_the_slope_of_a_cube():
     array = np.array([[1.0, 2.0], [3.0, 4.0]])
-    slope = reference.finite_difference_gradient(lambda x: (x**3).sum(), array, (1, 0), step=1e-5)
-    assert slope == pytest.approx(27, abs=1e-6)
+    assert reference.complex_step_gradient(lambda x: (x**3).sum(), array, (1, 0)) == 27
     np.testing.assert_array_equal(array, [[1, 2], [3, 4]])
+
+
+def test_a_complex_step_passes_the_relu_where_it_is_open():
+    # At (1,-1) only the first unit is open: the answer is (2 x_0 + .5, 5 x_0 - 1).
+    def slope(of, along):
+        return reference.complex_step_gradient(
+            lambda x: reference.feed_forward(x, FEED_FORWARD)[0, of], np.array([[1.0, -1.0]]), (0, along)
+        )
+
+    assert [slope(0, 0), slope(1, 0), slope(0, 1), slope(1, 1)] == [2, 5, 0, 0]
+
+
+def test_a_complex_step_gives_the_gradient_of_cross_entropy():
+    # The loss of logit 1 of (0, ln 2, ln 3) has the gradient P - (0,1,0) = (1/6, 1/3 - 1, 1/2).
+    logits = np.log([1.0, 2.0, 3.0])
+    slopes = [
+        reference.complex_step_gradient(lambda x: -reference.log_softmax(x)[1], logits, (entry,)) for entry in range(3)
+    ]
+    np.testing.assert_allclose(slopes, [1 / 6, -2 / 3, 1 / 2])

@@ -76,7 +76,18 @@ OUT_OF_RANGE = [
     ("published", {"vocab_size": -1}, "vocab_size must be greater than 0, not -1"),
     *[
         ("model", {key: value}, f"{key} must be greater than 0, not {value}")
-        for key in ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "init_std")
+        for key in (
+            "n_layers",
+            "d_model",
+            "n_heads",
+            "d_head",
+            "d_inner",
+            "d_embed",
+            "div_val",
+            "norm_eps",
+            "init_std",
+            "proj_init_std",
+        )
         for value in (0, -2)
     ],
     ("model", {"d_model": 15}, "d_model must be even (half sines, half cosines), not 15"),
@@ -86,6 +97,33 @@ OUT_OF_RANGE = [
         for value in (-0.1, 1.0, float("nan"))
     ],
     ("model", {"norm": "Pre"}, "norm must be one of post, pre, pre_released, not 'Pre'; did you mean \"pre\"?"),
+    ("model", {"init": "TF"}, "init must be one of pytorch, tf, not 'TF'"),
+    (
+        "model",
+        {"memory_start": "zero"},
+        "memory_start must be one of empty, zeros, not 'zero'; did you mean \"zeros\"?",
+    ),
+    *[
+        ("model", {"cutoffs": cutoffs}, f"cutoffs must be ids above 0, each larger than the one before, not {shown}")
+        for cutoffs, shown in [((5, 5), "[5, 5]"), ((7, 5), "[7, 5]"), ((0, 5), "[0, 5]"), ((-5,), "[-5]")]
+    ],
+    ("model", {"tie_projections": (True, False)}, "tie_projections must be as many as bands (1), not [True, False]"),
+    (
+        "model",
+        {"cutoffs": (5, 7), "tie_projections": (True, False)},
+        "tie_projections must be as many as bands (3), not [True, False]",
+    ),
+    # 14 // 4^2 and 7 // 8 are 0.
+    (
+        "model",
+        {"cutoffs": (5, 7), "div_val": 4},
+        "div_val must be small enough to leave band 3 a width, not 4",
+    ),
+    (
+        "model",
+        {"cutoffs": (5,), "div_val": 8, "d_embed": 7},
+        "div_val must be small enough to leave band 2 a width, not 8",
+    ),
     *[
         ("train", {key: value}, f"{key} must be greater than 0, not {value}")
         for key in (
@@ -118,6 +156,11 @@ OUT_OF_RANGE = [
         {"precision": "float16"},
         "precision must be one of fp32, bf16, fp16, not 'float16'; did you mean \"fp16\"?",
     ),
+    (
+        "train",
+        {"cosine_from": "warm_up"},
+        "cosine_from must be one of start, warmup, not 'warm_up'; did you mean \"warmup\"?",
+    ),
     ("train", {"min_lr_ratio": -0.1}, "min_lr_ratio must be from 0 to 1, not -0.1"),
     ("train", {"min_lr_ratio": 1.1}, "min_lr_ratio must be from 0 to 1, not 1.1"),
     ("train", {"plateau_factor": 0.0}, "plateau_factor must be between 0 and 1, not 0.0"),
@@ -147,6 +190,9 @@ def test_a_value_out_of_range_is_refused(section, changed, message):
     ("section", "changed"),
     [
         ("model", {"dropout": 0.0, "attention_dropout": 0.99}),
+        ("model", {"cutoffs": (1, 2, 3), "tie_projections": (True, False, True, False)}),
+        ("model", {"cutoffs": (5, 7), "div_val": 4, "d_embed": 16}),
+        ("model", {"cutoffs": (5, 7), "div_val": 3}),
         ("train", {"mem_len": 0, "momentum": 0.0, "seed": 0}),
         ("train", {"min_lr_ratio": 1.0}),
         ("train", {"clip": None, "valid_seg_len": 12, "accumulate": 6}),

@@ -125,7 +125,7 @@ def to_keys(section: Any) -> dict[str, Any]:
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if value is not None:
-            keys[field.name] = value
+            keys[field.name] = list(value) if isinstance(value, tuple) else value
         elif field.default is not None:
             keys[field.name] = OFF_WORDS[0]
     return keys

@@ -127,9 +127,10 @@ class ModelSettings:
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
         _require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
         bands, tied = len(self.cutoffs) + 1, self.tie_projections
-        _require(tied is None or len(tied) == bands, "model", "tie_projections", tied, f"{bands} words, one per band")
+        fits = tied is None or len(tied) == bands
+        _require(fits, "model", "tie_projections", list(tied or ()), f"as many as bands ({bands})")
         narrowest = self.embed_width // self.div_val ** (bands - 1)
-        _require(narrowest > 0, "model", "div_val", self.div_val, f"less: the width of band {bands} would be 0")
+        _require(narrowest > 0, "model", "div_val", self.div_val, f"small enough to leave band {bands} a width")
 
     @property
     def embed_width(self) -> int:

@@ -7,53 +7,83 @@ import numpy as np
 from tests import reference
 
 
+ATTENTION = ("w_q", "w_k_content", "w_v", "w_k_position", "w_o")
+
+
 def attention_weights(attention):
     """The matrices of one RelativeAttention; a Linear keeps them transposed."""
-    names = ("w_q", "w_k_content", "w_v", "w_k_position", "w_o")
-    return {name: getattr(attention, name).weight.detach().numpy().T for name in names}
+    return {name: getattr(attention, name).weight.detach().numpy().T for name in ATTENTION}
 
 
-def weights_of(model):
-    """The model's own numbers, not copies: changing an entry changes the model."""
+def numbers_of(model):
+    """The model's parameters by name: its own numbers, not copies."""
+    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
 
-    def pair(module):
-        return module.weight.detach().numpy(), module.bias.detach().numpy()
 
-    def matrix_and_bias(linear):
-        return linear.weight.detach().numpy().T, linear.bias.detach().numpy()
+def weights_of(numbers, settings):
+    """The oracle's weights as views of a model's parameters: changing an entry of one changes the other."""
 
-    layers = [
-        {
-            **attention_weights(layer.attention),
-            "attention_norm": pair(layer.attention_norm),
-            "ff_norm": pair(layer.ff_norm),
-            "ff_1": matrix_and_bias(layer.feed_forward.ff_1),
-            "ff_2": matrix_and_bias(layer.feed_forward.ff_2),
+    def pair(name):
+        return numbers[f"{name}.weight"], numbers[f"{name}.bias"]
+
+    def matrix_and_bias(name):
+        return numbers[f"{name}.weight"].T, numbers[f"{name}.bias"]
+
+    def layer(n):
+        return {
+            **{name: numbers[f"layers.{n}.attention.{name}.weight"].T for name in ATTENTION},
+            "attention_norm": pair(f"layers.{n}.attention_norm"),
+            "ff_norm": pair(f"layers.{n}.ff_norm"),
+            "ff_1": matrix_and_bias(f"layers.{n}.feed_forward.ff_1"),
+            "ff_2": matrix_and_bias(f"layers.{n}.feed_forward.ff_2"),
         }
-        for layer in model.layers
-    ]
-    weights = {
-        "embedding": model.embedding.tables[0].detach().numpy(),
-        "softmax_bias": model.softmax.biases[0].detach().numpy(),
-        "layers": layers,
-    }
+
+    weights = {"layers": [layer(n) for n in range(settings.n_layers)]}
     for name in ("content_bias", "position_bias"):
-        bias = getattr(model, name).detach().numpy()
-        weights[name] = bias[0] if model.settings.tie_biases else bias
-    return weights | ({"final_norm": pair(model.final_norm)} if model.settings.norm == "pre" else {})
+        weights[name] = numbers[name][0] if settings.tie_biases else numbers[name]
+    if settings.norm == "pre":
+        weights["final_norm"] = pair("final_norm")
+    return weights | bands_of(numbers, settings)
+
+
+def bands_of(numbers, settings):
+    """The two ends of the model: a single tied band stays plain, others become lists."""
+    plain = ["embedding.tables.0", "softmax.biases.0"]
+    if sorted(name for name in numbers if name.startswith(("embedding.", "softmax."))) == plain:
+        return {"embedding": numbers["embedding.tables.0"], "softmax_bias": numbers["softmax.biases.0"]}
+    embedding, softmax = [], []
+    for band in range(len(settings.cutoffs) + 1):
+        table = numbers[f"embedding.tables.{band}"]
+        projection = None
+        always = settings.div_val > 1 and settings.project_same_width
+        if always or table.shape[1] != settings.d_model:
+            # One projection per width; with div_val = 1 all widths are one.
+            projection = numbers[f"embedding.projections.{band if settings.div_val > 1 else 0}"].T
+        embedding.append((table, projection))
+        own = numbers.get(f"softmax.projections.{band}")
+        outwards = own if own is not None else None if projection is None else projection.T
+        table = numbers.get(f"softmax.tables.{band}", table)
+        softmax.append((table, outwards, numbers[f"softmax.biases.{band}"]))
+    clusters = {}
+    if settings.cutoffs:
+        clusters = {"clusters": (numbers["softmax.cluster_weight"].T, numbers["softmax.cluster_bias"])}
+    return {"embedding": embedding, "softmax": softmax, **clusters}
 
 
 def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None):
     """Log-probabilities (B, T, V) and the last memory, (B, M, d) for each layer, by the oracle."""
     ends = list(itertools.accumulate(lengths))
+    weights = weights_of(numbers_of(model), model.settings)
     log_probs, memories = [], []
     for row in tokens.tolist():
         segments = [row[end - length : end] for end, length in zip(ends, lengths, strict=True)]
         parts, memory = reference.forward_segments(
             segments,
-            weights_of(model),
+            weights,
             mem_len=mem_len,
+            memory_start=model.settings.memory_start,
             norm=model.settings.norm,
+            norm_eps=model.settings.norm_eps,
             key_limit=key_limit,
             max_distance=max_distance,
         )

@@ -89,6 +89,48 @@ def test_attention_equals_the_oracle(seg_len, mem_len, key_limit):
         np.testing.assert_allclose(module(segment, keys, position_key, (u, v)), expected, atol=1e-10)
 
 
+@pytest.mark.parametrize("term", "abcd")
+@pytest.mark.parametrize("max_distance", [None, 0, 3])
+@pytest.mark.parametrize("key_limit", [None, 2, 8])
+def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit):
+    # K = D and d = H D: values that are unit vectors and an identity at the end show the probabilities themselves,
+    # whose logarithms are the scores up to a constant for each query.
+    heads, seg_len, mem_len = 2, 4, D - 4
+    torch.manual_seed(5)
+    module = RelativeAttention(heads * D, heads, D, 0.0).double()
+    context, u, v = draw(B, D, heads * D), draw(heads, D, seed=4), draw(heads, D, seed=5)
+    layer = {**oracle.attention_weights(module), "content_bias": u.numpy(), "position_bias": v.numpy()}
+    limits = {"max_distance": max_distance, "key_limit": key_limit}
+    scores = [
+        reference.attention_scores(row[mem_len:], row[:mem_len], layer, **limits) for row in context.numpy().copy()
+    ]
+    expected = np.stack([getattr(one, term) for one in scores]) / math.sqrt(D)  # (B, H, L, K), nothing taken away yet
+
+    distances = torch.arange(min(D, key_limit or D) - 1, -1, -1).clamp(max=D if max_distance is None else max_distance)
+    silent = {
+        "a": (module.w_k_position.weight, u),
+        "b": (module.w_k_content.weight, v),
+        "c": (module.w_k_position.weight, module.w_q.weight),
+        "d": (module.w_k_content.weight, module.w_q.weight),
+    }
+    with torch.no_grad():
+        module.w_o.weight.copy_(torch.eye(heads * D))
+        for tensor in silent[term]:
+            tensor.zero_()
+        keys, _ = module.project_keys(context)
+        values = torch.eye(D, dtype=torch.float64).expand(B, heads, D, D)
+        position_key = module.project_distances(distance_encoding(distances, heads * D))
+        out = module(context[:, mem_len:], (keys, values), position_key, (u, v))
+    probability = out.unflatten(-1, (heads, D)).transpose(1, 2).numpy()
+
+    seen = {(i, j) for i in range(seg_len) for j in range(D) if probability[0, 0, i, j] > 0}
+    assert seen == scores[0].allowed
+    for i in range(seg_len):
+        columns = [j for j in range(D) if (i, j) in seen]
+        given, wanted = np.log(probability[:, :, i, columns]), expected[:, :, i, columns]
+        np.testing.assert_allclose(given - given[..., :1], wanted - wanted[..., :1], rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("cache_bytes", [ONE_LANE_PER_PASS, TWO_LANES_PER_PASS])
 @pytest.mark.parametrize("reach", [4, M + L])
 def test_lanes_per_pass_change_no_output_and_no_gradient(monkeypatch, cache_bytes, reach):

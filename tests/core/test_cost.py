@@ -1,11 +1,20 @@
 """The formulas count what PyTorch does."""
 
+import math
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, model_settings, small_model
-from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
+from txlcli.core.adaptive import bands
+from txlcli.core.cost import (
+    band_share,
+    decoding_flops_per_token,
+    embedding_products,
+    softmax_products,
+    training_flops_per_token,
+)
 
 B, L, M = 3, 5, 7
 
@@ -27,3 +36,54 @@ def test_a_training_step_is_what_pytorch_counts(mem_len, norm):
         model.losses(hidden, draw_tokens(B, L)).mean().backward()
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, lanes=B)
     assert counter.get_total_flops() == pytest.approx(B * L * formula, rel=1e-12)
+
+
+# V = 19 in bands of 5, 6 and 8 ids, 32, 8 and 2 wide, each projected to or from 14; the head scores two clusters, too.
+ADAPTIVE = {"cutoffs": (5, 11), "div_val": 4, "d_embed": 32}
+EMBEDDED = [14 * 32, 14 * 8, 14 * 2]
+SCORED = [14 * 32 + (5 + 2) * 32, 14 * 8 + 6 * 8, 14 * 2 + 8 * 2]
+ZIPF = [math.log(6) / math.log(20), math.log(12 / 6) / math.log(20), math.log(20 / 12) / math.log(20)]
+
+
+def test_zipfs_law_divides_the_tokens_among_the_bands():
+    # log(1 + 1/1) + ... + log(1 + 1/5) = log 6: the ids 0 to 4 have the ranks 1 to 5.
+    assert [band_share(band, V) for band in bands(model_settings(**ADAPTIVE), V)] == pytest.approx(ZIPF, rel=1e-12)
+    assert sum(ZIPF) == pytest.approx(1, rel=1e-12)
+
+
+def test_the_ends_of_an_adaptive_model_by_pencil():
+    model = model_settings(**ADAPTIVE)
+    embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
+    scored = SCORED[0] + ZIPF[1] * SCORED[1] + ZIPF[2] * SCORED[2]  # every token needs the head
+    assert embedding_products(model, V) == pytest.approx(embedded, rel=1e-12)
+    assert softmax_products(model, V) == pytest.approx(scored, rel=1e-12)
+    layers = 2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17)
+    given = decoding_flops_per_token(model, V, keys=12)
+    assert given == pytest.approx(2 * (layers + embedded + scored), rel=1e-12)
+
+
+def test_the_ends_of_bands_as_wide_as_the_model_need_no_projection():
+    model = model_settings(cutoffs=(5, 11))
+    assert embedding_products(model, V) == 0
+    assert softmax_products(model, V) == pytest.approx(14 * (7 + ZIPF[1] * 6 + ZIPF[2] * 8), rel=1e-12)
+    assert embedding_products(model_settings(d_embed=6), V) == 6 * 14
+    assert softmax_products(model_settings(d_embed=6), V) == 6 * 14 + 6 * V
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adaptive_training_step_is_what_pytorch_counts(tied):
+    # Zipf's shares are no whole numbers of tokens: in their place stand the tokens that really lie in each band.
+    model = small_model(dtype=torch.float32, **ADAPTIVE, tie_embeddings=tied)
+    tokens, targets = draw_tokens(B, L), torch.tensor([[0, 6, 1, 7, 2], [3, 18, 4, 10, 5], [0, 11, 1, 9, 2]])
+    _, memory = model(draw_tokens(B, M), model.first_memory(B, M), mem_len=M)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(tokens, memory, mem_len=M)
+        model.losses(hidden, targets).mean().backward()
+    read = [((tokens >= first) & (tokens < end)).sum().item() for first, end in ((0, 5), (5, 11), (11, 19))]
+    assert min(read) > 0
+    wanted = [15, 5, 2]  # all need the head
+    ends = sum(count * products for count, products in zip(read + wanted, EMBEDDED + SCORED, strict=True))
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    zipf_ends = embedding_products(model.settings, V) + softmax_products(model.settings, V)
+    # Forward and twice that backward, two operations each.
+    assert counter.get_total_flops() == pytest.approx(B * L * (formula - 6 * zipf_ends) + 6 * ends, rel=1e-12)

@@ -40,9 +40,10 @@ def test_keys_per_query(same_length, mem_len, limit):
 
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
 @pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (L, 0), (L, L), (11, 3), (1, M), (M, 1)])
-def test_decoder_equals_the_model_with_memory(same_length, norm, seg_len, mem_len):
-    model, tokens = small_model(norm=norm, tie_biases=False), draw_tokens(B, T)
+def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, seg_len, mem_len):
+    model, tokens = small_model(norm=norm, memory_start=memory_start, tie_biases=False), draw_tokens(B, T)
     how = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
     expected = by_the_model(model, tokens, **how)
     torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
@@ -99,8 +100,10 @@ def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
     torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
 
 
-def test_reset_forgets_everything():
-    model, tokens = small_model(), draw_tokens(B, T)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
+def test_reset_forgets_everything(norm, memory_start):
+    model, tokens = small_model(norm=norm, memory_start=memory_start), draw_tokens(B, T)
     decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
     first = decode(model, tokens, seg_len=L, decoder=decoder)
     assert not torch.allclose(decode(model, tokens, seg_len=L, decoder=decoder)[:, :L], first[:, :L])
@@ -108,11 +111,26 @@ def test_reset_forgets_everything():
     torch.testing.assert_close(decode(model, tokens, seg_len=L, decoder=decoder), first, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_zeros_before_the_text_are_attended_to(norm):
+    # A pre-norm turns a zero vector into its bias: it has a content, not only a position.
+    kinds = {start: small_model(norm=norm, memory_start=start) for start in ("empty", "zeros")}
+    tokens, how = draw_tokens(B, L), {"seg_len": L, "mem_len": M}
+    empty, zeros = (decode(model, tokens, **how) for model in kinds.values())
+    assert ((empty - zeros).abs().amax(-1) > 1e-6).all()
+    # The decoder's own wish comes before the model's.
+    for start, expected in (("empty", empty), ("zeros", zeros)):
+        for model in kinds.values():
+            torch.testing.assert_close(decode(model, tokens, memory_start=start, **how), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("same_length", ["off", "m"])
 @pytest.mark.parametrize(("layers", "norm"), [(1, "post"), (2, "pre"), (3, "post")])
 @pytest.mark.parametrize("length", [1, 4, 5, 21, 35])
 def test_reading_only_the_last_position_equals_reading_everything(length, layers, norm, same_length):
-    model, tokens = small_model(n_layers=layers, norm=norm), draw_tokens(B, 40)
+    # The deepest model begins with zeros.
+    memory_start = "zeros" if layers == 3 else "empty"
+    model, tokens = small_model(n_layers=layers, norm=norm, memory_start=memory_start), draw_tokens(B, 40)
     short, full = (Decoder(model, lanes=B, mem_len=M, seg_len=L, same_length=same_length) for _ in range(2))
     *_, expected = (full.read(part) for part in tokens[:, :length].split(L, dim=1))
     last = short.read_last(tokens[:, :length])
@@ -123,8 +141,9 @@ def test_reading_only_the_last_position_equals_reading_everything(length, layers
     torch.testing.assert_close(*rest, rtol=0, atol=1e-12)
 
 
-def test_bf16_is_close_to_fp32():
-    model, tokens = small_model(dtype=torch.float32, std=0.1), draw_tokens(B, T)
+@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
+def test_bf16_is_close_to_fp32(memory_start):
+    model, tokens = small_model(dtype=torch.float32, std=0.1, memory_start=memory_start), draw_tokens(B, T)
     targets = draw_tokens(B, T, seed=5)
 
     def losses(precision):

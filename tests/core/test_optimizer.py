@@ -44,6 +44,34 @@ def test_cosine_falls_to_its_floor():
     assert rates([1, 51, 101], schedule="cosine", min_lr_ratio=0.1) == pytest.approx([0.8, 0.44, 0.08])
 
 
+@pytest.mark.parametrize(
+    ("cosine_from", "shares"),
+    [
+        # After 20 updates of warm-up, (s - 1 - 20) / 80 of a half turn: all at 21, a quarter at 41, the half at 61.
+        ("warmup", [0.5, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
+        # (s - 1) / 100: update 21 is already a fifth of a half turn down.
+        ("start", [0.5, 1.0, *((1 + math.cos(math.pi * done)) / 2 for done in (0.2, 0.4, 0.6, 1.0))]),
+    ],
+)
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from, shares, floor):
+    given = rates([10, 20, 21, 41, 61, 101], cosine_from=cosine_from, warmup_steps=20, min_lr_ratio=floor)
+    # The floor lifts the cosine, not the warm-up.
+    expected = shares[:2] + [floor + (1 - floor) * share for share in shares[2:]]
+    assert given == pytest.approx([0.8 * share for share in expected])
+
+
+def test_without_warm_up_the_cosine_falls_from_the_start_in_either_case():
+    steps = [1, 26, 51, 101]
+    assert rates(steps, cosine_from="warmup") == rates(steps, cosine_from="start")
+
+
+@pytest.mark.parametrize("max_steps", [7, 20])
+def test_a_run_that_ends_within_its_warm_up_has_no_cosine_to_fall(max_steps):
+    given = rates([1, max_steps], cosine_from="warmup", warmup_steps=20, max_steps=max_steps)
+    assert given == pytest.approx([0.04, 0.04 * max_steps])
+
+
 def test_inverse_sqrt_halves_when_the_steps_quadruple():
     given = rates([16, 17, 64, 1600], schedule="inverse_sqrt", warmup_steps=16)
     assert given == pytest.approx([0.8, 0.8 * math.sqrt(16 / 17), 0.4, 0.08])

@@ -89,6 +89,17 @@ def test_the_first_loss_is_that_of_guessing_and_the_loss_falls_on_a_repetitive_t
     assert losses[-1] < 0.1
 
 
+def test_an_adaptive_softmax_starts_by_guessing_within_its_bands_and_learns_a_repetitive_text(tmp_path):
+    # Four ids and two clusters, then one of 3 or of 12: of 3 1 4 1 5 9 2 6, four are in the head, three in a tail of
+    # three, and one in the other.
+    ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
+    model = new_model(model_settings(cutoffs=(4, 7), div_val=2), V, seed=1, device=CPU)
+    reports = run(new_training(tmp_path, ids=ids, model=model, valid=False, max_steps=100, schedule="constant"))
+    losses = [report.loss_nats for report in reports]
+    assert losses[0] == pytest.approx(math.log(6) + (3 * math.log(3) + math.log(12)) / 8, abs=0.1)
+    assert losses[-1] < 0.1
+
+
 @pytest.mark.parametrize("accumulate", [2, 3])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_step_in_parts_equals_the_undivided_step(tmp_path, accumulate, norm):
@@ -115,6 +126,18 @@ def test_memory_grows_within_an_epoch_and_every_epoch_starts_without(tmp_path):
         lengths.append([past.shape[1] for memory in training.memories for past in memory])
     # Segments of 5, 5 and 1 with M = 7; two parts of two layers each; the last report is the validation's.
     assert lengths == [[n] * 4 for n in (5, 7, 7, 5, 7, 7, 5, 5)]
+
+
+def test_a_memory_of_zeros_is_full_from_the_first_step_of_every_epoch(tmp_path):
+    model = new_model(model_settings(memory_start="zeros"), V, seed=1, device=CPU)
+    training = new_training(tmp_path, model=model, max_steps=4, accumulate=2, valid=False)
+    zeros = []
+    for _ in training.run(report_every=1, should_stop=lambda: False):
+        rows = [past for memory in training.memories for past in memory]
+        assert {past.shape[1] for past in rows} == {M}
+        zeros.append({(past == 0).all(-1).all(0).sum().item() for past in rows})
+    # Segments of 5, 5 and 1; then the next epoch.
+    assert zeros == [{2}, {0}, {0}, {2}]
 
 
 @pytest.mark.parametrize(("clip", "clipped"), [(0.01, True), (1e6, False), (None, False)])
