@@ -214,7 +214,39 @@ def test_a_dry_run_writes_nothing(here):
     assert plan["recipe"] == "tiny"
     assert plan["folder"] in result.stdout
     assert f"{plan['parameters']:,} parameters" in result.stdout
+    parts, needed = plan["parameters_by_part"], plan["step_bytes"]
+    assert sum(parts.values()) == plan["parameters"]
+    assert all(f"parameters, {part} " in result.stdout for part in parts)
+    assert needed["weights"] == needed["gradients"] == needed["optimizer"] / 2 == 4 * plan["parameters"]
+    assert needed["total"] == sum(size for what, size in needed.items() if what != "total")
+    assert plan["seconds"] == pytest.approx(plan["training_flops"] / (plan["share_of_peak"] * plan["peak_flops_per_s"]))
+    assert plan["training_flops"] == pytest.approx(
+        plan["steps"] * plan["lanes"] * plan["seg_len"] * plan["training_flops_per_token"]
+    )
     assert sorted(here.rglob("*")) == before
+
+
+def test_without_its_corpus_a_published_recipe_is_counted_at_the_benchmarks_size(untouched):
+    result = done("train", "wt103", "--dry-run", "--set", "train.batch_size=2")
+    assert result.stderr == (
+        'no token store at data/wt103.h5; run "txl prepare wt103" first; counting with the benchmark\'s V = 267,735\n'
+    )
+    assert "wt103: 151,107,538 parameters (V = 267,735) on a text that is not here, 2 lanes x 150" in result.stdout
+    assert "the paper's test result" in result.stdout
+    assert not (untouched / "runs").exists()
+    assert not (untouched / "data").exists()
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_cutoffs_beyond_the_vocabulary_are_refused_before_a_run_is_made(untouched, dry):
+    done("prepare", "novel")
+    size = TokenStore.open(untouched / "data/novel.h5").vocab.size
+    message = refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]", *dry)
+    assert message == (
+        f"[model] cutoffs [3, {size}] reach beyond the vocabulary of {size:,}; each must be less; "
+        "the vocabulary is that of the store novel"
+    )
+    assert not (untouched / "runs").exists()
 
 
 def small_library(tmp_path, monkeypatch):

@@ -78,15 +78,14 @@ def train(
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
         run, training = _resumed(resume, changes, runs_dir, data_dir, device)
     elif wanted is not None:
-        run, store = _planned(wanted, changes, name, (runs_dir, data_dir), force=force, dry_run=dry_run)
+        settings = recipe.load(wanted, changes)
+        curves.check_tensorboard(settings.log)
+        folder = _new_folder(wanted, name, runs_dir, force=force)
         if dry_run:
-            _text(run.settings, store)
-            plan = _plan(run, store, _place(run, device))
-            if json:
-                console.show_json(plan)
-            else:
-                console.show_text(f"would train {_in_words(plan)}")
+            _forecast(wanted, settings, folder, data_dir, device, json=json)
             return
+        store = _store_for(settings, data_dir)
+        run = _new_run(wanted, settings, folder, store)
         training = _begun(run, store, device, force=force)
     else:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
@@ -106,32 +105,56 @@ def _kept_only_with_weights(run: Run) -> Iterator[None]:
             runs.undo(run)
 
 
-def _planned(
-    wanted: str, changes: list[str], name: str | None, folders: tuple[Path, Path], *, force: bool, dry_run: bool
-) -> tuple[Run, "TokenStore"]:
-    """The run that a recipe would make, not on disk yet, and its store; a dry run makes no store either."""
-    from txlcli.core.model import count_parameters
-    from txlcli.opening import open_store
-
+def _new_folder(wanted: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
+    """Where the run of a recipe would be, not made yet."""
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
-    runs_dir, data_dir = folders
-    settings = recipe.load(wanted, changes)
-    curves.check_tensorboard(settings.log)
-    recipe_name, _ = recipe.read_text(wanted)
-    folder = runs.place(runs_dir, name, recipe_name)
+    folder = runs.place(runs_dir, name, recipe.read_text(wanted)[0])
     runs.check_free(folder, force=force)
-    store = open_store(settings.corpus.store, data_dir) if dry_run else _store_for(settings, data_dir)
-    run = Run(
+    return folder
+
+
+def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, device: Device, *, json: bool) -> None:
+    """Say what the training would take; makes no store and no run."""
+    from txlcli.commands import dry_run
+
+    store = dry_run.store_if_any(settings, data_dir)
+    if store is not None:
+        _text(settings, store)  # a text that is too short is refused here as well
+    vocab_size = store.vocab.size if store else settings.published.vocab_size
+    assert vocab_size is not None
+    place = _place(settings, device)
+    parameters = _parameters(settings, vocab_size)
+    plan = {
+        **_plan(recipe.read_text(wanted)[0], settings, folder, (vocab_size, parameters), store, place),
+        **dry_run.forecast(settings, vocab_size, place),
+    }
+    if json:
+        console.show_json(plan)
+    else:
+        dry_run.show(plan, _in_words(plan))
+
+
+def _parameters(settings: Settings, vocab_size: int) -> int:
+    from txlcli.core.model import count_parameters
+
+    try:
+        return count_parameters(settings.model, vocab_size)
+    except RecipeError as error:
+        raise RecipeError(f"{error}; the vocabulary is that of the store {settings.corpus.store}") from error
+
+
+def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
+    """The run that a recipe would make, not on disk yet."""
+    return Run(
         folder=folder,
-        recipe_name=recipe_name,
+        recipe_name=recipe.read_text(wanted)[0],
         settings=settings,
         vocab_fingerprint=store.fingerprint,
         vocab_size=store.vocab.size,
-        parameters=count_parameters(settings.model, store.vocab.size),
+        parameters=_parameters(settings, store.vocab.size),
         metric=store.metric,
     )
-    return run, store
 
 
 def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Training":
@@ -140,8 +163,9 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
 
     train = run.settings.train
     segments, valid = _text(run.settings, store)  # a text that is too short is refused before a folder is made
-    place = _place(run, device)
-    console.say(f"training {_in_words(_plan(run, store, place))}")
+    place = _place(run.settings, device)
+    plan = _plan(run.recipe_name, run.settings, run.folder, (run.vocab_size, run.parameters), store, place)
+    console.say(f"training {_in_words(plan)}")
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)  # it may be too large, too
     training = _training(model, run, segments, valid)
     runs.create(run, store.vocab.to_json(), force=force)
@@ -157,7 +181,7 @@ def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, de
     run = _changed(run, changes)
     settings = run.settings
     curves.check_tensorboard(settings.log)
-    place = _place(run, device)
+    place = _place(settings, device)
     store = open_store(settings.corpus.store, data_dir)
     check_vocabulary(run, store)
     path = run.folder / runs.LAST
@@ -245,43 +269,47 @@ def _training(model: Any, run: Run, segments: Any, valid: Any) -> "Training":
     return Training(model, run.settings.train, segments, valid, run.folder, identity)
 
 
-def _place(run: Run, device: Device) -> Any:
-    """The device, once it is known to manage the run's precision."""
+def _place(settings: Settings, device: Device) -> Any:
+    """The device, once it is known to manage the precision."""
     from txlcli.core.device import check_precision, pick_device
 
     place = pick_device(device.value)
-    check_precision(run.settings.train.precision, place)
+    check_precision(settings.train.precision, place)
     return place
 
 
-def _plan(run: Run, store: "TokenStore", place: Any) -> dict[str, Any]:
-    """What will be done, for people and machines."""
+def _plan(
+    recipe_name: str, settings: Settings, folder: Path, size: tuple[int, int], store: "TokenStore | None", place: Any
+) -> dict[str, Any]:
+    """What will be done, for people and machines; `size` is V and the parameters."""
     from txlcli.core.device import describe
 
-    train = run.settings.train
-    tokens = store.info("train").tokens
+    train = settings.train
+    tokens = store.info("train").tokens if store else None
+    read = train.max_steps * train.batch_size * train.seg_len
     return {
-        "recipe": run.recipe_name,
-        "parameters": run.parameters,
-        "vocab_size": run.vocab_size,
-        "store": str(store.path),
+        "recipe": recipe_name,
+        "parameters": size[1],
+        "vocab_size": size[0],
+        "store": str(store.path) if store else None,
         "train_tokens": tokens,
         "lanes": train.batch_size,
         "seg_len": train.seg_len,
         "mem_len": train.mem_len,
         "steps": train.max_steps,
-        "epochs": train.max_steps * train.batch_size * train.seg_len / tokens,
+        "epochs": read / tokens if tokens else None,
         "precision": train.precision,
         "device": describe(place),
-        "folder": str(run.folder),
+        "folder": str(folder),
     }
 
 
 def _in_words(plan: dict[str, Any]) -> str:
+    text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a text that is not here"
+    epochs = " ({epochs:.3g} epochs)" if plan["store"] else ""
     return (
-        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on {store} ({train_tokens:,} tokens), {lanes} lanes "
-        "x {seg_len} tokens, memory {mem_len}, {steps:,} steps ({epochs:.3g} epochs), {precision}, {device}, "
-        "into {folder}"
+        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", {lanes} lanes x {seg_len} tokens, "
+        "memory {mem_len}, {steps:,} steps" + epochs + ", {precision}, {device}, into {folder}"
     ).format(**plan)
 
 

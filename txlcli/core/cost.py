@@ -25,6 +25,12 @@ def embedding_products(model: ModelSettings, vocab_size: int) -> float:
     return sum(band_share(band, vocab_size) * band.width * model.d_model for band in projected)
 
 
+def softmax_columns(cut: list[Band]) -> float:
+    """Logits that a target needs: the head's and the clusters', and a tail's as often as targets lie there."""
+    head, *tails = cut
+    return head.size + len(tails) + sum(band_share(band, cut[-1].end) * band.size for band in tails)
+
+
 def softmax_products(model: ModelSettings, vocab_size: int) -> float:
     """Multiplications that score one target: the head with its clusters, and a tail where the target lies there."""
     cut = bands(model, vocab_size)

@@ -1,0 +1,82 @@
+"""What a step needs, against a pencil and against a real step."""
+
+import pytest
+import torch
+
+from tests.core.builders import V, draw_tokens, model_settings
+from txlcli.core.footprint import parameters_by_part, step_bytes
+from txlcli.core.model import TransformerXL
+from txlcli.settings import TrainSettings
+
+B, L, M = 3, 5, 7
+
+
+def train_settings(**changed):
+    return TrainSettings(**{"seg_len": L, "mem_len": M, "batch_size": B, "max_steps": 1, **changed})
+
+
+def test_parameters_by_part_by_a_pencil():
+    # N = 2, d = 14, H D = 33, F = 17; bands of 5, 6 and 8 ids, 14, 7 and 3 wide, each projected.
+    settings = model_settings(cutoffs=(5, 11), div_val=2, tie_biases=False, norm="pre")
+    assert parameters_by_part(settings, V) == {
+        "embedding": 5 * 14 + 6 * 7 + 8 * 3 + 14 * (14 + 7 + 3),
+        "softmax": V + 2 * 14 + 2 + 14 * 14,  # the head has a projection of its own
+        "attention": 2 * 5 * 14 * 33,
+        "feed-forward": 2 * (2 * 14 * 17 + 17 + 14),
+        "layer norms": 2 * 2 * 2 * 14 + 2 * 14,
+        "biases u, v": 2 * 2 * 33,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "states"), [({}, 2), ({"optimizer": "sgd"}, 0), ({"optimizer": "sgd", "momentum": 0.9}, 1)]
+)
+def test_weights_gradients_optimizer_and_memory_are_four_bytes_each(changed, states):
+    settings = model_settings()
+    needed = step_bytes(settings, V, train_settings(**changed))
+    count = sum(parameters_by_part(settings, V).values())
+    assert (needed["weights"], needed["gradients"], needed["optimizer"]) == (4 * count, 4 * count, 4 * count * states)
+    assert needed["memory"] == 4 * 2 * B * M * 14
+
+
+def saved_by_a_real_step(settings, lanes, precision):
+    """Bytes that autograd keeps for the backward pass of one segment with a full memory, the weights apart."""
+    model = TransformerXL(settings, V).train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    memory = [torch.randn(lanes, M, settings.d_model) for _ in model.layers]
+    found = {}
+
+    def keep(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        hidden, _ = model(draw_tokens(lanes, L), memory, mem_len=M)
+        model.losses(hidden, draw_tokens(lanes, L)).mean()
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_activations_are_what_a_real_step_keeps(dropout, accumulate, precision):
+    settings = model_settings(dropout=dropout, attention_dropout=dropout)
+    needed = step_bytes(settings, V, train_settings(accumulate=accumulate, precision=precision))
+    assert needed["activations"] == saved_by_a_real_step(settings, B // accumulate, precision)
+
+
+def test_a_wide_tail_costs_activations_as_often_as_it_is_needed():
+    plain, cut = (
+        step_bytes(model_settings(cutoffs=cutoffs), 100_000, train_settings())["activations"]
+        for cutoffs in ((), (1000,))
+    )
+    assert cut < plain / 2
+
+
+def test_a_model_too_large_for_any_machine_is_counted():
+    needed = step_bytes(model_settings(n_layers=1, d_model=100_000_000), 7, train_settings())
+    assert needed["activations"] > 1e10
+    assert needed["weights"] > 8e10

@@ -1,0 +1,94 @@
+"""`txl train --dry-run`: what a training would take, without starting it."""
+
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console, recipe
+from txlcli.errors import StoreError
+from txlcli.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from txlcli.token_store import TokenStore
+
+SHARE_OF_PEAK = 0.5
+"""Of the rate of a large matrix product that a training is expected to reach; `txl speed` measures what it does."""
+UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+
+def store_if_any(settings: Settings, data_dir: "Path") -> "TokenStore | None":
+    """The recipe's store; None where it is missing and the recipe says how large the benchmark's vocabulary is.
+
+    Raises:
+        StoreError: it is missing and the vocabulary size is not known, or it is damaged.
+    """
+    from txlcli.opening import open_store
+
+    try:
+        return open_store(settings.corpus.store, data_dir)
+    except StoreError as error:
+        if (data_dir / f"{settings.corpus.store}.h5").exists() or settings.published.vocab_size is None:
+            raise
+        console.say(f"{error}; counting with the benchmark's V = {settings.published.vocab_size:,}")
+        return None
+
+
+def forecast(settings: Settings, vocab_size: int, place: "torch.device") -> dict[str, Any]:
+    """Parameters by part, bytes of a step by purpose, operations per token, time of the whole recipe."""
+    from txlcli.core.cost import training_flops_per_token
+    from txlcli.core.footprint import parameters_by_part, step_bytes
+    from txlcli.core.timing import peak_flops_per_s
+
+    train = settings.train
+    parts = parameters_by_part(settings.model, vocab_size)
+    needed = step_bytes(settings.model, vocab_size, train)
+    flops = training_flops_per_token(
+        settings.model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, lanes=train.batch_size
+    )
+    peak = peak_flops_per_s(place, train.precision)
+    rate = SHARE_OF_PEAK * peak / flops
+    tokens = train.max_steps * train.batch_size * train.seg_len
+    return {
+        "parameters_by_part": parts,
+        "step_bytes": {**needed, "total": sum(needed.values())},
+        "training_flops_per_token": flops,
+        "training_flops": tokens * flops,
+        "peak_flops_per_s": peak,
+        "share_of_peak": SHARE_OF_PEAK,
+        "tokens_per_s": rate,
+        "seconds": tokens / rate,
+        "published": recipe.to_keys(settings.published),
+    }
+
+
+def show(plan: dict[str, Any], words: str) -> None:
+    """The plan in words, then what it would take as a table."""
+    console.show_text(f"would train {words}")
+    rows = [[f"parameters, {part}", f"{count:,}"] for part, count in plan["parameters_by_part"].items() if count]
+    rows.append(["parameters", f"{plan['parameters']:,}"])
+    rows += [[f"memory of a step, {what}", _bytes(size)] for what, size in plan["step_bytes"].items() if size]
+    rows.append(["operations per token", f"{plan['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
+    rows.append(["operations of the whole recipe", f"{plan['training_flops']:.3g} FLOP"])
+    rows.append(["tokens/s expected", f"{plan['tokens_per_s']:,.0f}"])
+    rows.append(["time of the whole recipe", duration(plan["seconds"])])
+    paper = {key: plan["published"][key] for key in ("valid", "test") if key in plan["published"]}
+    rows += [[f"the paper's {split} result", f"{value}"] for split, value in paper.items()]
+    caption = (
+        f"Expected: {plan['share_of_peak']:.0%} of the {plan['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s that a matrix "
+        "product reached just now.\nWorkspace of single operations comes on top of the memory."
+    )
+    console.show_table("", ("", ""), rows, caption)
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """A time span in the unit that suits it."""
+    for unit, length in UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} seconds"

@@ -1,0 +1,82 @@
+"""What a training step needs, worked out without allocating anything: parameters by part, bytes by purpose.
+
+Axes: B lanes, L segment, M memory, d model width, N layers.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from txlcli.core.adaptive import bands
+from txlcli.core.cost import softmax_columns
+from txlcli.core.device import autocast
+from txlcli.core.model import TransformerXL
+from txlcli.settings import ModelSettings, TrainSettings
+
+FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
+PARTS = {
+    "embedding.": "embedding",
+    "softmax.": "softmax",
+    ".attention.": "attention",
+    ".feed_forward.": "feed-forward",
+    "norm.": "layer norms",
+    "content_bias": "biases u, v",
+    "position_bias": "biases u, v",
+}
+
+
+def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
+    """Parameters of each part of a model; a softmax that is tied to the embedding has only its biases and clusters."""
+    with torch.device("meta"):
+        model = TransformerXL(settings, vocab_size)
+    counts = dict.fromkeys(PARTS.values(), 0)
+    for name, parameter in model.named_parameters():
+        part = next(part for piece, part in PARTS.items() if piece in name)
+        counts[part] += parameter.numel()
+    return counts
+
+
+def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> dict[str, int]:
+    """Bytes that a training step holds at its peak, by purpose; workspace of single operations comes on top.
+
+    Activations are those that the backward pass will read, counted by a forward pass over tensors without contents.
+    """
+    weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
+    states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
+    remembered = FLOAT * model.n_layers * train.batch_size * train.mem_len * model.d_model
+    return {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": states * weights,
+        "memory": remembered,
+        "activations": _activation_bytes(model, vocab_size, train),
+    }
+
+
+def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> int:
+    lanes = train.batch_size // train.accumulate
+    cut = bands(model, vocab_size)
+    # Which rows a tail computes depends on the text; a plain softmax as wide as the bands are on average stands for it.
+    columns = round(softmax_columns(cut))
+    plain = dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
+    found: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        found[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with FakeTensorMode():
+        stand_in = TransformerXL(plain, columns).train()
+        weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
+        memory = [torch.zeros(lanes, train.mem_len, model.d_model) for _ in stand_in.layers]
+        tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
+        precision = "fp32" if train.precision == "fp32" else "bf16"  # fp16 takes as much
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            autocast(torch.device("cpu"), precision),
+        ):
+            hidden, _ = stand_in(tokens, memory, mem_len=train.mem_len)
+            stand_in.losses(hidden, targets).mean()
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
