@@ -1,6 +1,7 @@
 """Recipes: the packaged ones are sound, a user's own is read strictly, --set comes last."""
 
 import dataclasses
+import json
 import tomllib
 
 import pytest
@@ -126,6 +127,11 @@ def test_the_last_set_of_a_key_holds(tiny):
         ("corpus.store=stdlib-word", "corpus", "store", "stdlib-word"),
         ("corpus.store=none", "corpus", "store", "none"),
         ("log.tensorboard=true", "log", "tensorboard", True),
+        ("model.cutoffs=[5, 11]", "model", "cutoffs", (5, 11)),
+        ("model.cutoffs=[]", "model", "cutoffs", ()),
+        ("model.tie_projections=[false]", "model", "tie_projections", (False,)),
+        ("model.tie_projections=none", "model", "tie_projections", None),
+        ("model.d_embed=none", "model", "d_embed", None),
     ],
 )
 def test_set_reads_numbers_words_truths_and_none(tiny, override, section, key, value):
@@ -209,6 +215,18 @@ def test_a_missing_section_is_named_by_its_first_key(tmp_path):
         ("d_inner = 17", "d_inner = 17\nnorm = 1", "[model] norm must be a word, not 1"),
         ("d_inner = 17", 'd_inner = 17\ndropout = "none"', "[model] dropout must be a number, not 'none'"),
         ('store = "tiny"', "store = 3", "[corpus] store must be a text, not 3"),
+        *[
+            ("d_inner = 17", f"d_inner = 17\n{key} = {value}", f"[model] {key} must be a list of {items}, not {shown}")
+            for key, value, items, shown in [
+                ("cutoffs", '["a"]', "whole numbers", "['a']"),
+                ("cutoffs", "[5.0]", "whole numbers", "[5.0]"),
+                ("cutoffs", "[true]", "whole numbers", "[True]"),
+                ("cutoffs", "5", "whole numbers", "5"),
+                ("cutoffs", '"5,11"', "whole numbers", "'5,11'"),
+                ("tie_projections", "[1, 0]", "true and false", "[1, 0]"),
+                ("tie_projections", "true", "true and false", "True"),
+            ]
+        ],
     ],
 )
 def test_a_value_of_another_type_is_refused(tiny, old, new, message):
@@ -248,6 +266,26 @@ def test_a_table_of_the_settings_resolves_to_the_same_settings(name):
     assert "max_distance" not in table["eval"]
     assert table["train"]["clip"] == "none"
     assert recipe.resolve(table, where="here") == settings
+
+
+def test_lists_survive_the_file_of_a_run(tiny):
+    overrides = ["model.cutoffs=[5, 11]", "model.div_val=2", "model.tie_projections=[true, false, true]"]
+    settings = changed(tiny(), *overrides)
+    assert settings.model.cutoffs == (5, 11)
+    assert settings.model.tie_projections == (True, False, True)
+    # JSON knows no tuples.
+    table = json.loads(json.dumps(recipe.to_table(settings)))
+    assert table["model"]["cutoffs"] == [5, 11]
+    assert recipe.resolve(table, where="here") == settings
+    assert "tie_projections" not in recipe.to_table(changed(tiny()))["model"]
+
+
+def test_a_list_that_cannot_be_honoured_is_refused_as_set(tiny):
+    path = tiny()
+    assert refusal(path, "model.cutoffs=[11, 5]") == (
+        f"{path} with --set model.cutoffs=[11, 5]: "
+        "[model] cutoffs must be ids above 0, each larger than the one before, not [11, 5]"
+    )
 
 
 def test_override_leaves_the_table_that_it_was_given_alone():

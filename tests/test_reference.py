@@ -188,7 +188,7 @@ def test_each_half_of_a_layer_has_its_own_norm():
 
 
 def test_an_unknown_norm_is_refused():
-    with pytest.raises(ValueError, match='"post", "pre" or "pre_released", not .both'):
+    with pytest.raises(ValueError, match=r'"post", "pre" or "pre_released", not .both'):
         reference.attention_layer(IDENTITY, np.zeros((0, 2)), tiny_layer(), norm="both")
 
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from tests import reference
 
-
 ATTENTION = ("w_q", "w_k_content", "w_v", "w_k_position", "w_o")
 
 

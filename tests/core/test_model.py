@@ -110,6 +110,33 @@ def test_initial_weights_are_the_released_ones():
             assert not parameter.any(), name
 
 
+@pytest.mark.parametrize("init", ["pytorch", "tf"])
+def test_initial_weights_of_an_adaptive_model_are_the_released_ones(init):
+    adaptive = {"cutoffs": (53, 101), "div_val": 2, "tie_embeddings": False, "norm": "pre"}
+    settings = model_settings(**adaptive, d_model=118, d_inner=149, init=init, init_std=0.05, proj_init_std=0.2)
+    torch.manual_seed(3)
+    parameters = dict(TransformerXL(settings, 211).named_parameters())
+    for name, parameter in parameters.items():
+        if name.endswith("norm.weight") and init == "tf":
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        elif name.endswith("norm.weight"):
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.3), name
+        elif ".projections." in name:
+            assert parameter.std().item() == pytest.approx(0.2, rel=0.3), name
+        elif parameter.dim() == 1 or (name == "softmax.cluster_weight" and init == "tf"):
+            assert not parameter.any(), name
+        else:
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.3), name
+    assert {name for name in parameters if name.startswith(("embedding.", "softmax."))} == {
+        *(f"{end}.tables.{band}" for end in ("embedding", "softmax") for band in range(3)),
+        *(f"embedding.projections.{band}" for band in range(3)),
+        "softmax.projections.0",
+        *(f"softmax.biases.{band}" for band in range(3)),
+        "softmax.cluster_weight",
+        "softmax.cluster_bias",
+    }
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_parameters_are_counted_by_a_pencil(kind):
     N, d, H, D, inner = 2, 14, 3, 11, 17

@@ -78,12 +78,12 @@ def evaluate(
     if losses is not None:
         loss_file.check_path(losses)
     _check_source(split, text)
-    changes = _changes(seg_len, max_distance, same_length, batch_size)
+    changes = _changes(seg_len, max_distance, batch_size)
     lengths = parse_lengths("--mem-len", mem_len, least=0) if mem_len is not None else None
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
-    reading = dataclasses.replace(opening.resolved_reading(run), **changes)
+    reading = _with_same_length(dataclasses.replace(opening.resolved_reading(run), **changes), same_length)
     if text is not None:
         source = _text_source(opened, text, positions)
     else:
@@ -103,15 +103,18 @@ def evaluate(
         _plot(plot, result)
 
 
-def _changes(
-    seg_len: int | None, max_distance: str | None, same_length: bool | None, batch_size: int | None
-) -> dict[str, Any]:
+def _changes(seg_len: int | None, max_distance: str | None, batch_size: int | None) -> dict[str, Any]:
     """The settings of [eval] that the options change."""
     changes: dict[str, Any] = {"seg_len": seg_len, "batch_size": batch_size}
-    if same_length is not None:
-        changes["same_length"] = "m" if same_length else "off"
     changes = {key: value for key, value in changes.items() if value is not None}
     return changes if max_distance is None else {**changes, "max_distance": _parse_distance(max_distance)}
+
+
+def _with_same_length(reading: "EvalSettings", wanted: bool | None) -> "EvalSettings":
+    """Every query sees the same number of keys, or not; M + 1 of them stay M + 1."""
+    if wanted is None or wanted == (reading.same_length != "off"):
+        return reading
+    return dataclasses.replace(reading, same_length="m" if wanted else "off")
 
 
 def _check_source(split: str | None, text: str | None) -> None:

@@ -59,6 +59,10 @@ def prepare(
     released_convention: Annotated[
         bool, typer.Option("--released-convention", help="Cut enwik8 and lm1b as the paper's released code does.")
     ] = False,
+    vocab: Annotated[
+        Path | None,
+        typer.Option("--vocab", metavar="FILE", help="Encode with this vocabulary, e.g. a run's vocab.json."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Processes that read text; one per processor by default.")
     ] = None,
@@ -84,6 +88,7 @@ def prepare(
         sp_type=sp_type.value if sp_type else None,
         split=split,
         released_convention=released_convention,
+        vocab=vocab,
         workers=workers,
     )
     if listed:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txlcli.core.decoding import Decoder
+from txlcli.core.decoding import Decoder, key_limit
 from txlcli.core.model import TransformerXL
 from txlcli.core.segments import Tokens
 from txlcli.settings import EvalSettings
@@ -41,12 +41,10 @@ class Scores:
 
 def attention_span(how: EvalSettings) -> tuple[int, int]:
     """The fewest and the most keys that a query sees once the memory is full."""
-    if how.mem_len == 0:
-        return 1, how.seg_len
-    if how.same_length == "off":
-        return how.mem_len + 1, how.mem_len + how.seg_len
-    keys = how.mem_len + (how.same_length == "m_plus_one")
-    return keys, keys
+    limit = key_limit(how.same_length, how.mem_len)
+    if limit is not None:
+        return limit, limit
+    return how.mem_len + 1, how.mem_len + how.seg_len
 
 
 def score(

@@ -7,9 +7,10 @@ from pathlib import Path
 import corpora
 from corpora.corpus import Corpus, ReadWishes
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
+from txlcli.exchange import vocabularies
 from txlcli.preparation.workers import default_workers
 from txlcli.settings import PLAIN_NAME
-from txlcli.vocab import Kind
+from txlcli.vocab import Kind, Vocab
 
 PIECES = 8000  # SentencePiece's size where none is asked for
 SHARES_SUM = 100.0
@@ -27,6 +28,7 @@ class Wishes:
     sp_type: str | None = None
     split: str | None = None
     released_convention: bool = False
+    vocab: Path | None = None
     workers: int | None = None
 
 
@@ -46,6 +48,8 @@ class Plan:
     bpe: bool
     read: ReadWishes
     workers: int
+    vocab: Vocab | None = None
+    """A vocabulary that is there already; None means that the text gives it."""
 
     @property
     def downloads(self) -> Path:
@@ -62,7 +66,8 @@ def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False)
         StoreError: the store exists and `force` is not given.
     """
     corpus, place = _find(what, wishes)
-    kind: Kind = wishes.tokenizer or corpus.unit
+    vocab = _given_vocabulary(wishes)
+    kind: Kind = wishes.tokenizer or (vocab.kind if vocab else corpus.unit)
     own = kind == corpus.unit
     _refuse_idle(wishes, corpus, kind, own)
     pieces = (wishes.vocab_size or PIECES) if kind == "sentencepiece" else wishes.vocab_size
@@ -83,7 +88,25 @@ def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False)
         bpe=bpe,
         read=ReadWishes(released=wishes.released_convention, shares=_shares(wishes.split)),
         workers=_at_least(1, "--workers", wishes.workers) or default_workers(),
+        vocab=vocab,
     )
+
+
+def _given_vocabulary(wishes: Wishes) -> Vocab | None:
+    """The vocabulary of a file that the user names, which settles everything that would build one."""
+    if wishes.vocab is None:
+        return None
+    options = {
+        "--tokenizer": wishes.tokenizer,
+        "--vocab-size": wishes.vocab_size,
+        "--min-count": wishes.min_count,
+        "--sp-type": wishes.sp_type,
+        "--released-convention": wishes.released_convention or None,
+    }
+    idle = [option for option, value in options.items() if value is not None]
+    if idle:
+        raise UsageError(f"{idle[0]} does nothing with --vocab, which brings all of that along; leave it out")
+    return vocabularies.read(wishes.vocab)
 
 
 def _find(what: str, wishes: Wishes) -> tuple[Corpus, Path | None]:

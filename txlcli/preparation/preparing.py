@@ -20,7 +20,15 @@ from txlcli.preparation.inventory import Inventory, Spool
 from txlcli.preparation.planning import Plan, Wishes, make_plan
 from txlcli.preparation.sources import Progress, Step, digest, locate
 from txlcli.preparation.tally import Job, Tally, Tokenizer, decode
-from txlcli.preparation.vocabulary_rules import build, conventions_of, final_ids, remarks, rule_of, strangers
+from txlcli.preparation.vocabulary_rules import (
+    build,
+    check_given,
+    conventions_of,
+    final_ids,
+    remarks,
+    rule_of,
+    strangers,
+)
 from txlcli.preparation.workers import mapping
 from txlcli.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing
 from txlcli.vocab import Vocab, smallest_kind
@@ -104,7 +112,7 @@ class _Preparation:
         _refuse_empty(splits)
         with ThreadPoolExecutor(1) as aside:  # the digest of the source costs nothing beside the reading
             source = aside.submit(digest, splits)
-            model = self._train(splits) if plan.kind == "sentencepiece" else b""
+            model = self._piece_model(splits)
             done = self._read_all(splits, Tokenizer(plan.kind, self._rule.boundary, self._rule.lower_case, model))
             vocab = self._settle(text, model)
             final = final_ids(self._inventory, vocab)
@@ -119,6 +127,11 @@ class _Preparation:
     def _slices(self, pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
         # A benchmark is cut by bytes; whoever wants characters must not get half of one.
         return pieces if self._plan.kind == "byte" else between_characters(pieces)
+
+    def _piece_model(self, splits: dict[str, tuple[Slice, ...]]) -> bytes:
+        if self._plan.vocab is not None:
+            return self._plan.vocab.model
+        return self._train(splits) if self._plan.kind == "sentencepiece" else b""
 
     def _train(self, splits: dict[str, tuple[Slice, ...]]) -> bytes:
         assert self._plan.vocab_size is not None
@@ -151,6 +164,9 @@ class _Preparation:
         return _Read(spool, words, size)
 
     def _settle(self, text: Text, model: bytes) -> Vocab:
+        if self._plan.vocab is not None:
+            check_given(self._inventory, self._plan.vocab)
+            return self._plan.vocab
         if self._plan.kind == "sentencepiece":
             return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
         return build(self._plan, self._rule, self._inventory, text.vocabulary_file)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpora.corpus import SPLITS, Text, VocabularyRule
-from txlcli.errors import CorpusInputError
+from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.preparation.inventory import Inventory
 from txlcli.preparation.planning import Plan
 from txlcli.token_store import SplitCounts
@@ -17,8 +17,11 @@ EOS, UNK = "<eos>", "<unk>"
 
 
 def rule_of(plan: Plan) -> VocabularyRule:
-    """The benchmark's own rule, or the rule for own text and other tokenizers."""
-    corpus = plan.corpus
+    """The benchmark's own rule, or the rule for own text and other tokenizers; a given vocabulary is a rule itself."""
+    corpus, given = plan.corpus, plan.vocab
+    if given is not None:
+        boundary = None if given.boundary is None or given.kind != "word" else given.symbols[given.boundary]
+        return VocabularyRule(splits=(), boundary=boundary, lower_case=given.lower_case, dropped=given.dropped)
     if plan.own:
         return (corpus.released_rule or corpus.rule) if plan.read.released else corpus.rule
     if plan.kind == "byte":
@@ -40,6 +43,8 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     said |= text.conventions
     if plan.read.shares:
         said["split"] = f"{'/'.join(f'{share:g}' for share in plan.read.shares)} by --split"
+    if plan.vocab is not None:
+        return {key: value for key, value in said.items() if key in about_splits} | {"vocabulary": "given by --vocab"}
     if plan.own:
         built_from = _built_from(plan.corpus.rule, text)
         return said | ({"vocabulary": f"{plan.kind}s of {built_from} by frequency"} if built_from else {})
@@ -109,6 +114,25 @@ def read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
     return symbols
 
 
+def check_given(inventory: Inventory, vocab: Vocab) -> None:
+    """Refuse a given vocabulary that lacks a symbol of the text and has no unknown one to stand for it.
+
+    Raises:
+        VocabularyError: naming the first such symbol.
+    """
+    if vocab.kind == "sentencepiece" or vocab.unknown is not None:
+        return
+    dropped = {chr(value) for value in vocab.dropped}
+    lacking = [symbol for symbol in inventory.numbers if symbol not in vocab.ids_of and symbol not in dropped]
+    if lacking:
+        named = f"byte 0x{ord(lacking[0]):02x}" if vocab.kind == "byte" else f'"{lacking[0]}"'
+        more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
+        raise VocabularyError(
+            f"the vocabulary of --vocab lacks {named}{more} of this text, and has no symbol for unknown ones; "
+            "it belongs to another text"
+        )
+
+
 def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     """The splits that a vocabulary is built from for want of what the rule asks for; None where it is not."""
     lacking = text.vocabulary_file is None if rule.file else not set(rule.splits) & set(text.splits)
@@ -135,7 +159,7 @@ def remarks(
     plan: Plan, rule: VocabularyRule, text: Text, types: int, counts: Mapping[str, SplitCounts]
 ) -> Iterator[str]:
     """What the user must know: a vocabulary from elsewhere than the rule says, and less text than the benchmark has."""
-    built_from = _built_from(rule, text)
+    built_from = _built_from(rule, text) if plan.vocab is None else None
     if built_from:
         lacking = rule.file or f"{' or '.join(rule.splits)} split"
         yield f"no {lacking} in this source: the vocabulary is built from {built_from}"

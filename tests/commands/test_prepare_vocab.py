@@ -1,0 +1,77 @@
+"""txl prepare --vocab: text under a vocabulary that is there already."""
+
+import numpy as np
+import pytest
+
+from tests.commands.novel import TOKENIZERS, done, json_of, refusal
+from txlcli.token_store import TokenStore
+
+
+def store(folder, name):
+    return TokenStore.open(folder / f"data/{name}.h5")
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_vocabulary_of_a_run_gives_the_ids_that_it_was_trained_on(here, kind):
+    told = json_of("prepare", "novel", "--vocab", f"runs/{kind}/vocab.json", "--name", "again")
+    first, again = store(here, "novel" if kind == "byte" else kind), store(here, "again")
+    assert again.fingerprint == first.fingerprint
+    assert told["tokenizer"] == kind
+    assert told["conventions"]["vocabulary"] == "given by --vocab"
+    for split in first.splits:
+        assert again.info(split) == first.info(split)
+        np.testing.assert_array_equal(again.ids(split), first.ids(split))
+
+
+def test_a_run_is_evaluated_on_another_text_under_its_own_vocabulary(here):
+    (here / "later.txt").write_text("the fox\nthe zebra jumps\n" * 90)
+    done("prepare", "later.txt", "--vocab", "runs/word/vocab.json", "--name", "word", "--force")
+    test = store(here, "word")
+    assert test.info("test").unknown > 0
+    assert json_of("eval", "word")["rows"][0]["tokens"] == test.info("test").tokens
+
+
+def test_a_list_of_words_decides_the_ids(here):
+    (here / "list.txt").write_text("<eos>\nowl\nfox 12\nthe\n<unk>\n")
+    (here / "text.txt").write_text("the fox\nthe dog\n" * 30)
+    done("prepare", "text.txt", "--vocab", "list.txt", "--split", "90,5,5")
+    assert store(here, "text").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
+
+
+def test_a_symbol_that_the_vocabulary_lacks_is_named(here):
+    (here / "list.txt").write_text("<eos>\nfox\nthe\n")
+    (here / "text.txt").write_text("the fox\nthe dog runs\n" * 30)
+    message = refusal("prepare", "text.txt", "--vocab", "list.txt", code=1)
+    assert message == (
+        'the vocabulary of --vocab lacks "dog" and 1 more of this text, and has no symbol for unknown ones; '
+        "it belongs to another text"
+    )
+    assert not (here / "data/text.h5").exists()
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_named(here):
+    (here / "vocab.json").write_text('{"kind":"byte","bytes":[97,98],"dropped":[10],"boundary":null,"unknown":null}')
+    (here / "text.txt").write_text("ab\nba\n" * 30)
+    done("prepare", "text.txt", "--vocab", "vocab.json")
+    assert store(here, "text").ids("train")[:4].tolist() == [0, 1, 1, 0]
+    (here / "text.txt").write_text("ab\nbac\n" * 30)
+    message = refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)
+    assert message.startswith("the vocabulary of --vocab lacks byte 0x63 of this text")
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        ["--tokenizer", "word"],
+        ["--vocab-size", 100],
+        ["--min-count", 2],
+        ["--sp-type", "bpe"],
+    ],
+)
+def test_what_a_vocabulary_settles_is_no_wish_any_more(here, idle):
+    message = refusal("prepare", "novel", "--vocab", "runs/word/vocab.json", *idle)
+    assert message == f"{idle[0]} does nothing with --vocab, which brings all of that along; leave it out"
+
+
+def test_a_missing_vocabulary_file_is_named(here):
+    assert refusal("prepare", "novel", "--vocab", "none.json", code=1).startswith("no vocabulary file at none.json; ")
