@@ -161,6 +161,19 @@ OUT_OF_RANGE = [
         {"cosine_from": "warm_up"},
         "cosine_from must be one of start, warmup, not 'warm_up'; did you mean \"warmup\"?",
     ),
+    *[
+        (
+            "train",
+            {"schedule": schedule, key: value},
+            f"{key} must be left out unless the schedule is {words}, not {value!r}",
+        )
+        for schedule, key, value, words in (
+            ("constant", "min_lr_ratio", 0.1, "cosine or inverse_sqrt or plateau"),
+            ("constant", "cosine_from", "warmup", "cosine"),
+            ("cosine", "plateau_factor", 0.2, "plateau"),
+            ("inverse_sqrt", "plateau_patience", 2, "plateau"),
+        )
+    ],
     ("train", {"min_lr_ratio": -0.1}, "min_lr_ratio must be from 0 to 1, not -0.1"),
     ("train", {"min_lr_ratio": 1.1}, "min_lr_ratio must be from 0 to 1, not 1.1"),
     ("train", {"plateau_factor": 0.0}, "plateau_factor must be between 0 and 1, not 0.0"),

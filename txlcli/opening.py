@@ -4,8 +4,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from corpora import CORPORA
 from txlcli import runs
 from txlcli.core import checkpoint
@@ -98,8 +96,3 @@ def resolved_reading(run: Run, **changes: object) -> EvalSettings:
     if reading.max_distance is None:
         reading = dataclasses.replace(reading, max_distance=train.seg_len + train.mem_len)
     return reading
-
-
-def on_device(tokens: object, device: torch.device) -> torch.Tensor:
-    """Token ids as an int64 tensor (T,)."""
-    return torch.as_tensor(tokens, dtype=torch.int64, device=device)

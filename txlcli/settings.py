@@ -189,7 +189,8 @@ class TrainSettings:
     valid_every: int = 4000
     """Steps between validations; a checkpoint is saved at each."""
     valid_seg_len: int | None = None
-    """Segment length of validation; seg_len where it is left out. Its memory is mem_len + seg_len - valid_seg_len."""
+    """Segment length of validation; seg_len where it is left out. Its memory is mem_len + seg_len - valid_seg_len.
+    Without memory validation reads the segments of training."""
     valid_batch_size: int = 10
     """Lanes of validation."""
     valid_tokens: int | None = None
@@ -221,6 +222,7 @@ class TrainSettings:
             self.momentum,
             '0 unless optimizer = "sgd"',
         )
+        self._refuse_idle()
         longest = self.seg_len + self.mem_len
         _require(
             self.valid_seg_len is None or self.valid_seg_len <= longest,
@@ -229,6 +231,19 @@ class TrainSettings:
             self.valid_seg_len,
             f"at most seg_len + mem_len ({longest})",
         )
+
+    def _refuse_idle(self) -> None:
+        """Refuse what the chosen schedule would ignore."""
+        schedules = {
+            "cosine_from": ("cosine",),
+            "min_lr_ratio": ("cosine", "inverse_sqrt", "plateau"),
+            "plateau_factor": ("plateau",),
+            "plateau_patience": ("plateau",),
+        }
+        for key, words in schedules.items():
+            value = getattr(self, key)
+            good = self.schedule in words or value == type(self).__dataclass_fields__[key].default
+            _require(good, "train", key, value, f"left out unless the schedule is {' or '.join(words)}")
 
 
 SAME_LENGTHS = ("m", "m_plus_one", "off")

@@ -79,6 +79,7 @@ def test_json_says_everything_that_decides_the_numbers(here):
         "same_length": "m",
         "precision": "fp32",
         "slowdown_windows": 3,
+        "paper": None,
     }
     without, with_memory = rows
     assert without["slowdown"] is without["vanilla_ms_per_token"] is None
@@ -394,3 +395,11 @@ def test_losses_replace_older_losses_and_nothing_else(here):
 def test_a_long_sweep_keeps_the_order_and_drops_repetitions(here):
     rows = json_of("eval", "byte", "--mem-len", "5,0,5", "--positions", 9)["rows"]
     assert [row["mem_len"] for row in rows] == [5, 0]
+
+
+def test_the_papers_number_stands_beside_ours(here):
+    done("train", "tiny.toml", "--name", "paper", "--set", "published.test=1.06")
+    assert json_of("eval", "paper")["paper"] == 1.06
+    assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "paper").stdout
+    assert json_of("eval", "paper", "--split", "valid")["paper"] is None
+    assert "paper" not in done("eval", "paper", "--split", "valid").stdout.replace("runs/paper", "")

@@ -19,8 +19,8 @@ def draw_weights(
     """What tests/reference.py reads; `tied` says of each band whether the softmax uses the embedding's projection."""
     chance = np.random.default_rng(3)
 
-    def draw(*shape):
-        return chance.normal(0.0, 0.3, shape).astype(np.float32).astype(np.float64)
+    def draw(*shape, mean=0.0):
+        return chance.normal(mean, 0.3, shape).astype(np.float32).astype(np.float64)  # exact in both precisions
 
     edges = (0, *cutoffs, V)
     tied = tied or (False, *(True for _ in cutoffs))
@@ -46,8 +46,8 @@ def draw_weights(
             {
                 **{name: draw(d, H * D) for name in ("w_q", "w_k_content", "w_v", "w_k_position")},
                 "w_o": draw(H * D, d),
-                "attention_norm": (1 + draw(d), draw(d)),
-                "ff_norm": (1 + draw(d), draw(d)),
+                "attention_norm": (draw(d, mean=1.0), draw(d)),
+                "ff_norm": (draw(d, mean=1.0), draw(d)),
                 "ff_1": (draw(d, F), draw(F)),
                 "ff_2": (draw(F, d), draw(d)),
             }
@@ -147,9 +147,7 @@ def tf_variables(weights, *, div_val=1, tied=None):
         held[f"{softmax}cutoff_0/cluster_W"], held[f"{softmax}cutoff_0/cluster_b"] = matrix.T, bias
     for n, layer in enumerate(weights["layers"]):
         root = f"transformer/layer_{n}/"
-        held[f"{root}rel_attn/qkv/kernel"] = np.concatenate(
-            [layer["w_q"], layer["w_k_content"], layer["w_v"]], axis=1
-        )
+        held[f"{root}rel_attn/qkv/kernel"] = np.concatenate([layer["w_q"], layer["w_k_content"], layer["w_v"]], axis=1)
         held[f"{root}rel_attn/r/kernel"], held[f"{root}rel_attn/o/kernel"] = layer["w_k_position"], layer["w_o"]
         for number, name in ((1, "ff_1"), (2, "ff_2")):
             held[f"{root}ff/layer_{number}/kernel"], held[f"{root}ff/layer_{number}/bias"] = layer[name]

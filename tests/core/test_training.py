@@ -157,7 +157,6 @@ def test_the_rate_of_a_step_is_the_schedules(tmp_path):
         "warmup_steps": 2,
         "schedule": "constant",
         "optimizer": "sgd",
-        "min_lr_ratio": 0.6,
         "clip": 0.1,
     }
     training = new_training(tmp_path, **settings)

@@ -134,6 +134,8 @@ class _Source:
     scored: metrics.Scored
     unit: str
     conventions: dict[str, str]
+    paper: float | None = None
+    """What the paper reports for the run's recipe on this split, in the corpus's metric."""
 
 
 def _split_source(opened: "OpenRun", split: str, positions: int | None, data_dir: Path) -> _Source:
@@ -144,9 +146,9 @@ def _split_source(opened: "OpenRun", split: str, positions: int | None, data_dir
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
-    return _Source(
-        f"{store.name} {split}", inputs, targets, _scored(store, split, len(targets)), store.unit, store.conventions
-    )
+    scored = _scored(store, split, len(targets))
+    paper = getattr(opened.run.settings.published, split, None)
+    return _Source(f"{store.name} {split}", inputs, targets, scored, store.unit, store.conventions, paper)
 
 
 def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
@@ -242,6 +244,7 @@ def _result(opened: "OpenRun", source: _Source, reading: "EvalSettings", rows: l
         "same_length": reading.same_length,
         "precision": opened.precision,
         "slowdown_windows": SLOWDOWN_WINDOWS,
+        "paper": source.paper,
         "rows": rows,
     }
 
@@ -285,6 +288,8 @@ def _caption(result: dict[str, Any]) -> str:
         f"{result['slowdown_windows']} windows);",
         "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
     ]
+    if result["paper"] is not None:
+        said.append(f"The paper's result for this recipe: {result['paper']} {result['metric']}.")
     said += [f"{key}: {value}" for key, value in result["conventions"].items()]
     return "\n".join(said)
 

@@ -179,6 +179,8 @@ def _from_split(
 def _draw(opened: "OpenRun", start: _Start, how: "Sampling", count: int, seed: int) -> Iterable[int]:
     import itertools
 
+    import torch
+
     from txlcli import opening
     from txlcli.core.decoding import Decoder
     from txlcli.core.generation import generate as draw_tokens
@@ -193,7 +195,7 @@ def _draw(opened: "OpenRun", start: _Start, how: "Sampling", count: int, seed: i
         max_distance=reading.max_distance,
         precision=opened.precision,
     )
-    context = opening.on_device(start.context, decoder.device)
+    context = torch.tensor(start.context, dtype=torch.int64, device=decoder.device)
     return itertools.islice(draw_tokens(decoder, context, how, seed=seed), count)
 
 

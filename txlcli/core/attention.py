@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from txlcli.core.dropout import keep_mask
 
@@ -95,8 +96,7 @@ def _attend_lanes(
         torch.baddbmm(space.by_key, _rows(query_content, first, step), _rows(key, first, step).mT, out=probability)
         torch.softmax(probability, dim=-1, out=probability)
         if kept is not None:
-            mask = _rows(kept, first if save else 0, step).to(key.dtype) / (1 - dropout)
-            probability = probability * mask
+            probability = (probability * _rows(kept, first if save else 0, step)).mul_(1 / (1 - dropout))
         torch.bmm(probability, _rows(value, first, step), out=_rows(out, first, step))
     return (out, probabilities, kept) if save else (out, None, None)
 
@@ -112,23 +112,25 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query_content, query_position, key, value, position_key, probabilities, kept = ctx.saved_tensors
         lanes, heads, seg_len, _ = query_content.shape
+        reduced = position_key.dtype in (torch.bfloat16, torch.float16)  # sums over lanes need more digits
         step = _lanes_at_once(lanes, heads, seg_len, key.shape[2], key)
         space = DistanceSpace(step * heads, seg_len, key.shape[2], position_key.shape[1], 0.0, key)
         position_key_rows = position_key.repeat(step, 1, 1)  # (step*H, n, D)
         grads = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in ctx.saved_tensors[:4]]
-        grad_position_key = torch.zeros_like(position_key)
+        grad_position_key = torch.zeros_like(position_key, dtype=torch.float32 if reduced else None)
         for first in range(0, lanes, step):
             grad_query_content, grad_query_position, grad_key, grad_value = (_rows(grad, first, step) for grad in grads)
             grad_out = _rows(grad_outputs[0], first, step)  # (step*H, L, D)
             probability = used = _rows(probabilities, first, step)  # (step*H, L, K)
             grad_probability = torch.bmm(grad_out, _rows(value, first, step).mT)
             if kept is not None:
-                mask = _rows(kept, first, step).to(key.dtype) / (1 - ctx.dropout)
-                used = probability * mask
-                grad_probability *= mask
+                mask, scale = _rows(kept, first, step), 1 / (1 - ctx.dropout)  # a 16-bit mask would round the scale
+                used = (probability * mask).mul_(scale)
+                grad_probability.mul_(mask).mul_(scale)
             grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
             space.by_key.copy_(grad_score)
             torch.bmm(grad_score, _rows(key, first, step), out=grad_query_content)
@@ -137,7 +139,7 @@ class _Attention(torch.autograd.Function):
             torch.bmm(used.mT, grad_out, out=grad_value)
             by_row = torch.bmm(space.by_distance.mT, _rows(query_position, first, step))  # (step*H, n, D)
             grad_position_key += by_row.unflatten(0, (step, heads)).sum(0)
-        return None, *grads, grad_position_key
+        return None, *grads, grad_position_key.to(position_key.dtype)
 
 
 def attend(

@@ -67,7 +67,9 @@ def load(path: Path) -> Checkpoint:
         RunError: missing, damaged, foreign, or of a newer format.
     """
     if not path.is_file():
-        raise RunError(f"{path}: no such checkpoint; the run has not saved one yet")
+        other = next(path.parent.glob("*.safetensors"), None)
+        kept = f"{other.name} holds weights only, which no training can go on from" if other else None
+        raise RunError(f"{path}: no such checkpoint; {kept or 'the run has not saved one yet'}")
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)

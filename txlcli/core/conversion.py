@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from txlcli.core.adaptive import Band, bands
 from txlcli.core.model import TransformerXL
-from txlcli.errors import RunError
+from txlcli.errors import RecipeError, RunError
 from txlcli.settings import ModelSettings
 
 Tensors = Mapping[str, Tensor]
@@ -49,7 +49,8 @@ class Layout:
     def vocab_size_of(self, theirs: Tensors) -> int | None:
         """How many ids the embedding knows; None where its tables are missing."""
         tables = [name for link in self.links if link.ours[0].startswith("embedding.tables.") for name in link.theirs]
-        return sum(len(theirs[name]) for name in tables) if all(name in theirs for name in tables) else None
+        rows = [theirs[name].shape[:1].numel() for name in tables if name in theirs]
+        return sum(rows) if len(rows) == len(tables) else None
 
     def read(self, theirs: Tensors, shapes: Mapping[str, torch.Size], where: str) -> dict[str, Tensor]:
         """Our tensors from theirs, in float32.
@@ -60,7 +61,7 @@ class Layout:
             where: begins every error message.
 
         Raises:
-            RunError: a tensor is missing, left over, of another shape, or differs from what it is tied to.
+            RunError: a tensor is missing, left over, of another shape, no weights, or differs from what it is tied to.
         """
         wanted = {name for link in self.links for name in link.theirs}
         self._check_names(theirs, wanted, where)
@@ -74,6 +75,8 @@ class Layout:
                     raise RunError(
                         f"{where}: {name} has the shape {tuple(theirs[name].shape)}, the settings want {link.shape}"
                     )
+                if not theirs[name].is_floating_point():
+                    raise RunError(f"{where}: {name} holds {theirs[name].dtype}, which are no weights")
             ours |= _unpacked(link, [theirs[name] for name in link.theirs], shapes)
         return ours
 
@@ -130,7 +133,12 @@ def pytorch_layout(settings: ModelSettings, vocab_size: int, *, hugging_face: bo
 
     They differ in a prefix, and in the order of the rows that stand for tail bands: the released PyTorch code pairs
     tail i with column -i of the head, everybody else with column i of the clusters.
+
+    Raises:
+        RecipeError: no such weights exist for these settings, or a cutoff lies beyond the vocabulary.
     """
+    if settings.norm == "pre":
+        raise RecipeError('[model] norm = "pre" has a last norm that such weights lack; set it to "pre_released"')
     body = "transformer." if hugging_face else ""
     heads = (settings.n_heads, settings.d_head)
     cut = bands(settings, vocab_size)
@@ -143,7 +151,7 @@ def pytorch_layout(settings: ModelSettings, vocab_size: int, *, hugging_face: bo
                 (f"{body}word_emb.emb_projs.{number}",),
                 (settings.d_model, width),
             )
-            for number, width in {band.projection: band.width for band in cut if band.projection is not None}.items()
+            for number, width in _projections(cut)
         ),
     ]
     aliases: dict[str, str] = {}
@@ -188,6 +196,11 @@ def _banded(ours: str, theirs: str, what: str, settings: ModelSettings, cut: Seq
         yield Link((f"{ours}.{number}",), (f"{theirs}.{number}.{what}",), (band.size, *ending(band)))
 
 
+def _projections(cut: Sequence[Band]) -> list[tuple[int, int]]:
+    """The embedding's projections: their numbers, and the widths of what they project."""
+    return sorted({(band.projection, band.width) for band in cut if band.projection is not None})
+
+
 def _pytorch_layer(settings: ModelSettings, ours: str, theirs: str) -> Iterator[Link]:
     d, inner, width = settings.d_model, settings.d_inner, settings.n_heads * settings.d_head
     projections = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
@@ -218,7 +231,15 @@ def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
 
 
 def tf_layout(settings: ModelSettings, vocab_size: int) -> Layout:
-    """The variables of the released TF code's checkpoints, without `:0`."""
+    """The variables of the released TF code's checkpoints, without `:0`.
+
+    Raises:
+        RecipeError: that code has no such model, or a cutoff lies beyond the vocabulary.
+    """
+    if settings.norm != "post":
+        raise RecipeError(f'[model] norm = "{settings.norm}" is not in the released TF code; set it to "post"')
+    if not settings.tie_embeddings:
+        raise RecipeError("[model] tie_embeddings = false is not in the released TF code; set it to true")
     cut = bands(settings, vocab_size)
     d, root = settings.d_model, "transformer/"
     embed, softmax = f"{root}adaptive_embed/", f"{root}adaptive_softmax/"
@@ -234,7 +255,7 @@ def tf_layout(settings: ModelSettings, vocab_size: int) -> Layout:
             Link((f"embedding.tables.{i}",), (f"{embed}{in_embed[i]}lookup_table",), (band.size, band.width))
             for i, band in enumerate(cut)
         ]
-    for number, width in {band.projection: band.width for band in cut if band.projection is not None}.items():
+    for number, width in _projections(cut):
         name = f"{embed}{in_embed[number]}proj_W"
         links.append(Link((f"embedding.projections.{number}",), (name,), (width, d), transposed=True))
     for i, band in enumerate(cut):

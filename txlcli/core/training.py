@@ -139,8 +139,8 @@ class Training:
             if validate or time.monotonic() - saved_at > SAVE_INTERVAL_S:
                 if window.tokens:
                     yield self._step_report(window)  # which also sees that the loss is finite
-                    window = _Window(self.device)
                 self.save_last()
+                window = _Window(self.device)
                 saved_at = time.monotonic()
             window.add(*self.update())
             if self.step % report_every == 0 or self.step == last_step:
