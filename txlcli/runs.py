@@ -100,15 +100,21 @@ def place(runs_dir: Path, name: str | None, recipe_name: str) -> Path:
     return folder
 
 
-def check_free(folder: Path, *, force: bool) -> None:
+def check_free(folder: Path, *, force: bool, instead: str | None = None) -> None:
     """Refuse the folder of another run, unless `force` may replace it.
+
+    Args:
+        folder: of the new run.
+        force: whether it may replace a run.
+        instead: what else to do than to replace it; by default, to go on with it.
 
     Raises:
         RunError: the folder is taken.
     """
     if folder.exists():
         if not force:
-            raise RunError(f"{folder} exists; go on with --resume {folder.name}, or replace it with --force")
+            instead = instead or f"go on with --resume {folder.name}"
+            raise RunError(f"{folder} exists; {instead}, or replace it with --force")
         if not (folder / CARD).is_file():
             raise RunError(f"{folder} exists and is not a run; choose another --name")
 

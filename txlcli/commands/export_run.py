@@ -1,7 +1,7 @@
 """`txl export`: write a run as another system's files."""
 
 import json as json_
-import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +15,11 @@ from txlcli.options import RUNS_DIR, Device, Force, Json, RunsDir
 if TYPE_CHECKING:
     from txlcli.opening import OpenRun
 
+FILES = CONFIG, WEIGHTS, VOCAB, WORDS = "config.json", "model.safetensors", "vocab.json", "vocab.txt"
+DRAFT = ".new"
 COLD_START = (
     "their memory starts with M zero vectors that are attended to, this run's started empty: "
-    "the first M predictions of a text differ"
+    "predictions differ near the beginning of a text"
 )
 
 
@@ -42,40 +44,58 @@ def export_run(
     run, model = opened.run, opened.model
     boundary = opened.vocab.boundary
     config = huggingface.config_of(model.settings, opening.resolved_reading(run), model.vocab_size, boundary)
-    if folder.exists() and not (folder.is_dir() and (force or not any(folder.iterdir()))):
-        raise RunError(f"{folder} exists; give another folder, or replace it with --force")
+    _check_free(folder, force=force)
     files = _write(opened, config, folder)
     notes = [COLD_START] if model.settings.memory_start == "empty" else []
     told = {"run": str(run.folder), "folder": str(folder), "files": files, "parameters": run.parameters, "notes": notes}
     if json:
         console.show_json(told)
         return
-    rows = [["files", ", ".join(files)], *(["note", note] for note in notes), ["reads back", f"txl import {folder}"]]
+    rows = [
+        ["files", ", ".join(files)],
+        *(["note", note] for note in notes),
+        ["reads back", shlex.join(["txl", "import", str(folder)])],
+    ]
     console.show_table(f"{run.folder} as {folder}", ("", ""), rows)
+
+
+def _check_free(folder: Path, *, force: bool) -> None:
+    """Refuse a folder that holds anything, unless `force` may replace it and it holds nothing but an export."""
+    held = {path.name for path in folder.iterdir()} - {DRAFT} if folder.is_dir() else set()
+    if held and force and not held <= set(FILES):
+        strange = min(held - set(FILES))
+        raise RunError(f"{folder} holds {strange}, which no export wrote; give another folder, or empty this one")
+    if (folder.exists() and not folder.is_dir()) or (held and not force):
+        raise RunError(f"{folder} exists; give another folder, or replace an earlier export with --force")
 
 
 def _write(opened: "OpenRun", config: dict[str, Any], folder: Path) -> list[str]:
     """The files, all or none; gives their names."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from txlcli.core.conversion import to_hugging_face
-    from txlcli.exchange import huggingface, vocabularies, weights
+    from txlcli.exchange import vocabularies
 
-    beside = folder.with_name(f".{folder.name}.new")
+    made = not folder.exists()
+    draft = folder / DRAFT
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        save_file(to_hugging_face(opened.model), beside / weights.WEIGHTS[0], {"format": "pt"})
-        (beside / huggingface.CONFIG).write_text(json_.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (beside / vocabularies.FILES[0]).write_text(opened.vocab.to_json(), encoding="utf-8")
+        shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
+        draft.mkdir(parents=True)
+        save_file(to_hugging_face(opened.model), draft / WEIGHTS, {"format": "pt"})
+        (draft / CONFIG).write_text(json_.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (draft / VOCAB).write_text(opened.vocab.to_json(), encoding="utf-8")
         if opened.vocab.kind == "word":
-            vocabularies.write_words(opened.vocab, beside / vocabularies.FILES[-1])
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(beside, folder)
-    except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written ({error.strerror}); check the folder and the free space"
-        ) from error
+            vocabularies.write_words(opened.vocab, draft / WORDS)
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        written = sorted(path.name for path in draft.iterdir())
+        for name in written:
+            (draft / name).rename(folder / name)
+        return written
+    except (OSError, SafetensorError) as error:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise RunError(f"{folder}: cannot be written ({error}); check the folder and the free space") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    return sorted(path.name for path in folder.iterdir())
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,6 +1,7 @@
 """`txl import`: make a run of weights that another system trained."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,14 +62,16 @@ def import_run(
         raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
+    if any(change.partition("=")[0].strip() == "corpus.store" for change in overrides or []):
+        raise UsageError("--set corpus.store: name the store with --store, or leave it to the vocabulary")
     folder = runs_dir / (name or _plain(source))
-    runs.check_free(folder, force=force)
+    runs.check_free(folder, force=force, instead="choose another --name")
     path = weights.in_folder(source) if source.is_dir() else source
     settings = _settings(source, wanted, overrides or [])
     theirs = weights.plain_names(weights.read(path))
     system = weights.system_of(theirs, path)
     words, found = _vocabulary(source, vocab, store, settings, data_dir)
-    settings = _with_store(settings, found.name if found else store or folder.name)
+    settings = _with_store(settings, found.path.stem if found else folder.name)
     tensors = _converted(system, theirs, settings, words.size, path)
     run = Run(
         folder=folder,
@@ -90,7 +93,7 @@ def import_run(
 def _plain(source: Path) -> str:
     """A name for the run from the name of what it is made of."""
     path = source.resolve()
-    return re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("-.") or "imported"
+    return re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("+-.")[:100] or "imported"
 
 
 def _settings(source: Path, wanted: str | None, overrides: list[str]) -> Settings:
@@ -216,9 +219,12 @@ def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path,
 
 def _told(run: Run, system: "System", source: Path, found: "TokenStore | None", data_dir: Path) -> dict[str, Any]:
     store = run.settings.corpus.store
+    where = [] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)]
     prepare = None
     if found is None:
-        prepare = f"txl prepare CORPUS --vocab {run.folder / runs.VOCAB} --name {store}"
+        prepare = shlex.join(
+            ["txl", "prepare", "CORPUS", "--vocab", str(run.folder / runs.VOCAB), "--name", store, *where]
+        )
     return {
         "run": str(run.folder),
         "source": str(source),
@@ -227,7 +233,7 @@ def _told(run: Run, system: "System", source: Path, found: "TokenStore | None", 
         "vocab_size": run.vocab_size,
         "store": str(found.path) if found else None,
         "prepare": prepare,
-        "next": f"txl eval {run.folder}" + ("" if data_dir == DATA_DIR else f" --data-dir {data_dir}"),
+        "next": shlex.join(["txl", "eval", str(run.folder), *where]),
     }
 
 

@@ -50,7 +50,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunError(f"{folder} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: no readable JSON ({error}); fetch it again") from error
     if not isinstance(config, Mapping) or config.get("model_type") != MODEL_TYPE:
         found = config.get("model_type") if isinstance(config, Mapping) else type(config).__name__
@@ -67,9 +67,9 @@ def model_settings(config: Mapping[str, Any], where: Path) -> ModelSettings:
     Raises:
         RunError: a value that no model can have.
     """
-    cutoffs = [cutoff for cutoff in config["cutoffs"] if cutoff != config["vocab_size"]]
-    shared = [False] + [bool(config["proj_share_all_but_first"])] * len(cutoffs)
     try:
+        cutoffs = [cutoff for cutoff in config["cutoffs"] if cutoff != config["vocab_size"]]
+        shared = [False] + [bool(config["proj_share_all_but_first"])] * len(cutoffs)
         return ModelSettings(
             n_layers=config["n_layer"],
             d_model=config["d_model"],
@@ -102,10 +102,10 @@ def eval_settings(config: Mapping[str, Any], where: Path) -> EvalSettings:
     """
     seg_len = config.get("tgt_len") or SEG_LEN
     clamp = config["clamp_len"]
-    # Without a limit of its own the model knows all distances that its reading has, and no more.
-    farthest = clamp if clamp > 0 else seg_len + config["mem_len"]
     same = "m" if config["same_length"] else "off"
     try:
+        # Without a limit of its own the model knows all distances that its reading has, and no more.
+        farthest = clamp if clamp > 0 else seg_len + config["mem_len"]
         return EvalSettings(seg_len, config["mem_len"], max_distance=farthest, same_length=same)  # type: ignore[arg-type]
     except (RecipeError, TypeError) as error:
         raise RunError(f"{where}: {error}") from error
@@ -121,8 +121,9 @@ def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boun
         raise RunError(
             'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
         )
-    # With same_length theirs sees as many keys as its memory is long, the token itself included.
-    mem_len = reading.mem_len + (reading.same_length == "m_plus_one")
+    # Without memory nothing limits the keys. With same_length theirs sees M keys, the token itself included.
+    same_length = reading.same_length != "off" and reading.mem_len > 0
+    mem_len = reading.mem_len + (same_length and reading.same_length == "m_plus_one")
     bands = len(model.cutoffs) + 1
     return {
         "model_type": MODEL_TYPE,
@@ -140,7 +141,7 @@ def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boun
         "mem_len": mem_len,
         "tgt_len": reading.seg_len,
         "clamp_len": reading.max_distance or -1,
-        "same_length": reading.same_length != "off",
+        "same_length": same_length,
         "tie_projs": list(model.tie_projections or [number > 0 for number in range(bands)]),
         "attn_type": 0,
         "untie_r": not model.tie_biases,

@@ -1,41 +1,66 @@
-"""Unpickles vocabularies, and nothing that could run."""
+"""Unpickles plain data, and nothing that could run."""
 
 import pickle
-from collections import Counter, OrderedDict
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from txlcli.errors import VocabularyError
-
-ADMITTED = {("collections", "OrderedDict"): OrderedDict, ("collections", "Counter"): Counter}
-"""The containers that vocabulary files are made of, besides lists and dicts, which need no name."""
-DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, MemoryError)
+CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
+"""What vocabulary files are made of, besides lists and dicts, which need no name."""
 
 
-class _Refused(Exception):  # noqa: N818 - it never leaves this module
-    pass
+class UnsafePickleError(Exception):
+    """A pickle names something that could run; the message is that name. Nothing of it was run."""
 
 
-class _VocabularyUnpickler(pickle.Unpickler):
+class DamagedPickleError(Exception):
+    """A pickle cannot be read; the message says why."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ADMITTED:
-            raise _Refused(f"{module}.{name}")
-        return ADMITTED[module, name]
+        if (module, name) not in CONTAINERS:
+            raise UnsafePickleError(f"{module}.{name}".encode("unicode_escape").decode()[:100])
+        return dict  # not the class itself: a pickle may change the attributes of a class that it gets hold of
 
 
-def load_vocabulary(path: Path) -> Any:
-    """What a pickle of plain containers holds.
+def load(path: Path) -> Any:
+    """What a pickle of plain containers holds; every mapping becomes a dict.
 
     Raises:
-        VocabularyError: the pickle names anything but those containers, which could run code; or it is damaged.
+        UnsafePickleError, DamagedPickleError.
     """
+    with _told_apart(), path.open("rb") as file:
+        return _PlainUnpickler(file, encoding="utf-8").load()  # Python 2 wrote some of them
+
+
+def load_torch(path: Path) -> Any:
+    """What a file of `torch.save` holds: tensors and plain containers.
+
+    Raises:
+        UnsafePickleError, DamagedPickleError.
+    """
+    import torch  # noqa: PLC0415 - a plain pickle needs none
+
+    with _told_apart(), warnings.catch_warnings(), torch.serialization.safe_globals([Counter]):
+        warnings.simplefilter("ignore")  # PyTorch has some about damaged files
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
     try:
-        with path.open("rb") as file:
-            return _VocabularyUnpickler(file, encoding="utf-8").load()  # Python 2 wrote some of them
-    except _Refused as error:
-        raise VocabularyError(
-            f"{path}: the pickle wants {error}, which a vocabulary has no need of; refused, nothing of it was run. "
-            "Give the words as a text file, one per line"
-        ) from error
-    except (*DAMAGED, OverflowError, RecursionError, OSError) as error:
-        raise VocabularyError(f"{path}: no readable pickle ({type(error).__name__}: {error})") from error
+        yield
+    except UnsafePickleError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        said = " ".join(str(error).split())
+        named = re.search(r"GLOBAL (\S+)", said)
+        if named is not None:
+            raise UnsafePickleError(named[1]) from error
+        inner = re.search(r"WeightsUnpickler error: (.*?) Check the documentation", said)
+        raise DamagedPickleError(f"{type(error).__name__}: {(inner[1] if inner else said)[:160]}") from error

@@ -1,20 +1,20 @@
 """Reads the vocabulary files of other systems, and txl's own."""
 
-import pickle
-import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from txlcli.errors import VocabularyError
-from txlcli.exchange.pickles import load_vocabulary
+from txlcli.exchange import pickles
+from txlcli.exchange.pickles import DamagedPickleError, UnsafePickleError
 from txlcli.vocab import Vocab
 
 BOUNDARIES = ("<eos>", "<S>")
 UNKNOWNS = ("<unk>", "<UNK>")
 FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
 """What a folder's vocabulary may be called; Hugging Face wrote the last three."""
+PLAIN_PICKLES, TORCH_PICKLES = (".pkl", ".pickle"), (".bin", ".pt", ".pth")
+AS_TEXT = "Give the words as a text file, one per line"
 
 
 def find(folder: Path) -> Path | None:
@@ -33,31 +33,29 @@ def read(path: Path) -> Vocab:
     if path.suffix == ".json":
         try:
             return Vocab.from_json(path.read_text(encoding="utf-8"))
-        except (VocabularyError, UnicodeDecodeError) as error:
+        except (VocabularyError, OSError, UnicodeDecodeError) as error:
             raise VocabularyError(f"{path}: {error}") from error
-    if path.suffix in (".bin", ".pt", ".pth"):
-        return _from_fields(path, _load_torch(path))
-    if path.suffix in (".pkl", ".pickle"):
-        return _from_fields(path, load_vocabulary(path))
+    if path.suffix in (*PLAIN_PICKLES, *TORCH_PICKLES):
+        return _from_fields(path, _unpickled(path))
     return _from_words(path, _read_lines(path), lower_case=False)
 
 
-def _load_torch(path: Path) -> Any:
-    import torch  # noqa: PLC0415 - text and JSON need none
-
+def _unpickled(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([Counter]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it wants {named[1]}, which a vocabulary has no need of; refused" if named else "damaged"
-        raise VocabularyError(f"{path}: {what}; give the words as a text file, one per line") from error
+        return pickles.load(path) if path.suffix in PLAIN_PICKLES else pickles.load_torch(path)
+    except UnsafePickleError as error:
+        raise VocabularyError(
+            f"{path}: the pickle wants {error}, which a vocabulary has no need of; refused, nothing of it was run. "
+            f"{AS_TEXT}"
+        ) from error
+    except DamagedPickleError as error:
+        raise VocabularyError(f"{path}: no readable pickle ({error}). {AS_TEXT}") from error
 
 
 def _from_fields(path: Path, fields: Any) -> Vocab:
     """Of the attributes that the released code's vocabulary object had."""
     if not isinstance(fields, Mapping) or not isinstance(fields.get("idx2sym"), list):
-        raise VocabularyError(f"{path}: no list idx2sym in it; give the words as a text file, one per line")
+        raise VocabularyError(f"{path}: no list idx2sym in it. {AS_TEXT}")
     return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case", False)))
 
 
@@ -75,7 +73,7 @@ def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
     places = {word: number for number, word in enumerate(words)}
     if len(places) < len(words):
         twice = next(word for number, word in enumerate(words) if places[word] != number)
-        raise VocabularyError(f'{path}: the word "{twice}" stands there twice, so ids would not be words')
+        raise VocabularyError(f"{path}: the word {twice!r} stands there twice, so ids would not be words")
     boundary, unknown = (
         next((places[symbol] for symbol in known if symbol in places), None) for known in (BOUNDARIES, UNKNOWNS)
     )

@@ -1,19 +1,17 @@
 """Reads files of foreign weights as named tensors."""
 
-import pickle
-import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from txlcli.errors import RunError
+from txlcli.exchange import pickles
+from txlcli.exchange.pickles import UnsafePickleError
 
 System = Literal["hugging_face", "pytorch", "tf"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -48,26 +46,21 @@ def read(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         if path.suffix == ".npz":
             return _read_npz(path)
-        return _tensors_only(path, torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        if named is None:
-            raise _damaged(path, error) from error
+        loaded = pickles.load_torch(path)
+    except UnsafePickleError as error:
         raise RunError(
-            f"{path}: holds {named[1]} besides tensors; refused, nothing of it was run; {STATE_DICT_HINT}"
+            f"{path}: holds {error} besides tensors; refused, nothing of it was run; {STATE_DICT_HINT}"
         ) from error
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> RunError:
-    return RunError(f"{path}: damaged or no file of weights ({' '.join(str(error).split())[:160]}); fetch it again")
+    except Exception as error:  # a damaged file can raise anything
+        said = " ".join(str(error).split())[:200]
+        raise RunError(f"{path}: damaged or no file of weights ({said}); fetch it again") from error
+    return _tensors_only(path, loaded)
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     with np.load(path, allow_pickle=False) as arrays:
-        read = {name: arrays[name] for name in arrays.files}
-    return {name: torch.from_numpy(array) for name, array in read.items() if array.dtype.kind == "f"}
+        held = {name: arrays[name] for name in arrays.files}
+    return {name: torch.from_numpy(array.astype(np.float32)) for name, array in held.items() if array.dtype.kind == "f"}
 
 
 def _tensors_only(path: Path, loaded: Any) -> dict[str, Tensor]:

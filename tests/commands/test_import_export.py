@@ -1,0 +1,510 @@
+"""txl import and txl export: foreign weights become runs like any other, and runs become what others read."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.commands.novel import RECIPE, Saved, card, done, json_of, on_a_full_disk, refusal
+from tests.core.builders import V
+from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
+from tests.exchange.hostile import HOSTILE, MARKER
+
+ADAPTIVE = ["model.cutoffs=[5,11]", "model.div_val=2", "model.d_embed=16", "model.tie_biases=false"]
+READING = ["--batch-size", 3]  # the one part of a reading that Hugging Face's configuration does not hold
+
+
+@pytest.fixture(scope="module")
+def adaptive_novel(trained_novel, tmp_path_factory):
+    """The trained runs, and one with an adaptive softmax whose memory starts with zeros."""
+    folder = tmp_path_factory.mktemp("adaptive") / "here"
+    shutil.copytree(trained_novel, folder)
+    changes = [
+        f"--set={change}"
+        for change in (*ADAPTIVE, "model.memory_start=zeros", "corpus.store=word", "train.valid_every=3")
+    ]
+    where = ["--data-dir", folder / "data", "--runs-dir", folder / "runs", "--name", "adaptive"]
+    done("train", folder / "tiny.toml", "--max-steps", 3, *changes, *where)
+    return folder
+
+
+@pytest.fixture
+def here(adaptive_novel, tmp_path, monkeypatch):
+    """The current folder; each test may do with it what it likes."""
+    shutil.copytree(adaptive_novel, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files_of(folder):
+    """Every file of a folder with its content."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(*arguments, code=1):
+    """The error of an import that must leave the runs as they were."""
+    before = files_of(Path("runs"))
+    error = refusal("import", *arguments, code=code)
+    assert files_of(Path("runs")) == before
+    assert not Path(MARKER).exists()
+    return error
+
+
+def cells(result):
+    """The printed table as a dict of its rows."""
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    return dict(rows)
+
+
+# --- a round through Hugging Face's layout ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["adaptive", "word"])
+def test_an_exported_run_comes_back_with_the_same_weights(here, run):
+    told = json_of("export", run, "hf")
+    assert told["files"] == ["config.json", "model.safetensors", "vocab.json", "vocab.txt"]
+    assert sorted(path.name for path in (here / "hf").iterdir()) == told["files"]
+    assert (told["run"], told["folder"], told["parameters"]) == (f"runs/{run}", "hf", card(f"runs/{run}")["parameters"])
+    json_of("import", "hf")
+    assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{run}/best.safetensors")
+    ours, theirs = card("runs/hf"), card(f"runs/{run}")
+    assert ours["settings"]["model"] | {"memory_start": "empty"} == {
+        **theirs["settings"]["model"],
+        **{"d_embed": theirs["settings"]["model"].get("d_embed", 8), "memory_start": "empty"},
+        "tie_projections": [False, True, True][: 1 + 2 * (run == "adaptive")],
+    }
+    same = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+
+
+def test_the_reading_comes_back_and_gives_the_same_loss(here):
+    done("export", "adaptive", "hf")
+    done("import", "hf", "--name", "back")
+    (ours,) = json_of("eval", "back", *READING)["rows"]
+    (theirs,) = json_of("eval", "adaptive", *READING)["rows"]
+    same = ("tokens", "lanes", "mem_len", "attn_len_min", "attn_len_max")
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+    assert ours["loss_nats"] == pytest.approx(theirs["loss_nats"], rel=1e-6)
+
+
+def test_a_run_whose_memory_starts_empty_says_what_differs(here):
+    told = json_of("export", "word", "hf")
+    assert told["notes"] == [
+        "their memory starts with M zero vectors that are attended to, this run's started empty: "
+        "predictions differ near the beginning of a text"
+    ]
+    assert json_of("export", "adaptive", "other")["notes"] == []
+    done("import", "hf")
+    rows = [json_of("eval", run, *READING)["rows"][0] for run in ("hf", "word")]
+    assert rows[0]["loss_nats"] != pytest.approx(rows[1]["loss_nats"], rel=1e-9)
+
+
+def test_generate_and_speed_work_on_an_imported_run(here):
+    done("export", "adaptive", "hf")
+    done("import", "hf")
+    wish = ["--prompt", "the lazy", "--tokens", 11, "--greedy"]
+    assert done("generate", "hf", *wish).stdout == done("generate", "adaptive", *wish).stdout
+    assert json_of("generate", "hf", "--at", 7, "--context", 5, "--tokens", 3)["samples"]
+    assert json_of("speed", "hf", "--attn-len", 11, "--repeat", 1)["model"] == "run runs/hf"
+
+
+def test_the_export_is_what_hugging_face_calls_its_own(here):
+    done("export", "adaptive", "hf")
+    config = json.loads((here / "hf/config.json").read_text())
+    shape = ("model_type", "n_layer", "d_model", "n_head", "d_head", "d_inner", "cutoffs", "div_val", "d_embed")
+    assert [config[key] for key in shape] == ["transfo-xl", 2, 8, 3, 5, 11, [5, 11], 2, 16]
+    reading = ("mem_len", "tgt_len", "clamp_len", "same_length", "untie_r", "eos_token_id")
+    assert [config[key] for key in reading] == [5, 5, 10, True, True, vocabulary(here)["boundary"]]
+    tensors = load_file(here / "hf/model.safetensors")
+    assert tensors["crit.cluster_weight"].shape == (2, 16)
+    assert tensors["transformer.layers.1.dec_attn.qkv_net.weight"].shape == (45, 8)
+    words = (here / "hf/vocab.txt").read_text(encoding="utf-8")
+    assert words.splitlines() == vocabulary(here)["symbols"]
+
+
+def vocabulary(here):
+    return json.loads((here / "runs/word/vocab.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("kind", ["byte", "sentencepiece"])
+def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, kind):
+    assert json_of("export", kind, "hf")["files"] == ["config.json", "model.safetensors", "vocab.json"]
+    done("import", "hf")
+    assert card("runs/hf")["metric"] == card(f"runs/{kind}")["metric"]
+    assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{kind}/best.safetensors")
+
+
+def test_the_table_of_an_export_says_what_was_written(here):
+    result = done("export", "adaptive", "out/hf folder")
+    assert result.stderr == ""
+    assert cells(result) == {
+        "files": "config.json, model.safetensors, vocab.json, vocab.txt",
+        "reads back": "txl import 'out/hf folder'",
+    }
+    assert done("import", "out/hf folder").exit_code == 0
+    assert (here / "runs/hf-folder/best.safetensors").is_file()
+
+
+# --- where the vocabulary and the store come from --------------------------------------------------------------------
+
+
+def test_the_store_is_found_by_its_vocabulary(here):
+    done("export", "adaptive", "hf")
+    (here / "data/word.h5").rename(here / "data/renamed.h5")
+    told = json_of("import", "hf")
+    assert told == {
+        "run": "runs/hf",
+        "source": "hf",
+        "system": "Hugging Face TransfoXL",
+        "parameters": card("runs/adaptive")["parameters"],
+        "vocab_size": card("runs/adaptive")["vocab_size"],
+        "store": "data/renamed.h5",
+        "prepare": None,
+        "next": "txl eval runs/hf",
+    }
+    assert card("runs/hf")["settings"]["corpus"]["store"] == "renamed"
+    assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
+
+
+def test_without_a_store_the_text_can_still_be_prepared(here):
+    done("export", "adaptive", "hf")
+    (here / "data/word.h5").unlink()
+    (here / "data/broken.h5").write_text("not a store")
+    told = json_of("import", "hf", "--data-dir", "data", "--runs-dir", "runs")
+    assert told["store"] is None
+    assert told["prepare"] == "txl prepare CORPUS --vocab runs/hf/vocab.json --name hf"
+    assert card("runs/hf")["settings"]["corpus"]["store"] == "hf"
+    done(*told["prepare"].replace("CORPUS", "novel").split()[1:])
+    assert json_of("eval", "hf")["text"] == "hf test"
+    (here / "data/hf.h5").unlink()
+    table = cells(done("import", "hf", "--force"))
+    assert table["weights of"] == "Hugging Face TransfoXL (hf)"
+    assert json_of("eval", "hf", "--text", "novel/test.txt")["rows"][0]["tokens"] > 0
+
+
+def test_another_data_folder_is_named_in_what_comes_next(here):
+    done("export", "adaptive", "hf")
+    (here / "data").rename(here / "elsewhere")
+    told = json_of("import", "hf", "--data-dir", "elsewhere")
+    assert (told["store"], told["next"]) == ("elsewhere/word.h5", "txl eval runs/hf --data-dir elsewhere")
+
+
+def test_a_vocabulary_can_be_named(here):
+    done("export", "adaptive", "hf")
+    (here / "hf/vocab.txt").rename(here / "words")
+    (here / "hf/vocab.json").unlink()
+    assert json_of("import", "hf", "--vocab", "words")["store"] == "data/word.h5"
+
+
+def test_a_store_can_stand_in_for_the_vocabulary(here):
+    done("export", "adaptive", "hf")
+    for name in ("vocab.txt", "vocab.json"):
+        (here / "hf" / name).unlink()
+    assert json_of("import", "hf", "--store", "word")["store"] == "data/word.h5"
+    assert card("runs/hf")["vocab_fingerprint"] == card("runs/word")["vocab_fingerprint"]
+
+
+def test_a_recipe_says_the_rest_of_a_folder(here):
+    done("export", "adaptive", "hf")
+    (here / "mine.toml").write_text(RECIPE.replace("lr = 3e-2", "lr = 7e-2").replace("d_model = 8", "d_model = 6"))
+    done("import", "hf", "--recipe", "mine.toml", "--set", "eval.batch_size=3")
+    told = card("runs/hf")
+    assert (told["recipe"], told["settings"]["train"]["lr"]) == ("mine", 0.07)
+    assert told["settings"]["model"]["d_model"] == 8
+    assert told["settings"]["eval"]["batch_size"] == 3
+
+
+# --- what the released codes wrote -----------------------------------------------------------------------------------
+
+FOREIGN = (
+    RECIPE.replace("d_model = 8", 'd_model = 14\ncutoffs = [5, 11]\ndiv_val = 2\nmemory_start = "zeros"')
+    .replace("d_head = 5", "d_head = 11")
+    .replace("d_inner = 11", "d_inner = 17")
+)
+FOREIGN_CONFIG = {
+    **{"model_type": "transfo-xl", "vocab_size": V, "cutoffs": [5, 11], "div_val": 2, "n_layer": 2, "d_model": 14},
+    **{"d_embed": 14, "n_head": 3, "d_head": 11, "d_inner": 17, "untie_r": False, "clamp_len": -1},
+}
+
+
+@pytest.fixture
+def foreign(here):
+    """One set of weights as a state dict, as two dumps and as a folder; the words; the recipe."""
+    weights = draw_weights(div_val=2)
+    torch.save({f"module.{name}": t for name, t in pytorch_state_dict(weights, div_val=2).items()}, here / "state.pt")
+    variables = tf_variables(weights, div_val=2)
+    np.savez(here / "tf.npz", global_step=np.int64(7), **{f"{name}:0": t.numpy() for name, t in variables.items()})
+    save_file(variables | {"global_step": torch.tensor(7)}, here / "tf.safetensors")
+    (here / "folder").mkdir()
+    torch.save(hugging_face_state_dict(weights, div_val=2), here / "folder/pytorch_model.bin")
+    (here / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG))
+    words = "".join(f"w{number}\n" for number in range(V - 1)) + "<eos>\n"
+    (here / "folder/vocab.txt").write_text(words)
+    (here / "words.txt").write_text(words)
+    (here / "foreign.toml").write_text(FOREIGN)
+    return here
+
+
+BARE = ["--recipe", "foreign.toml", "--vocab", "words.txt"]
+
+
+def test_one_set_of_weights_is_one_run_whoever_wrote_it(foreign):
+    for source, system in (
+        ("state.pt", "the released PyTorch code"),
+        ("tf.npz", "the released TF code"),
+        ("tf.safetensors", "the released TF code"),
+    ):
+        name = source.replace(".", "-")
+        told = json_of("import", source, *BARE, "--name", name)
+        assert (told["system"], told["run"], told["vocab_size"]) == (system, f"runs/{name}", V)
+    done("import", "folder")
+    expected = Saved("runs/folder/best.safetensors")
+    for name in ("state-pt", "tf-npz", "tf-safetensors"):
+        assert Saved(f"runs/{name}/best.safetensors") == expected
+    assert card("runs/tf-npz")["settings"]["train"] == card("runs/word")["settings"]["train"]
+    assert card("runs/tf-npz")["settings"]["model"]["cutoffs"] == [5, 11]
+
+
+def test_a_run_is_named_after_its_file(foreign):
+    done("import", "state.pt", *BARE)
+    assert card("runs/state")["recipe"] == "foreign"
+    (foreign / "tf.npz").rename(foreign / "-my weights!.npz")
+    assert json_of("import", "./-my weights!.npz", *BARE)["run"] == "runs/my-weights"
+
+
+def test_settings_are_changed_on_the_way(foreign):
+    done("import", "state.pt", *BARE, "--set", "eval.mem_len=13", "--name", "longer")
+    assert card("runs/longer")["settings"]["eval"]["mem_len"] == 13
+
+
+def test_an_imported_run_has_nothing_to_go_on_training_from(here):
+    done("export", "adaptive", "hf")
+    done("import", "hf")
+    assert refusal("train", "--resume", "hf", code=1) == (
+        "runs/hf/last.safetensors: no such checkpoint; best.safetensors holds weights only, "
+        "which no training can go on from"
+    )
+
+
+# --- what cannot be imported -----------------------------------------------------------------------------------------
+
+
+def test_nothing_there_is_told(here):
+    assert refused("nowhere") == "no file or folder at nowhere; give a Hugging Face folder or a file of weights"
+
+
+def test_a_name_that_is_no_plain_name_is_refused(foreign):
+    message = '--name "a/b" is no plain name; use letters, digits, ".", "-" and "_"'
+    assert refused("folder", "--name", "a/b", code=2) == message
+
+
+def test_a_run_of_that_name_is_kept(foreign):
+    taken = "runs/word exists; choose another --name, or replace it with --force"
+    assert refused("folder", "--name", "word") == taken
+    (foreign / "runs/other").mkdir()
+    message = "runs/other exists and is not a run; choose another --name"
+    assert refused("folder", "--name", "other", "--force") == message
+
+
+def test_a_run_is_replaced_by_force_and_only_by_a_good_one(foreign):
+    (foreign / "folder/pytorch_model.bin").rename(foreign / "good.bin")
+    (foreign / "folder/pytorch_model.bin").write_text("not weights")
+    error = refused("folder", "--name", "word", "--force")
+    assert error.startswith("folder/pytorch_model.bin: damaged or no file of weights (")
+    (foreign / "good.bin").rename(foreign / "folder/pytorch_model.bin")
+    done("import", "folder", "--name", "word", "--force")
+    assert card("runs/word")["vocab_size"] == V
+    assert sorted(path.name for path in (foreign / "runs/word").iterdir()) == [
+        "best.safetensors",
+        "run.json",
+        "vocab.json",
+    ]
+    assert not list((foreign / "runs").glob(".*"))
+
+
+def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(foreign):
+    before = files_of(foreign / "runs")
+    result = on_a_full_disk(8000, "import", "folder", "--name", "word", "--force")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: runs/word/best.safetensors: the checkpoint cannot be written (")
+    assert files_of(foreign / "runs") == before
+
+
+def test_a_folder_without_weights_or_configuration_is_told(foreign):
+    (foreign / "folder/config.json").unlink()
+    assert refused("folder") == "folder has no config.json; give a Hugging Face folder, or a file of weights"
+    (foreign / "folder/pytorch_model.bin").unlink()
+    assert refused("folder") == (
+        "folder has neither model.safetensors nor pytorch_model.bin; weights in several files must be merged first"
+    )
+
+
+def test_a_file_of_weights_needs_a_recipe(foreign):
+    assert refused("state.pt", "--vocab", "words.txt", code=2) == (
+        "state.pt: a file of weights does not say how many heads, which cutoffs or which corpus; "
+        "name its recipe, e.g. --recipe wt103-large-tf"
+    )
+    assert refused("state.pt", "--recipe", "nosuch", code=2).startswith('unknown recipe "nosuch"')
+
+
+def test_the_store_is_no_setting(foreign):
+    message = "--set corpus.store: name the store with --store, or leave it to the vocabulary"
+    assert refused("folder", "--set", "corpus.store=word", code=2) == message
+
+
+def test_a_setting_that_is_none_is_told_with_the_file_that_it_changes(foreign):
+    message = 'folder/config.json: [model] has no key "d_modell"; did you mean "d_model"?'
+    assert refused("folder", "--set", "model.d_modell=7", code=2) == message
+
+
+def test_a_store_of_another_vocabulary_is_refused(foreign):
+    message = "data/word.h5 has another vocabulary than folder/vocab.txt; leave out --store or --vocab"
+    assert refused("folder", "--store", "word") == message
+    message = "data/word.h5 has another vocabulary than words.txt; leave out --store or --vocab"
+    assert refused("state.pt", *BARE, "--store", "word") == message
+    missing = 'no token store at data/nosuch.h5; run "txl prepare PATH --name nosuch" first'
+    assert refused("folder", "--store", "nosuch") == missing
+
+
+def test_weights_without_a_vocabulary_are_refused(foreign):
+    (foreign / "folder/vocab.txt").unlink()
+    hint = "the weights come without a vocabulary; give --vocab FILE, or --store with the token store of their corpus"
+    assert refused("folder") == f"folder: {hint}"
+    (foreign / "data/novel.h5").unlink()
+    assert refused("state.pt", "--recipe", "foreign.toml") == f"state.pt: {hint}"
+
+
+def test_a_vocabulary_of_another_size_is_refused(foreign):
+    size = card("runs/word")["vocab_size"]
+    for source, path in (("folder", "folder/pytorch_model.bin"), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
+        recipe = [] if source == "folder" else ["--recipe", "foreign.toml"]
+        assert refused(source, *recipe, "--vocab", "runs/word/vocab.json") == (
+            f"{path}: the weights know {V} ids, the vocabulary has {size}; give the one that they were trained with"
+        )
+
+
+def test_cutoffs_beyond_the_vocabulary_are_refused(foreign):
+    (foreign / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG | {"cutoffs": [5, 23]}))
+    assert refused("folder", code=2) == (
+        f"folder/pytorch_model.bin: [model] cutoffs [5, 23] reach beyond the vocabulary of {V}; each must be less"
+    )
+
+
+def test_heads_that_the_weights_contradict_are_named_with_both_shapes(foreign):
+    (foreign / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG | {"n_head": 2}))
+    assert refused("folder") == (
+        "folder/pytorch_model.bin: transformer.layers.0.dec_attn.qkv_net.weight has the shape (99, 14), "
+        "the settings want (66, 14)"
+    )
+    # The product agrees, the parts do not.
+    (foreign / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG | {"n_head": 11, "d_head": 3}))
+    assert refused("folder") == (
+        "folder/pytorch_model.bin: transformer.r_w_bias has the shape (3, 11), the settings want (11, 3)"
+    )
+
+
+def test_a_last_norm_that_the_weights_lack_is_refused(foreign):
+    assert refused("state.pt", *BARE, "--set", "model.norm=pre", code=2) == (
+        'state.pt: [model] norm = "pre" has a last norm that such weights lack; set it to "pre_released"'
+    )
+
+
+def test_weights_of_another_model_are_refused(foreign):
+    torch.save({"wte.weight": torch.ones(3)}, foreign / "gpt.bin")
+    assert refused("gpt.bin", *BARE) == (
+        "gpt.bin: none of its 1 tensors has a name of Transformer-XL "
+        "(transformer.word_emb..., word_emb... or transformer/...); this is another model"
+    )
+
+
+@pytest.mark.parametrize("kind", ["os.system", "eval", "a_function_of_the_attacker"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.bin", "vocab.pkl"])
+def test_nothing_of_a_hostile_folder_is_run(foreign, name, kind):
+    thing, what = HOSTILE[kind]
+    torch.save({"idx2sym": ["a"], "more": thing}, foreign / "folder" / name)
+    if name == "vocab.pkl":
+        (foreign / "folder" / name).write_bytes(pickle.dumps(thing))
+    error = refused("folder")
+    assert error.startswith(f"folder/{name}: ")
+    assert what.removeprefix("builtins.") in error
+    assert "refused, nothing of it was run" in error
+
+
+# --- what cannot be exported -----------------------------------------------------------------------------------------
+
+
+def test_what_is_no_run_is_told(here):
+    assert refusal("export", "novel", "hf", code=1) == (
+        "novel is not a run: it has no run.json; a run is what txl train writes"
+    )
+    assert refusal("export", "nosuch", "hf").startswith('unknown run "nosuch"')
+    assert not (here / "hf").exists()
+
+
+def test_a_last_norm_cannot_be_exported(here):
+    done("train", "tiny.toml", "--set=model.norm=pre", "--set=corpus.store=word", "--max-steps", 1, "--name", "pre")
+    assert refusal("export", "pre", "hf", code=1) == (
+        'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
+    )
+    assert not (here / "hf").exists()
+
+
+def test_an_export_is_replaced_by_force_only(here):
+    done("export", "adaptive", "hf")
+    before = files_of(here / "hf")
+    message = "hf exists; give another folder, or replace an earlier export with --force"
+    assert refusal("export", "byte", "hf", code=1) == message
+    assert files_of(here / "hf") == before
+    assert json_of("export", "byte", "hf", "--force")["files"] == ["config.json", "model.safetensors", "vocab.json"]
+    assert sorted(files_of(here / "hf")) != sorted(before)
+    done("import", "hf")
+    assert card("runs/hf")["vocab_size"] == 256
+
+
+def test_an_empty_folder_is_taken_as_it_is(here, monkeypatch):
+    (here / "hf").mkdir()
+    monkeypatch.chdir(here / "hf")
+    done("export", "../runs/adaptive", ".")
+    assert (here / "hf/config.json").is_file()
+
+
+def test_files_of_others_are_never_overwritten(here):
+    before = files_of(here / "novel")
+    for force in ([], ["--force"]):
+        refusal("export", "adaptive", "novel", *force, code=1)
+        assert refusal("export", "adaptive", "tiny.toml", *force, code=1) == (
+            "tiny.toml exists; give another folder, or replace an earlier export with --force"
+        )
+    assert refusal("export", "adaptive", "novel", "--force", code=1) == (
+        "novel holds test.txt, which no export wrote; give another folder, or empty this one"
+    )
+    assert files_of(here / "novel") == before
+
+
+def test_a_full_disk_leaves_no_half_export(here):
+    result = on_a_full_disk(2000, "export", "adaptive", "hf")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: hf: cannot be written (")
+    assert result.stderr.endswith("; check the folder and the free space\n")
+    assert not (here / "hf").exists()
+
+
+def test_an_export_that_fails_keeps_the_earlier_one(here):
+    done("export", "adaptive", "hf")
+    (here / "hf/config.json").unlink()
+    (here / "hf/config.json").mkdir()  # what cannot be replaced by a file
+    before = files_of(here / "hf")
+    assert refusal("export", "word", "hf", "--force", code=1).startswith("hf: cannot be written (")
+    assert files_of(here / "hf") == before
+    assert not (here / "hf/.new").exists()
+
+
+def test_a_place_that_is_no_folder_is_told(here):
+    error = refusal("export", "adaptive", "tiny.toml/hf", code=1)
+    assert error.startswith("tiny.toml/hf: cannot be written (")

@@ -1,0 +1,67 @@
+"""Pickles that would run something, and the marker that shows whether it ran."""
+
+import builtins
+import copyreg
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+
+class Calls:
+    """Pickles as a call of `function`, which unpickling would carry out."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+class CountsAndCalls(Counter):
+    """A Counter of a class of its own, which unpickling would have to import."""
+
+    def __reduce__(self):
+        return CountsAndCalls, (dict(self),)
+
+
+def touch(path):
+    Path(path).touch()
+
+
+MARKER = "marker"
+HOSTILE = {
+    "os.system": (Calls(os.system, f"touch {MARKER}"), f"{os.system.__module__}.system"),
+    "eval": (Calls(eval, f"open({MARKER!r}, 'w')"), "builtins.eval"),
+    "a_function_of_the_attacker": (Calls(touch, MARKER), "tests.exchange.hostile.touch"),
+    "deep_in_a_dict": (
+        {"idx2sym": ["a"], "sym2idx": [{"a": Calls(os.system, f"touch {MARKER}")}]},
+        f"{os.system.__module__}.system",
+    ),
+    "getattr": (Calls(builtins.getattr, Calls(builtins.__import__, "os"), "system"), "builtins.getattr"),
+    "import": (Calls(builtins.__import__, "antigravity"), "builtins.__import__"),
+    "a_class_like_Counter": (CountsAndCalls("ab"), "tests.exchange.hostile.CountsAndCalls"),
+    "copyreg": (Calls(copyreg._reconstructor, Path, object, None), "copyreg._reconstructor"),
+    "copyreg_extension": (Calls(copyreg.add_extension, "os", "system", 240), "copyreg.add_extension"),
+    "an_argument_of_Counter": (Calls(Counter, Calls(os.system, f"touch {MARKER}")), f"{os.system.__module__}.system"),
+}
+"""Objects, and the name that the refusal must give."""
+
+OF_PYTHON_2 = {"builtins": "__builtin__", "copyreg": "copy_reg"}
+
+
+def names(name):
+    """How a name may be spelled: protocols below 3 write those of Python 2, and PyTorch leaves builtins out."""
+    module, _, rest = name.rpartition(".")
+    return {name, f"{OF_PYTHON_2.get(module, module)}.{rest}", *([rest] if module == "builtins" else [])}
+
+
+def by_hand(function, module, argument):
+    """GLOBAL, protocol 0, as a text: no Python writes that today."""
+    return f"c{module}\n{function}\n(S'{argument}'\ntR.".encode()
+
+
+def by_stack(function, module, argument):
+    """STACK_GLOBAL: module and name are strings on the stack."""
+    words = [pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, function, argument)]
+    return pickle.PROTO + b"\x04" + words[0] + words[1] + pickle.STACK_GLOBAL + words[2] + b"\x85R."

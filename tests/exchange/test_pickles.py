@@ -1,0 +1,118 @@
+"""Plain containers come out of a pickle; whatever could run is named and never run."""
+
+import pickle
+from collections import Counter, OrderedDict
+
+import pytest
+import torch
+
+from tests.exchange.hostile import HOSTILE, MARKER, by_hand, by_stack, names
+from txlcli.exchange import pickles
+from txlcli.exchange.pickles import DamagedPickleError, UnsafePickleError
+
+FIELDS = {"idx2sym": ["<eos>", "naïve", "語"], "counter": Counter("abb"), "sym2idx": OrderedDict(b=1, a=0), "min": None}
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / MARKER).exists()
+
+
+def written(path, data):
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_plain_containers_are_read(tmp_path, protocol):
+    assert pickles.load(written(tmp_path / "v.pkl", pickle.dumps(FIELDS, protocol))) == FIELDS
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_torch_files_of_plain_containers_and_tensors_are_read(tmp_path, legacy):
+    torch.save({**FIELDS, "weight": torch.arange(7)}, tmp_path / "v.bin", _use_new_zipfile_serialization=not legacy)
+    read = pickles.load_torch(tmp_path / "v.bin")
+    assert read.pop("weight").equal(torch.arange(7))
+    assert read == FIELDS
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_could_run_is_named_and_not_run(tmp_path, kind, protocol):
+    thing, name = HOSTILE[kind]
+    with pytest.raises(UnsafePickleError) as caught:
+        pickles.load(written(tmp_path / "v.pkl", pickle.dumps(thing, protocol)))
+    assert str(caught.value) in names(name)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_could_run_is_named_in_torch_files(tmp_path, kind, legacy):
+    thing, name = HOSTILE[kind]
+    torch.save(thing, tmp_path / "v.bin", _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(UnsafePickleError) as caught:
+        pickles.load_torch(tmp_path / "v.bin")
+    assert str(caught.value) in names(name)
+
+
+@pytest.mark.parametrize("opcodes", [by_hand, by_stack])
+@pytest.mark.parametrize("module", ["os", "posix", "nt", "subprocess", "collections"])
+def test_a_call_written_by_hand_is_refused(tmp_path, opcodes, module):
+    data = opcodes("system", module, f"touch {MARKER}")
+    with pytest.raises(UnsafePickleError, match=f"^{module}.system$"):
+        pickles.load(written(tmp_path / "v.pkl", data))
+
+
+@pytest.mark.parametrize("module", ["os", "posix", "subprocess", "collections"])
+def test_a_call_written_by_hand_is_refused_in_torch_files(tmp_path, module):
+    whole = torch.save({"a": 1}, tmp_path / "v.bin", _use_new_zipfile_serialization=False)
+    assert whole is None
+    head = (tmp_path / "v.bin").read_bytes()
+    ours = by_hand("system", module, f"touch {MARKER}")
+    place = head.index(pickle.dumps({"a": 1}, 2))
+    written(tmp_path / "v.bin", head[:place] + b"\x80\x02" + ours)
+    with pytest.raises(UnsafePickleError, match=f"^{module}.system$"):
+        pickles.load_torch(tmp_path / "v.bin")
+
+
+def test_an_opcode_that_torch_does_not_know_is_no_way_around(tmp_path):
+    torch.save(HOSTILE["os.system"][0], tmp_path / "v.bin", pickle_protocol=4)
+    with pytest.raises(DamagedPickleError, match=r"^UnpicklingError: Unsupported operand 149$"):
+        pickles.load_torch(tmp_path / "v.bin")
+
+
+def test_a_pickle_cannot_change_the_containers(tmp_path):
+    # GLOBAL collections.Counter, then BUILD with a state for slots: setattr on whatever the GLOBAL gave.
+    attack = b"\x80\x02ccollections\nCounter\nN}X\x07\x00\x00\x00updatedX\x03\x00\x00\x00yess\x86b."
+    pickle.loads(attack)  # it works on the class itself
+    assert Counter.updated == "yes"
+    del Counter.updated
+    with pytest.raises(DamagedPickleError, match=r"^TypeError: "):
+        pickles.load(written(tmp_path / "v.pkl", attack))
+    assert not hasattr(Counter, "updated")
+
+
+def test_a_name_cannot_reach_the_terminal_as_it_is(tmp_path):
+    name = "a\x1b[31m" + "b" * 200
+    with pytest.raises(UnsafePickleError) as caught:
+        pickles.load(written(tmp_path / "v.pkl", f"cos\n{name}\n.".encode()))
+    assert str(caught.value) == "os.a\\x1b[31m" + "b" * 88
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"hello", b"\x80\x04", pickle.dumps(FIELDS)[:50], b"\x80\x02Q.", b"\x82\x01.", b"I1\n0."]
+)
+@pytest.mark.parametrize("load", [pickles.load, pickles.load_torch])
+def test_damage_is_told_on_one_line(tmp_path, data, load):
+    with pytest.raises(DamagedPickleError) as caught:
+        load(written(tmp_path / "v", data))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+    assert "weights_only" not in str(caught.value)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(DamagedPickleError, match=r"^FileNotFoundError: "):
+        pickles.load(tmp_path / "nowhere.pkl")

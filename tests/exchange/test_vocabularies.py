@@ -1,0 +1,197 @@
+"""One vocabulary, whatever file it comes in; every file that is none is told so."""
+
+import pickle
+from collections import Counter, OrderedDict
+
+import pytest
+import torch
+
+from tests.exchange.hostile import HOSTILE, MARKER
+from txlcli.errors import VocabularyError
+from txlcli.exchange import vocabularies
+from txlcli.vocab import Vocab
+
+WORDS = ["<eos>", "the", "naïve", "語", "<unk>", "fox"]
+VOCAB = Vocab("word", WORDS, boundary=0, unknown=4)
+FIELDS = {
+    "counter": Counter(WORDS),
+    "special": ["<eos>"],
+    "min_freq": 0,
+    "max_size": None,
+    "lower_case": False,
+    "delimiter": None,
+    "vocab_file": None,
+    "never_split": ("<eos>",),
+    "idx2sym": WORDS,
+    "sym2idx": OrderedDict((word, number) for number, word in enumerate(WORDS)),
+    "eos_idx": 0,
+    "unk_idx": 4,
+}
+"""The attributes that Hugging Face's tokenizer saves."""
+AS_TEXT = "Give the words as a text file, one per line"
+
+
+def py2_pickle(words):
+    """{"idx2sym": words} as Python 2 wrote byte strings: protocol 0, STRING opcodes."""
+    items = "".join(f"S{repr(word.encode())[1:]}\na" for word in words)
+    return f"(dS'idx2sym'\n(l{items}s.".encode()
+
+
+def write_json(path):
+    path.write_text(VOCAB.to_json(), encoding="utf-8")
+
+
+def write_words(path):
+    vocabularies.write_words(VOCAB, path)
+
+
+def write_counts(path):
+    path.write_text("".join(f"{word} {number * 7}\n" for number, word in enumerate(WORDS)), encoding="utf-8")
+
+
+def write_blank_lines(path):
+    path.write_text("\n" + "\r\n\n".join(WORDS), encoding="utf-8")
+
+
+def pickled(protocol):
+    return lambda path: path.write_bytes(pickle.dumps(FIELDS, protocol))
+
+
+WRITERS = {
+    "vocab.json": write_json,
+    "vocab.txt": write_words,
+    "counts.txt": write_counts,
+    "without_an_ending": write_blank_lines,
+    "vocab.bin": lambda path: torch.save(FIELDS, path),
+    "legacy.bin": lambda path: torch.save(FIELDS, path, _use_new_zipfile_serialization=False),
+    "vocab.pt": lambda path: torch.save(FIELDS, path),
+    "vocab.pkl": pickled(4),
+    "two.pkl": pickled(2),
+    "vocab.pickle": pickled(0),
+    "python2.pkl": lambda path: path.write_bytes(py2_pickle(WORDS)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_of_file_gives_the_same_vocabulary(tmp_path, name):
+    WRITERS[name](tmp_path / name)
+    read = vocabularies.read(tmp_path / name)
+    assert read.to_json() == VOCAB.to_json()
+    assert read.fingerprint == VOCAB.fingerprint
+
+
+def test_the_pickle_of_python_2_is_what_python_2_would_write():
+    assert pickle.loads(py2_pickle(WORDS), encoding="utf-8") == {"idx2sym": WORDS}
+
+
+def test_the_sentence_mark_of_one_billion_word_is_a_boundary(tmp_path):
+    (tmp_path / "vocab.txt").write_text("<S>\nthe\n<UNK>\n")
+    read = vocabularies.read(tmp_path / "vocab.txt")
+    assert (read.boundary, read.unknown) == (0, 2)
+
+
+def test_words_without_marks_have_neither(tmp_path):
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    read = vocabularies.read(tmp_path / "vocab.txt")
+    assert (read.boundary, read.unknown) == (None, None)
+
+
+def test_lower_case_is_kept(tmp_path):
+    torch.save({**FIELDS, "lower_case": True}, tmp_path / "vocab.bin")
+    assert vocabularies.read(tmp_path / "vocab.bin").encode("THE").tolist() == [1]
+
+
+def test_the_most_telling_file_of_a_folder_is_found(tmp_path):
+    assert vocabularies.find(tmp_path) is None
+    for name in ("vocab.txt", "vocab.pkl", "vocab.bin", "vocab.json"):
+        (tmp_path / name).touch()
+        assert vocabularies.find(tmp_path) == tmp_path / name
+
+
+def refusal(path):
+    with pytest.raises(VocabularyError) as caught:
+        vocabularies.read(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+def test_a_missing_file_is_told(tmp_path):
+    path = tmp_path / "vocab.txt"
+    assert refusal(path) == f"no vocabulary file at {path}; give --vocab a file"
+    assert refusal(tmp_path) == f"no vocabulary file at {tmp_path}; give --vocab a file"
+
+
+TWICE = "the word 'b' stands there twice, so ids would not be words"
+BAD_TEXTS = {
+    "duplicates": (b"a\nb\nb\n", TWICE),
+    "empty": (b"", "holds no list of words"),
+    "blank": (b" \n\n", "holds no list of words"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TEXTS)
+def test_a_text_that_is_no_vocabulary_is_told(tmp_path, kind):
+    data, message = BAD_TEXTS[kind]
+    (tmp_path / "vocab.txt").write_bytes(data)
+    assert refusal(tmp_path / "vocab.txt") == message
+
+
+@pytest.mark.parametrize(("name", "start"), [("vocab.txt", "cannot be read as a list of words ("), ("vocab.json", "")])
+def test_text_that_is_not_utf_8_is_told(tmp_path, name, start):
+    (tmp_path / name).write_bytes("naïve\n".encode("latin-1"))
+    assert refusal(tmp_path / name).startswith(f"{start}'utf-8' codec can't decode byte 0xef")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"the": 0, "fox": 1}', VOCAB.to_json()[:-7]])
+def test_json_that_is_no_vocabulary_is_told(tmp_path, text):
+    (tmp_path / "vocab.json").write_text(text)
+    assert refusal(tmp_path / "vocab.json").startswith("this is no vocabulary of txl (")
+
+
+BAD_FIELDS = {
+    "no_list": ({"sym2idx": {"a": 0}}, f"no list idx2sym in it. {AS_TEXT}"),
+    "no_dict": (WORDS, f"no list idx2sym in it. {AS_TEXT}"),
+    "other_list": ({"idx2sym": "abc"}, f"no list idx2sym in it. {AS_TEXT}"),
+    "numbers": ({"idx2sym": ["a", 7]}, "holds no list of words"),
+    "nothing": ({"idx2sym": []}, "holds no list of words"),
+    "duplicates": ({"idx2sym": ["a", "b", "c", "b"]}, TWICE),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FIELDS)
+@pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl"])
+def test_a_pickle_without_words_is_told(tmp_path, name, kind):
+    fields, message = BAD_FIELDS[kind]
+    torch.save(fields, tmp_path / "vocab.bin")
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(fields))
+    assert refusal(tmp_path / name) == message
+
+
+@pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_truncated_pickle_is_told(tmp_path, name, share):
+    path = tmp_path / name
+    WRITERS[name](path)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    message = refusal(path)
+    assert message.startswith("no readable pickle (")
+    assert message.endswith(AS_TEXT)
+
+
+def test_bytes_of_python_2_that_are_not_utf_8_are_told(tmp_path):
+    (tmp_path / "vocab.pkl").write_bytes(b"(dS'idx2sym'\n(lS'na\\xefve'\nas.")
+    assert refusal(tmp_path / "vocab.pkl").startswith("no readable pickle (UnicodeDecodeError: 'utf-8' codec")
+
+
+@pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl", "vocab.pt"])
+def test_a_pickle_that_could_run_something_is_refused(tmp_path, name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    thing, what = HOSTILE["deep_in_a_dict"]
+    torch.save(thing, tmp_path / name)
+    if name == "vocab.pkl":
+        (tmp_path / name).write_bytes(pickle.dumps(thing))
+    assert refusal(tmp_path / name) == (
+        f"the pickle wants {what}, which a vocabulary has no need of; refused, nothing of it was run. {AS_TEXT}"
+    )
+    assert not (tmp_path / MARKER).exists()

@@ -1,0 +1,169 @@
+"""Named tensors out of every kind of file, and nothing but tensors."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.exchange.hostile import HOSTILE, MARKER
+from txlcli.errors import RunError
+from txlcli.exchange import weights
+
+TENSORS = {
+    "word_emb.emb_layers.0.weight": torch.arange(35.0).view(5, 7),
+    "r_w_bias": torch.randn(3, 11, generator=torch.Generator().manual_seed(1)),
+}
+WRITERS = {
+    "model.safetensors": lambda path: save_file(TENSORS, path),
+    "variables.npz": lambda path: np.savez(path, **{name: tensor.numpy() for name, tensor in TENSORS.items()}),
+    "compressed.npz": lambda path: np.savez_compressed(path, **{name: t.numpy() for name, t in TENSORS.items()}),
+    "pytorch_model.bin": lambda path: torch.save(OrderedDict(TENSORS), path),
+    "legacy.pt": lambda path: torch.save(TENSORS, path, _use_new_zipfile_serialization=False),
+    "parameters.pth": lambda path: torch.save({n: torch.nn.Parameter(t) for n, t in TENSORS.items()}, path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_of_file_gives_the_same_tensors(tmp_path, name):
+    WRITERS[name](tmp_path / name)
+    read = weights.read(tmp_path / name)
+    assert read.keys() == TENSORS.keys()
+    assert all(read[key].equal(tensor) for key, tensor in TENSORS.items())
+
+
+def test_arrays_of_other_precision_and_byte_order_are_read(tmp_path):
+    kinds = {"half": np.float16, "double": np.float64, "big_endian": np.dtype(">f4"), "long": np.longdouble}
+    np.savez(tmp_path / "a.npz", **{name: np.array([0.5, -7.0], dtype=kind) for name, kind in kinds.items()})
+    read = weights.read(tmp_path / "a.npz")
+    assert {name: tensor.tolist() for name, tensor in read.items()} == {name: [0.5, -7.0] for name in kinds}
+
+
+def test_numbers_that_are_no_weights_are_left_out_of_an_npz(tmp_path):
+    np.savez(tmp_path / "a.npz", global_step=np.int64(7), names=np.array(["a"]), kernel=np.ones((2, 3), np.float32))
+    assert list(weights.read(tmp_path / "a.npz")) == ["kernel"]
+
+
+def refusal(path):
+    with pytest.raises(RunError) as caught:
+        weights.read(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+def test_a_missing_file_is_told(tmp_path):
+    assert refusal(tmp_path / "a.bin") == f"no file of weights at {tmp_path / 'a.bin'}"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.95])
+def test_a_truncated_file_is_told(tmp_path, name, share):
+    path = tmp_path / name
+    WRITERS[name](path)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    message = refusal(path)
+    assert message.startswith("damaged or no file of weights (")
+    assert message.endswith("); fetch it again")
+
+
+def test_a_damaged_compressed_array_is_told(tmp_path):
+    path = tmp_path / "compressed.npz"
+    WRITERS[path.name](path)
+    data = bytearray(path.read_bytes())
+    place = data.index(b"r_w_bias.npy") + 60
+    data[place : place + 20] = bytes(20)
+    path.write_bytes(data)
+    assert refusal(path).startswith("damaged or no file of weights (")
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.npz", "a.bin", "a"])
+def test_another_kind_of_file_is_told(tmp_path, name):
+    (tmp_path / name).write_text("hello")
+    assert refusal(tmp_path / name).startswith("damaged or no file of weights (")
+
+
+def test_an_array_alone_is_no_dump(tmp_path):
+    with (tmp_path / "a.npz").open("wb") as file:
+        np.save(file, np.ones(3))
+    assert refusal(tmp_path / "a.npz").startswith("damaged or no file of weights (")
+
+
+def test_arrays_of_objects_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "a.npz", kernel=np.array([HOSTILE["os.system"][0]], dtype=object))
+    assert refusal(tmp_path / "a.npz") == (
+        "damaged or no file of weights (Object arrays cannot be loaded when allow_pickle=False); fetch it again"
+    )
+    assert not (tmp_path / MARKER).exists()
+
+
+NO_STATE_DICT = (
+    "no state dict (names and tensors, nothing else); save the state dict where the released code runs: "
+    "torch.save(torch.load('model.pt').state_dict(), 'state.pt')"
+)
+
+
+@pytest.mark.parametrize("thing", [{"state_dict": TENSORS, "epoch": 3}, {"a": 7}, list(TENSORS.values()), "text"])
+def test_more_or_less_than_a_state_dict_is_refused(tmp_path, thing):
+    torch.save(thing, tmp_path / "a.bin")
+    assert refusal(tmp_path / "a.bin") == NO_STATE_DICT
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_could_run_is_refused(tmp_path, monkeypatch, beside):
+    monkeypatch.chdir(tmp_path)
+    thing, what = HOSTILE["os.system"]
+    torch.save({**TENSORS, "a": thing} if beside else thing, tmp_path / "pytorch_model.bin")
+    assert refusal(tmp_path / "pytorch_model.bin") == (
+        f"holds {what} besides tensors; refused, nothing of it was run; save the state dict where the released code "
+        "runs: torch.save(torch.load('model.pt').state_dict(), 'state.pt')"
+    )
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_a_whole_model_is_refused_by_the_name_of_its_class(tmp_path):
+    torch.save(torch.nn.Bilinear(2, 3, 5), tmp_path / "model.pt")
+    assert refusal(tmp_path / "model.pt").startswith("holds torch.nn.modules.linear.Bilinear besides tensors; refused")
+
+
+def test_what_wrappers_add_to_names_is_taken_off():
+    named = {"module.word_emb.x": torch.ones(1), "transformer/r_w_bias:0": torch.ones(2), "r_r_bias": torch.ones(3)}
+    assert list(weights.plain_names(named)) == ["word_emb.x", "transformer/r_w_bias", "r_r_bias"]
+
+
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        ("transformer/adaptive_embed/lookup_table", "tf"),
+        ("transformer.word_emb.emb_layers.0.weight", "hugging_face"),
+        ("word_emb.emb_layers.0.weight", "pytorch"),
+    ],
+)
+def test_names_tell_the_system(tmp_path, name, system):
+    assert weights.system_of({"global_step": torch.ones(1), name: torch.ones(1)}, tmp_path) == system
+
+
+def test_names_of_another_model_are_told(tmp_path):
+    with pytest.raises(RunError) as caught:
+        weights.system_of({"transformer.wte.weight": torch.ones(1), "lm_head.weight": torch.ones(1)}, tmp_path / "m")
+    assert str(caught.value) == (
+        f"{tmp_path / 'm'}: none of its 2 tensors has a name of Transformer-XL "
+        "(transformer.word_emb..., word_emb... or transformer/...); this is another model"
+    )
+
+
+def test_safetensors_come_before_a_pickle(tmp_path):
+    (tmp_path / "pytorch_model.bin").touch()
+    assert weights.in_folder(tmp_path) == tmp_path / "pytorch_model.bin"
+    (tmp_path / "model.safetensors").touch()
+    assert weights.in_folder(tmp_path) == tmp_path / "model.safetensors"
+
+
+def test_a_folder_without_weights_is_told(tmp_path):
+    with pytest.raises(RunError) as caught:
+        weights.in_folder(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} has neither model.safetensors nor pytorch_model.bin; weights in several files must be merged first"
+    )
