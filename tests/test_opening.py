@@ -8,8 +8,9 @@ import torch
 from tests.core.builders import model_settings
 from txlcli import opening, recipe, runs
 from txlcli.core import checkpoint
+from txlcli.core.architectures import count_parameters
 from txlcli.core.checkpoint import Checkpoint, grouped
-from txlcli.core.model import TransformerXL, count_parameters
+from txlcli.core.model import TransformerXL
 from txlcli.errors import RunError, StoreError, UsageError, VocabularyError
 from txlcli.runs import Run
 from txlcli.vocab import Vocab

@@ -7,7 +7,7 @@ import pytest
 
 import corpora
 from txlcli import recipe
-from txlcli.core.model import count_parameters
+from txlcli.core.architectures import count_parameters
 
 WT, LM = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)
 

@@ -6,13 +6,13 @@ import inspect
 
 import pytest
 
-from txlcli import settings
+from txlcli import model_settings, settings
 from txlcli.errors import RecipeError
+from txlcli.model_settings import MODELS, ModelSettings, TransformerSettings
 from txlcli.settings import (
     CorpusSettings,
     EvalSettings,
     LogSettings,
-    ModelSettings,
     PublishedSettings,
     Settings,
     TrainSettings,
@@ -20,7 +20,7 @@ from txlcli.settings import (
 
 SECTIONS = {
     "corpus": (CorpusSettings, {"store": "enwik8"}),
-    "model": (ModelSettings, {"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17}),
+    "model": (TransformerSettings, {"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17}),
     "train": (TrainSettings, {"seg_len": 5, "mem_len": 7, "batch_size": 6, "max_steps": 11}),
     "eval": (EvalSettings, {"seg_len": 5, "mem_len": 7}),
     "log": (LogSettings, {}),
@@ -34,16 +34,16 @@ def build(section, **changed):
 
 
 def classes():
-    tree = ast.parse(inspect.getsource(settings))
-    return [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Settings"]
+    trees = [ast.parse(inspect.getsource(module)) for module in (settings, model_settings)]
+    return [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Settings"]
 
 
 def test_every_section_is_a_frozen_class_that_names_itself():
-    assert {field.name: field.type for field in dataclasses.fields(Settings)} == {
-        name: kind for name, (kind, _) in SECTIONS.items()
-    }
+    kinds = {name: kind for name, (kind, _) in SECTIONS.items()} | {"model": ModelSettings}
+    assert {field.name: field.type for field in dataclasses.fields(Settings)} == kinds
+    assert MODELS["transformer"] is TransformerSettings
     for name, (kind, _) in SECTIONS.items():
-        assert kind.__doc__.startswith(f"[{name}]: "), name
+        assert kind.__doc__.startswith(f"[{name}]"), name
         with pytest.raises(dataclasses.FrozenInstanceError):
             build(name).anything = 1
 
@@ -62,7 +62,7 @@ def test_every_field_has_a_sentence_below_it(node):
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_default_is_in_its_range(section):
-    assert type(build(section)).__name__ == f"{section.capitalize()}Settings"
+    assert type(build(section)) is SECTIONS[section][0]
 
 
 PLAIN = 'the name of a store: letters, digits, ".", "-" and "_"'
@@ -93,7 +93,14 @@ OUT_OF_RANGE = [
     ("model", {"d_model": 15}, "d_model must be even (half sines, half cosines), not 15"),
     *[
         ("model", {key: value}, f"{key} must be at least 0 and less than 1, not {value}")
-        for key in ("dropout", "attention_dropout")
+        for key in (
+            "dropout",
+            "embedding_dropout",
+            "inner_dropout",
+            "output_dropout",
+            "word_dropout",
+            "attention_dropout",
+        )
         for value in (-0.1, 1.0, float("nan"))
     ],
     ("model", {"norm": "Pre"}, "norm must be one of post, pre, pre_released, not 'Pre'; did you mean \"pre\"?"),
@@ -142,7 +149,15 @@ OUT_OF_RANGE = [
     ],
     *[
         ("train", {key: -1}, f"{key} must be 0 or more, not -1")
-        for key in ("mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
+        for key in (
+            "mem_len",
+            "momentum",
+            "weight_decay",
+            "warmup_steps",
+            "plateau_patience",
+            "average_patience",
+            "seed",
+        )
     ],
     ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
     ("train", {"optimizer": "adamw"}, "optimizer must be one of adam, sgd, not 'adamw'; did you mean \"adam\"?"),
@@ -165,14 +180,36 @@ OUT_OF_RANGE = [
         (
             "train",
             {"schedule": schedule, key: value},
-            f"{key} must be left out unless the schedule is {words}, not {value!r}",
+            f"{key} must be {usual} unless the schedule is {words}, not {value!r}",
         )
-        for schedule, key, value, words in (
-            ("constant", "min_lr_ratio", 0.1, "cosine or inverse_sqrt or plateau"),
-            ("constant", "cosine_from", "warmup", "cosine"),
-            ("cosine", "plateau_factor", 0.2, "plateau"),
-            ("inverse_sqrt", "plateau_patience", 2, "plateau"),
+        for schedule, key, value, usual, words in (
+            ("constant", "min_lr_ratio", 0.1, 0.0, "cosine or inverse_sqrt or plateau"),
+            ("constant", "cosine_from", "warmup", "start", "cosine"),
+            ("cosine", "plateau_factor", 0.2, 0.5, "plateau"),
+            ("inverse_sqrt", "plateau_patience", 2, 0, "plateau"),
         )
+    ],
+    ("train", {"average": "ema"}, "average must be one of none, asgd, exponential, not 'ema'"),
+    *[
+        (
+            "train",
+            {"average": average, key: value},
+            f"{key} must be {usual} unless the average is {word}, not {value!r}",
+        )
+        for average, key, value, usual, word in (
+            ("none", "average_patience", 3, 5, "asgd"),
+            ("exponential", "average_patience", 0, 5, "asgd"),
+            ("none", "average_decay", 0.99, 0.999, "exponential"),
+            ("asgd", "average_decay", 0.99, 0.999, "exponential"),
+        )
+    ],
+    *[
+        (
+            "train",
+            {"average": "exponential", "average_decay": value},
+            f"average_decay must be between 0 and 1, not {value}",
+        )
+        for value in (0.0, 1.0, float("nan"))
     ],
     ("train", {"min_lr_ratio": -0.1}, "min_lr_ratio must be from 0 to 1, not -0.1"),
     ("train", {"min_lr_ratio": 1.1}, "min_lr_ratio must be from 0 to 1, not 1.1"),
@@ -210,6 +247,9 @@ def test_a_value_out_of_range_is_refused(section, changed, message):
         ("train", {"min_lr_ratio": 1.0}),
         ("train", {"clip": None, "valid_seg_len": 12, "accumulate": 6}),
         ("train", {"optimizer": "sgd", "momentum": 0.9}),
+        ("train", {"average": "asgd", "average_patience": 0}),
+        ("train", {"average": "exponential", "average_decay": 0.5}),
+        ("model", {"word_dropout": 0.0, "embedding_dropout": 0.0, "inner_dropout": 0.99, "output_dropout": None}),
         ("eval", {"mem_len": 0, "max_distance": 1}),
     ],
     ids=str,

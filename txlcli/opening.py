@@ -1,6 +1,7 @@
 """Opens what commands work on: stores by name, runs together with their weights."""
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from txlcli import runs
 from txlcli.core import checkpoint
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.device import check_precision, pick_device
-from txlcli.core.model import TransformerXL
+from txlcli.core.language_model import LanguageModel
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.runs import Run
 from txlcli.settings import EvalSettings
@@ -34,7 +35,7 @@ class OpenRun:
     """A run with its weights on a device."""
 
     run: Run
-    model: TransformerXL
+    model: LanguageModel
     vocab: Vocab
     checkpoint: Checkpoint
     precision: str
@@ -46,7 +47,11 @@ class OpenRun:
             StoreError: missing or damaged.
             VocabularyError: it was prepared with another vocabulary.
         """
-        store = open_store(self.run.settings.corpus.store, data_dir)
+        name = self.run.settings.corpus.store
+        if "imported_from" in self.checkpoint.state and not (data_dir / f"{name}.h5").exists():
+            words = shlex.join(["--vocab", str(self.run.folder / runs.VOCAB), "--name", name])
+            raise StoreError(f'no token store at {data_dir / name}.h5; run "txl prepare CORPUS {words}" first')
+        store = open_store(name, data_dir)
         check_vocabulary(self.run, store)
         return store
 
@@ -85,7 +90,8 @@ def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str 
     path = run.best_or_last
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
-    model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path)
+    group = saved.weights_to_evaluate
+    model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path, group=group)
     return OpenRun(run, model.to(place).eval(), vocab, saved, precision)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
+from txlcli.model_settings import ARCHITECTURES, MODELS, ModelSettings
 from txlcli.settings import Settings
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
@@ -65,12 +66,21 @@ def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
         UnknownNameError: no such recipe.
     """
     _, text = read_text(recipe)
+    return resolve_text(text, recipe, overrides)
+
+
+def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Settings:
+    """The settings of a recipe's text; `name` begins every error message.
+
+    Raises:
+        RecipeError: see `load`.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{recipe}: not a TOML file ({error})") from error
+        raise RecipeError(f"{name}: not a TOML file ({error})") from error
     changes = list(overrides)
-    where = " --set ".join([f"{recipe} with", *changes]) if changes else recipe
+    where = " --set ".join([f"{name} with", *changes]) if changes else name
     return resolve(override(table, changes), where=where)
 
 
@@ -100,18 +110,36 @@ def _parse_value(text: str) -> Any:
 
 def resolve(table: Mapping[str, Any], where: str) -> Settings:
     """Sections of keys -> Settings; `where` begins every error message."""
-    for section in table:
-        _known_section(section, where)
+    for name in table:
+        _known_section(name, where)
     sections = {}
-    for section, kind in SECTIONS.items():
-        keys = table.get(section, {})
+    for name in SECTIONS:
+        keys = table.get(name, {})
         if not isinstance(keys, Mapping):
-            raise RecipeError(f"{where}: [{section}] must be a section of keys")
+            raise RecipeError(f"{where}: [{name}] must be a section of keys")
         try:
-            sections[section] = _section(typing.cast(type, kind), section, keys)
+            sections[name] = section(name, keys)
         except RecipeError as error:
             raise RecipeError(f"{where}: {error}") from error
-    return Settings(**sections)
+    try:
+        return Settings(**sections)
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+
+
+def _model_kind(keys: Mapping[str, Any]) -> type:
+    """The class that the architecture's word stands for; what is no such word, its base class refuses."""
+    return MODELS.get(keys.get("arch", ARCHITECTURES[0]), ModelSettings)
+
+
+def section(name: str, keys: Mapping[str, Any]) -> Any:
+    """One section of settings from its keys.
+
+    Raises:
+        RecipeError: an unknown or missing key, a value of the wrong type or out of range.
+    """
+    kind = _model_kind(keys) if name == "model" else typing.cast(type, SECTIONS[name])
+    return _section(kind, name, keys)
 
 
 def to_table(settings: Settings) -> dict[str, dict[str, Any]]:

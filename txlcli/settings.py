@@ -4,44 +4,17 @@ A recipe's sections are these dataclasses, its keys their fields. None means "of
 a key out.
 """
 
-import itertools
-import math
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from txlcli.errors import RecipeError, did_you_mean
+from txlcli.model_settings import ModelSettings
+from txlcli.ranges import not_negative, one_of, positive, require
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """What stores and runs may be called: a file name on every system."""
 MOST_SEED = 2**63 - 1
 """The largest seed that PyTorch takes."""
-
-
-def _require(good: bool, section: str, key: str, value: object, wish: str) -> None:
-    if not good:
-        raise RecipeError(f"[{section}] {key} must be {wish}, not {value!r}")
-
-
-def _positive(section: str, instance: object, *keys: str) -> None:
-    for key in keys:
-        value = getattr(instance, key)
-        _require(value is None or 0 < value < math.inf, section, key, value, "greater than 0")
-
-
-def _not_negative(section: str, instance: object, *keys: str) -> None:
-    for key in keys:
-        value = getattr(instance, key)
-        _require(value is None or 0 <= value < math.inf, section, key, value, "0 or more")
-
-
-def _one_of(section: str, instance: object, key: str, known: Collection[str]) -> None:
-    value = getattr(instance, key)
-    if value not in known:
-        raise RecipeError(
-            f"[{section}] {key} must be one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -56,89 +29,12 @@ class CorpusSettings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         plain = re.fullmatch(PLAIN_NAME, self.store) is not None
-        _require(plain, "corpus", "store", self.store, 'the name of a store: letters, digits, ".", "-" and "_"')
+        require(plain, "corpus", "store", self.store, 'the name of a store: letters, digits, ".", "-" and "_"')
 
 
-NORMS = ("post", "pre", "pre_released")
-INITS = ("pytorch", "tf")
-MEMORY_STARTS = ("empty", "zeros")
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """[model]: the Transformer-XL of section 3; the vocabulary size comes from the store."""
-
-    n_layers: int
-    """Layers N."""
-    d_model: int
-    """Width d of the hidden states and of the embedding."""
-    n_heads: int
-    """Attention heads H per layer."""
-    d_head: int
-    """Width D of one head; H x D need not be d."""
-    d_inner: int
-    """Width F between the two matrices of a feed-forward block."""
-    dropout: float = 0.1
-    """Share dropped of embeddings, distance encodings, sublayer outputs, feed-forward activations, the output."""
-    attention_dropout: float = 0.0
-    """Share of attention probabilities dropped."""
-    norm: Literal["post", "pre", "pre_released"] = "post"
-    """Layer normalisation after each residual sum (the paper), or before each sublayer with one more at the end, or the
-    latter without that last one (released code)."""
-    norm_eps: float = 1e-5
-    """What layer normalisation adds to the variance; 1e-12 in the released TF code."""
-    tie_biases: bool = True
-    """One pair of biases u, v for all layers (released PyTorch code), or one pair per layer (released TF code)."""
-    memory_start: Literal["empty", "zeros"] = "empty"
-    """Memory before the first token: empty, growing with the text (released PyTorch code), or M zero vectors that are
-    attended to like others (released TF code, Hugging Face)."""
-    cutoffs: tuple[int, ...] = ()
-    """Ids at which the tail bands of adaptive softmax and adaptive input begin, rising; none is a plain softmax."""
-    div_val: int = 1
-    """Each band's embedding is this many times narrower than the one before."""
-    d_embed: int | None = None
-    """Width of the first band's embedding; d_model where it is left out."""
-    tie_embeddings: bool = True
-    """The softmax uses the matrices of the embedding."""
-    tie_projections: tuple[bool, ...] | None = None
-    """For each band, whether the softmax uses the embedding's projection; all but the first where it is left out
-    (proj_share_all_but_first of the released TF code)."""
-    project_same_width: bool = True
-    """With div_val above 1, project a band as wide as the model, too (proj_same_dim of the released TF code)."""
-    init: Literal["pytorch", "tf"] = "pytorch"
-    """Initial weights of the released PyTorch code, or of the released TF code: there the layer-norm gains are exactly
-    1, and the rows that stand for tail bands 0."""
-    init_std: float = 0.02
-    """Standard deviation of the initial weights, and of the initial layer-norm gains around 1."""
-    proj_init_std: float = 0.01
-    """Standard deviation of the initial projections between embedding and model width."""
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        _positive("model", self, "n_layers", "d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
-        _positive("model", self, "norm_eps", "init_std", "proj_init_std")
-        _require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
-        for key in ("dropout", "attention_dropout"):
-            value = getattr(self, key)
-            _require(0 <= value < 1, "model", key, value, "at least 0 and less than 1")
-        _one_of("model", self, "norm", NORMS)
-        _one_of("model", self, "memory_start", MEMORY_STARTS)
-        _one_of("model", self, "init", INITS)
-        rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
-        _require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
-        bands, tied = len(self.cutoffs) + 1, self.tie_projections
-        fits = tied is None or len(tied) == bands
-        _require(fits, "model", "tie_projections", list(tied or ()), f"as many as bands ({bands})")
-        narrowest = self.embed_width // self.div_val ** (bands - 1)
-        _require(narrowest > 0, "model", "div_val", self.div_val, f"small enough to leave band {bands} a width")
-
-    @property
-    def embed_width(self) -> int:
-        """Width of the first band's embedding."""
-        return self.d_embed or self.d_model
-
-
+LossPart = Literal["full", "half"]
 OPTIMIZERS = ("adam", "sgd")
+LOSS_PARTS = ("full", "half")
 SCHEDULES = ("cosine", "inverse_sqrt", "constant", "plateau")
 COSINE_STARTS = ("start", "warmup")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -156,6 +52,8 @@ class TrainSettings:
     """Lanes B: contiguous slices of the corpus that are read side by side."""
     max_steps: int
     """Optimizer steps of the whole run; the schedule ends here."""
+    loss_part: LossPart = "full"
+    """Positions of a segment whose losses count: all, or the recent half (Table 6)."""
     accumulate: int = 1
     """Parts into which the lanes of a step are divided, one after the other, to save memory; each has its own M."""
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -198,24 +96,27 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
-        _positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
-        _not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
-        _one_of("train", self, "optimizer", OPTIMIZERS)
-        _one_of("train", self, "schedule", SCHEDULES)
-        _one_of("train", self, "cosine_from", COSINE_STARTS)
-        _one_of("train", self, "precision", PRECISIONS)
-        _require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
-        _require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
-        _require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
-        _require(
+        positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
+        positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
+        not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
+        one_of("train", self, "loss_part", LOSS_PARTS)
+        even = self.loss_part == "full" or self.seg_len % 2 == 0
+        require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
+        one_of("train", self, "optimizer", OPTIMIZERS)
+        one_of("train", self, "schedule", SCHEDULES)
+        one_of("train", self, "cosine_from", COSINE_STARTS)
+        one_of("train", self, "precision", PRECISIONS)
+        require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
+        require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
+        require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
+        require(
             self.batch_size % self.accumulate == 0,
             "train",
             "accumulate",
             self.accumulate,
             f"a divisor of batch_size ({self.batch_size})",
         )
-        _require(
+        require(
             self.momentum == 0 or self.optimizer == "sgd",
             "train",
             "momentum",
@@ -224,7 +125,7 @@ class TrainSettings:
         )
         self._refuse_idle()
         longest = self.seg_len + self.mem_len
-        _require(
+        require(
             self.valid_seg_len is None or self.valid_seg_len <= longest,
             "train",
             "valid_seg_len",
@@ -243,7 +144,7 @@ class TrainSettings:
         for key, words in schedules.items():
             value = getattr(self, key)
             good = self.schedule in words or value == type(self).__dataclass_fields__[key].default
-            _require(good, "train", key, value, f"left out unless the schedule is {' or '.join(words)}")
+            require(good, "train", key, value, f"left out unless the schedule is {' or '.join(words)}")
 
 
 SAME_LENGTHS = ("m", "m_plus_one", "off")
@@ -266,9 +167,9 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _positive("eval", self, "seg_len", "batch_size", "max_distance")
-        _not_negative("eval", self, "mem_len")
-        _one_of("eval", self, "same_length", SAME_LENGTHS)
+        positive("eval", self, "seg_len", "batch_size", "max_distance")
+        not_negative("eval", self, "mem_len")
+        one_of("eval", self, "same_length", SAME_LENGTHS)
 
 
 @dataclass(frozen=True)
@@ -282,7 +183,7 @@ class LogSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _positive("log", self, "every")
+        positive("log", self, "every")
 
 
 @dataclass(frozen=True)
@@ -300,7 +201,7 @@ class PublishedSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _positive("published", self, "vocab_size", "parameters", "valid", "test")
+        positive("published", self, "vocab_size", "parameters", "valid", "test")
 
 
 @dataclass(frozen=True)

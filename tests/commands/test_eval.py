@@ -397,9 +397,24 @@ def test_a_long_sweep_keeps_the_order_and_drops_repetitions(here):
     assert [row["mem_len"] for row in rows] == [5, 0]
 
 
-def test_the_papers_number_stands_beside_ours(here):
-    done("train", "tiny.toml", "--name", "paper", "--set", "published.test=1.06")
-    assert json_of("eval", "paper")["paper"] == 1.06
-    assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "paper").stdout
-    assert json_of("eval", "paper", "--split", "valid")["paper"] is None
-    assert "paper" not in done("eval", "paper", "--split", "valid").stdout.replace("runs/paper", "")
+def test_the_papers_number_stands_beside_ours_where_model_and_corpus_are_the_papers(here):
+    (here / "letters").write_text(" abcdefghijklmnopqrstuvwxyz" * 200)
+    done("prepare", "text8", "--source", "letters")
+    done("train", "tiny.toml", "--name", "own", "--set", "corpus.store=text8", "--set", "published.test=1.06")
+    assert json_of("eval", "own")["paper"] is None
+
+    path = here / "runs/own/run.json"
+    card = json.loads(path.read_text())
+    card["recipe"] = "text8"
+    card["settings"]["published"] |= {"vocab_size": 27, "parameters": card["parameters"]}
+    path.write_text(json.dumps(card))
+    assert json_of("eval", "own")["paper"] == 1.06
+    assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "own").stdout
+    assert json_of("eval", "own", "--split", "valid")["paper"] is None
+    for key, value in (("parameters", 1), ("vocab_size", 28)):
+        other = json.loads(json.dumps(card))
+        other["settings"]["published"][key] = value
+        path.write_text(json.dumps(other))
+        assert json_of("eval", "own")["paper"] is None
+    path.write_text(json.dumps(card | {"recipe": "enwik8"}))  # another corpus's model
+    assert "paper's result" not in done("eval", "own").stdout

@@ -166,6 +166,8 @@ def test_the_store_is_found_by_its_vocabulary(here):
         "vocab_size": card("runs/adaptive")["vocab_size"],
         "store": "data/renamed.h5",
         "prepare": None,
+        "boundary": "<eos>",
+        "unknown": "<unk>",
         "next": "txl eval runs/hf",
     }
     assert card("runs/hf")["settings"]["corpus"]["store"] == "renamed"
@@ -178,7 +180,10 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     (here / "data/broken.h5").write_text("not a store")
     told = json_of("import", "hf", "--data-dir", "data", "--runs-dir", "runs")
     assert told["store"] is None
-    assert told["prepare"] == "txl prepare CORPUS --vocab runs/hf/vocab.json --name hf"
+    assert told["prepare"] == told["next"] == "txl prepare CORPUS --vocab runs/hf/vocab.json --name hf"
+    assert refusal("eval", "hf", code=1) == (
+        'no token store at data/hf.h5; run "txl prepare CORPUS --vocab runs/hf/vocab.json --name hf" first'
+    )
     assert card("runs/hf")["settings"]["corpus"]["store"] == "hf"
     done(*told["prepare"].replace("CORPUS", "novel").split()[1:])
     assert json_of("eval", "hf")["text"] == "hf test"
@@ -186,6 +191,47 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     table = cells(done("import", "hf", "--force"))
     assert table["weights of"] == "Hugging Face TransfoXL (hf)"
     assert json_of("eval", "hf", "--text", "novel/test.txt")["rows"][0]["tokens"] > 0
+
+
+def test_a_store_of_another_vocabulary_is_left_alone(here):
+    done("export", "adaptive", "hf")
+    (here / "data/word.h5").rename(here / "word.h5")
+    (here / "data/novel.h5").rename(here / "data/hf.h5")
+    assert json_of("import", "hf")["prepare"].endswith(" --name hf-2")
+    assert card("runs/hf")["settings"]["corpus"]["store"] == "hf-2"
+
+
+def test_weights_that_are_not_finite_are_refused(here):
+    done("export", "adaptive", "hf")
+    path = here / "hf/model.safetensors"
+    tensors = load_file(path)
+    name = "transformer.layers.1.dec_attn.o_net.weight"
+    tensors[name][2, 3] = float("nan")
+    save_file(tensors, path, {"format": "pt"})
+    message = refusal("import", "hf", code=1)
+    assert message == f"hf/model.safetensors: {name} holds numbers that are not finite; fetch the weights again"
+    assert not (here / "runs/hf").exists()
+
+
+def test_tied_weights_may_be_stored_under_either_of_their_names(here):
+    done("export", "adaptive", "hf")
+    path = here / "hf/model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if ".word_emb.emb_layers." in name]:
+        number = name.split(".")[-2]
+        tensors[f"crit.out_layers.{number}.weight"] = tensors.pop(name)
+    save_file(tensors, path, {"format": "pt"})
+    done("import", "hf")
+    assert Saved(here / "runs/hf/best.safetensors").path.exists()
+    assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(here):
+    done("export", "adaptive", "hf")
+    (here / "hf/vocab.json").unlink()
+    words = (here / "hf/vocab.txt").read_bytes()
+    (here / "hf/vocab.txt").write_bytes(b"\xef\xbb\xbf" + words)
+    assert json_of("import", "hf")["boundary"] == "<eos>"
 
 
 def test_another_data_folder_is_named_in_what_comes_next(here):
@@ -382,7 +428,7 @@ def test_weights_without_a_vocabulary_are_refused(foreign):
 
 def test_a_vocabulary_of_another_size_is_refused(foreign):
     size = card("runs/word")["vocab_size"]
-    for source, path in (("folder", "folder/pytorch_model.bin"), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
+    for source, path in (("folder", "folder/config.json"), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
         recipe = [] if source == "folder" else ["--recipe", "foreign.toml"]
         assert refused(source, *recipe, "--vocab", "runs/word/vocab.json") == (
             f"{path}: the weights know {V} ids, the vocabulary has {size}; give the one that they were trained with"

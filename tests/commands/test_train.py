@@ -64,7 +64,7 @@ def test_json_lines_are_the_metrics_of_the_run(here):
     assert result.stdout == (here / "runs/tiny/metrics.jsonl").read_text()
     first, *_, last = reports("runs/tiny")
     assert set(first) == {"kind", "step", "epoch", "loss_nats", "lr", "grad_norm", "tokens_per_s", "bpc"}
-    assert set(last) == {"kind", "step", "epoch", "loss_nats", "tokens", "seconds", "best", "bpc"}
+    assert set(last) == {"kind", "step", "epoch", "loss_nats", "tokens", "seconds", "best", "averaged", "bpc"}
     assert last["bpc"] == pytest.approx(last["loss_nats"] / 0.6931471805599453, rel=1e-12)
     assert last["tokens"] == TokenStore.open(here / "data/novel.h5").info("valid").tokens - 1
 
@@ -189,6 +189,7 @@ def test_what_may_change_is_changed_and_kept(here):
         (["--set", "train.mem_len=3"], "train.mem_len"),
         (["--set", "train.batch_size=2"], "train.batch_size"),
         (["--set", "train.optimizer=sgd"], "train.optimizer"),
+        (["--set", "train.average=exponential"], "train.average"),
         (["--seed", "3"], "train.seed"),
     ],
 )
@@ -244,7 +245,7 @@ def test_cutoffs_beyond_the_vocabulary_are_refused_before_a_run_is_made(untouche
     message = refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]", *dry)
     assert message == (
         f"[model] cutoffs [3, {size}] reach beyond the vocabulary of {size:,}; each must be less; "
-        "the vocabulary is that of the store novel"
+        "that size is from the store, for novel"
     )
     assert not (untouched / "runs").exists()
 
@@ -309,6 +310,13 @@ def test_without_a_valid_split_it_trains_without_validation(untouched):
     assert files(untouched / "runs/tiny") == [name for name in RUN_FILES if name != "best.safetensors"]
     assert {line["kind"] for line in reports("runs/tiny")} == {"train"}
     assert "best valid bpc" in result.stdout
+
+
+def test_a_mean_that_begins_with_a_validation_needs_a_valid_split(untouched):
+    prepared(untouched, {"train": "the fox " * 40})
+    message = refusal("train", "tiny.toml", "--set", "train.average=asgd")
+    assert message == 'train.average = "asgd" needs a valid split, and data/novel.h5 has none'
+    assert not (untouched / "runs/tiny").exists()
 
 
 def test_without_a_train_split_there_is_nothing_to_train_on(untouched):

@@ -6,13 +6,13 @@ Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 import torch
 
 from txlcli.core.model import TransformerXL
-from txlcli.settings import ModelSettings
+from txlcli.model_settings import TransformerSettings
 
 V = 19
 
 
 def model_settings(**changed):
-    return ModelSettings(
+    return TransformerSettings(
         **{"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17, "dropout": 0.0, **changed}
     )
 

@@ -6,12 +6,13 @@ import numpy as np
 
 from tests import reference
 
-ATTENTION = ("w_q", "w_k_content", "w_v", "w_k_position", "w_o")
+ATTENTION = ("w_q", "w_k_content", "w_v", "w_o")
 
 
-def attention_weights(attention):
-    """The matrices of one RelativeAttention; a Linear keeps them transposed."""
-    return {name: getattr(attention, name).weight.detach().numpy().T for name in ATTENTION}
+def attention_weights(attention, w_k_position):
+    """The matrices of one Attention and of its relative encoding; a Linear keeps them transposed."""
+    modules = {name: getattr(attention, name) for name in ATTENTION} | {"w_k_position": w_k_position}
+    return {name: module.weight.detach().numpy().T for name, module in modules.items()}
 
 
 def numbers_of(model):
@@ -31,6 +32,7 @@ def weights_of(numbers, settings):
     def layer(n):
         return {
             **{name: numbers[f"layers.{n}.attention.{name}.weight"].T for name in ATTENTION},
+            "w_k_position": numbers[f"encoding.w_k_position.{n}.weight"].T,
             "attention_norm": pair(f"layers.{n}.attention_norm"),
             "ff_norm": pair(f"layers.{n}.ff_norm"),
             "ff_1": matrix_and_bias(f"layers.{n}.feed_forward.ff_1"),
@@ -39,7 +41,8 @@ def weights_of(numbers, settings):
 
     weights = {"layers": [layer(n) for n in range(settings.n_layers)]}
     for name in ("content_bias", "position_bias"):
-        weights[name] = numbers[name][0] if settings.tie_biases else numbers[name]
+        bias = numbers[f"encoding.{name}"]
+        weights[name] = bias[0] if settings.tie_biases else bias
     if settings.norm == "pre":
         weights["final_norm"] = pair("final_norm")
     return weights | bands_of(numbers, settings)

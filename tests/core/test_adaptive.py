@@ -11,8 +11,8 @@ from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
 from txlcli.core.adaptive import Band, bands
+from txlcli.core.architectures import count_parameters
 from txlcli.core.decoding import Decoder
-from txlcli.core.model import count_parameters
 from txlcli.errors import RecipeError
 
 V, CUTOFFS = 19, (5, 11)  # bands of 5, 6 and 8 ids
@@ -131,7 +131,9 @@ def test_embedding_of_every_id_equals_the_oracle(kind):
     tokens = torch.randperm(V - 1, generator=torch.Generator().manual_seed(3)).view(2, 9)
     weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
     expected = [[reference.embed(token, weights) for token in row] for row in tokens.tolist()]
-    np.testing.assert_allclose(model.embed(tokens).detach(), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        model.embed(tokens, torch.arange(tokens.shape[1])).detach(), expected, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
@@ -223,7 +225,7 @@ def test_bf16_is_close_to_fp32_and_keeps_the_softmax_in_fp32(kind):
             model.softmax.losses(hidden, targets, model.embedding),
             model.softmax.log_probs(hidden, model.embedding),
             model.softmax.likeliest(hidden[:1], 3, model.embedding)[0],
-            model.embed(targets[None]),
+            model.embed(targets[None], torch.arange(len(targets))),
         )
 
     exact = results()

@@ -9,7 +9,8 @@ import torch
 from tests import reference
 from tests.core import oracle
 from txlcli.core import attention
-from txlcli.core.attention import DistanceSpace, RelativeAttention, attend, distance_encoding
+from txlcli.core.attention import Attention, DistanceSpace, ScoreTerms, attend, split_heads
+from txlcli.core.encodings import sinusoids
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
 ONE_LANE_PER_PASS, TWO_LANES_PER_PASS = 1, 2 * H * L * (M + 2 * L - 1) * 8  # bytes of float64 scores
@@ -28,6 +29,17 @@ def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width
     return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
+def relative_attention(width, heads):
+    """An attention, and the projection of distances that goes with it."""
+    module = Attention(width, heads, D, 0.0).double()
+    return module, torch.nn.Linear(width, heads * D, bias=False).double()
+
+
+def attend_all(*inputs, dropout=0.0):
+    """Attention to every distance that has a position key."""
+    return attend(*inputs, reach=inputs[-1].shape[1], dropout=dropout)
+
+
 def shifted(by_distance, seg_len, key_len):
     """(rows, L, n) scores of the distances n - 1 .. 0 -> (rows, L, K) by definition; -inf where nothing is seen."""
     reach = by_distance.shape[-1]
@@ -42,7 +54,7 @@ def shifted(by_distance, seg_len, key_len):
 def test_distance_encoding_is_sines_then_cosines_even_at_long_distances(width):
     distances = [2099, 7, 1, 0]
     expected = [reference.distance_encoding(distance, width) for distance in distances]
-    np.testing.assert_allclose(distance_encoding(torch.tensor(distances), width), expected, atol=1e-12)
+    np.testing.assert_allclose(sinusoids(torch.tensor(distances), width), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
@@ -72,21 +84,21 @@ def test_relative_shift_is_a_view():
 @pytest.mark.parametrize(("seg_len", "mem_len"), [(1, 0), (1, M), (L, 0), (L, M), (M, 2)])
 def test_attention_equals_the_oracle(seg_len, mem_len, key_limit):
     torch.manual_seed(5)
-    module = RelativeAttention(WIDTH, H, D, 0.0).double()
+    module, w_k_position = relative_attention(WIDTH, H)
     context, u, v = draw(B, mem_len + seg_len, WIDTH), draw(H, D, seed=4), draw(H, D, seed=5)
     reach = min(mem_len + seg_len, key_limit or mem_len + seg_len)
-    encoding = distance_encoding(torch.arange(reach - 1, -1, -1), WIDTH)
+    encoding = sinusoids(torch.arange(reach - 1, -1, -1), WIDTH)
     segment = context[:, mem_len:]
-    keys, position_key = module.project_keys(context), module.project_distances(encoding)
-    given = module(segment, keys, position_key, (u, v))
+    keys, terms = module.project_keys(context), ScoreTerms(reach, split_heads(w_k_position(encoding), H), u, v)
+    given = module(segment, keys, terms)
 
-    layer = {**oracle.attention_weights(module), "content_bias": u.numpy(), "position_bias": v.numpy()}
+    layer = {**oracle.attention_weights(module, w_k_position), "content_bias": u.numpy(), "position_bias": v.numpy()}
     expected = [
         reference.attention(row[mem_len:], row[:mem_len], layer, key_limit=key_limit) for row in context.numpy()
     ]
     np.testing.assert_allclose(given.detach(), expected, atol=1e-10)
     with torch.no_grad():
-        np.testing.assert_allclose(module(segment, keys, position_key, (u, v)), expected, atol=1e-10)
+        np.testing.assert_allclose(module(segment, keys, terms), expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("term", "abcd")
@@ -97,9 +109,9 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit)
     # whose logarithms are the scores up to a constant for each query.
     heads, seg_len, mem_len = 2, 4, D - 4
     torch.manual_seed(5)
-    module = RelativeAttention(heads * D, heads, D, 0.0).double()
+    module, w_k_position = relative_attention(heads * D, heads)
     context, u, v = draw(B, D, heads * D), draw(heads, D, seed=4), draw(heads, D, seed=5)
-    layer = {**oracle.attention_weights(module), "content_bias": u.numpy(), "position_bias": v.numpy()}
+    layer = {**oracle.attention_weights(module, w_k_position), "content_bias": u.numpy(), "position_bias": v.numpy()}
     limits = {"max_distance": max_distance, "key_limit": key_limit}
     scores = [
         reference.attention_scores(row[mem_len:], row[:mem_len], layer, **limits) for row in context.numpy().copy()
@@ -108,9 +120,9 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit)
 
     distances = torch.arange(min(D, key_limit or D) - 1, -1, -1).clamp(max=D if max_distance is None else max_distance)
     silent = {
-        "a": (module.w_k_position.weight, u),
+        "a": (w_k_position.weight, u),
         "b": (module.w_k_content.weight, v),
-        "c": (module.w_k_position.weight, module.w_q.weight),
+        "c": (w_k_position.weight, module.w_q.weight),
         "d": (module.w_k_content.weight, module.w_q.weight),
     }
     with torch.no_grad():
@@ -119,8 +131,8 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit)
             tensor.zero_()
         keys, _ = module.project_keys(context)
         values = torch.eye(D, dtype=torch.float64).expand(B, heads, D, D)
-        position_key = module.project_distances(distance_encoding(distances, heads * D))
-        out = module(context[:, mem_len:], (keys, values), position_key, (u, v))
+        position_key = split_heads(w_k_position(sinusoids(distances, heads * D)), heads)
+        out = module(context[:, mem_len:], (keys, values), ScoreTerms(len(distances), position_key, u, v))
     probability = out.unflatten(-1, (heads, D)).transpose(1, 2).numpy()
 
     seen = {(i, j) for i in range(seg_len) for j in range(D) if probability[0, 0, i, j] > 0}
@@ -136,10 +148,10 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit)
 def test_lanes_per_pass_change_no_output_and_no_gradient(monkeypatch, cache_bytes, reach):
     inputs = draw_inputs(lanes=6, reach=reach)
     weight = draw(6, H, L, D, seed=9)
-    out = attend(*inputs)
+    out = attend_all(*inputs)
     grads = torch.autograd.grad((out * weight).sum(), inputs)
     monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
-    divided = attend(*inputs)
+    divided = attend_all(*inputs)
     torch.testing.assert_close(divided, out, rtol=0, atol=1e-12)
     divided_grads = torch.autograd.grad((divided * weight).sum(), inputs)
     torch.testing.assert_close(divided_grads, grads, rtol=0, atol=1e-12)
@@ -162,7 +174,7 @@ def test_gradient_equals_finite_differences(monkeypatch, dropout, cache_bytes, s
 
     def fixed(*tensors):
         torch.manual_seed(8)
-        return attend(*tensors, dropout=dropout)
+        return attend_all(*tensors, dropout=dropout)
 
     assert torch.autograd.gradcheck(fixed, inputs)
 
@@ -172,7 +184,7 @@ def probabilities(*, dropout, lanes=B):
     key_len = D
     query_content, query_position, key, _, position_key = draw_inputs(lanes=lanes, key_len=key_len)
     value = torch.eye(key_len, dtype=torch.float64).expand(lanes, H, key_len, key_len)
-    return attend(query_content, query_position, key, value, position_key, dropout=dropout)
+    return attend_all(query_content, query_position, key, value, position_key, dropout=dropout)
 
 
 def test_dropout_drops_a_probability_or_scales_it_up():
@@ -198,19 +210,18 @@ def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, cache_byte
     monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
     inputs = draw_inputs()
     torch.manual_seed(6)
-    with_gradient = attend(*inputs, dropout=0.4)
+    with_gradient = attend_all(*inputs, dropout=0.4)
     torch.manual_seed(6)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*inputs, dropout=0.4), with_gradient.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(attend_all(*inputs, dropout=0.4), with_gradient.detach(), rtol=0, atol=0)
 
 
 def test_attention_dropout_acts_in_training_only():
-    module = RelativeAttention(WIDTH, H, D, 0.5).double()
-    context, zero = draw(B, M + L, WIDTH), torch.zeros(H, D, dtype=torch.float64)
-    position_key = module.project_distances(distance_encoding(torch.arange(M + L - 1, -1, -1), WIDTH))
+    module = Attention(WIDTH, H, D, 0.5).double()
+    context = draw(B, M + L, WIDTH)
 
     def out():
-        return module(context[:, M:], module.project_keys(context), position_key, (zero, zero))
+        return module(context[:, M:], module.project_keys(context), ScoreTerms(M + L))
 
     assert not torch.equal(out(), out())
     module.eval()
@@ -221,7 +232,7 @@ def test_inputs_may_lie_in_memory_in_any_order():
     plain = draw_inputs()
     turned = [tensor.detach().transpose(-2, -3).contiguous().transpose(-2, -3).requires_grad_() for tensor in plain]
     weight = draw(B, H, L, D)
-    outs = [attend(*inputs) for inputs in (plain, turned)]
+    outs = [attend_all(*inputs) for inputs in (plain, turned)]
     torch.testing.assert_close(*outs, rtol=0, atol=1e-12)
     grads = [
         torch.autograd.grad((out * weight).sum(), inputs) for out, inputs in zip(outs, (plain, turned), strict=True)
@@ -237,7 +248,7 @@ def test_bf16_is_close_to_float64_in_output_and_gradient(dropout):
     for inputs in (rounded, exact):
         torch.manual_seed(7)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            outs.append(attend(*inputs, dropout=dropout))
+            outs.append(attend_all(*inputs, dropout=dropout))
     near, true = outs
     assert near.dtype == torch.bfloat16
     torch.testing.assert_close(near.double(), true, rtol=0, atol=0.1)

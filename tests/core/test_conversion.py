@@ -23,7 +23,7 @@ from tests.core.foreign import (
 from txlcli.core.conversion import our_shapes, pytorch_layout, tf_layout, to_hugging_face
 from txlcli.core.model import TransformerXL
 from txlcli.errors import RecipeError, RunError
-from txlcli.settings import ModelSettings
+from txlcli.model_settings import TransformerSettings
 
 L, M, T = 5, 7, 13
 KINDS = {
@@ -108,7 +108,7 @@ def settings_of(**kind):
     """The settings that describe what `draw_weights(**kind)` draws."""
     kind = {"cutoffs": CUTOFFS, **kind}
     tied, tables = kind.pop("tied", None), kind.pop("tie_tables", True)
-    return ModelSettings(**SIZES, **kind, tie_projections=tied, tie_embeddings=tables)
+    return TransformerSettings(**SIZES, **kind, tie_projections=tied, tie_embeddings=tables)
 
 
 def imported(system, theirs, settings):
@@ -199,7 +199,7 @@ def test_weights_of_any_precision_become_float32(kind):
     theirs = {name: tensor.to(kind) for name, tensor in pytorch_state_dict(draw_weights()).items()}
     ours = pytorch_layout(settings, V, hugging_face=False).read(theirs, our_shapes(settings, V), "here")
     assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
-    assert ours["content_bias"][0].equal(theirs["r_w_bias"].float())
+    assert ours["encoding.content_bias"][0].equal(theirs["r_w_bias"].float())
 
 
 def test_what_is_read_stands_alone():

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,10 +11,12 @@ from tests.core.builders import V, draw_tokens, model_settings, small_model
 from txlcli.core.adaptive import bands
 from txlcli.core.cost import (
     band_share,
+    counted_shares,
     decoding_flops_per_token,
     embedding_products,
     softmax_products,
     training_flops_per_token,
+    zipf_shares,
 )
 
 B, L, M = 3, 5, 7
@@ -55,8 +58,9 @@ def test_the_ends_of_an_adaptive_model_by_pencil():
     model = model_settings(**ADAPTIVE)
     embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
     scored = SCORED[0] + ZIPF[1] * SCORED[1] + ZIPF[2] * SCORED[2]  # every token needs the head
-    assert embedding_products(model, V) == pytest.approx(embedded, rel=1e-12)
-    assert softmax_products(model, V) == pytest.approx(scored, rel=1e-12)
+    cut = bands(model, V)
+    assert embedding_products(model, cut, zipf_shares(cut)) == pytest.approx(embedded, rel=1e-12)
+    assert softmax_products(model, cut, zipf_shares(cut)) == pytest.approx(scored, rel=1e-12)
     layers = 2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17)
     given = decoding_flops_per_token(model, V, keys=12)
     assert given == pytest.approx(2 * (layers + embedded + scored), rel=1e-12)
@@ -64,10 +68,26 @@ def test_the_ends_of_an_adaptive_model_by_pencil():
 
 def test_the_ends_of_bands_as_wide_as_the_model_need_no_projection():
     model = model_settings(cutoffs=(5, 11))
-    assert embedding_products(model, V) == 0
-    assert softmax_products(model, V) == pytest.approx(14 * (7 + ZIPF[1] * 6 + ZIPF[2] * 8), rel=1e-12)
-    assert embedding_products(model_settings(d_embed=6), V) == 6 * 14
-    assert softmax_products(model_settings(d_embed=6), V) == 6 * 14 + 6 * V
+    assert embedding_products(model, bands(model, V), zipf_shares(bands(model, V))) == 0
+    assert softmax_products(model, bands(model, V), zipf_shares(bands(model, V))) == pytest.approx(
+        14 * (7 + ZIPF[1] * 6 + ZIPF[2] * 8), rel=1e-12
+    )
+    assert (
+        embedding_products(
+            model_settings(d_embed=6),
+            bands(model_settings(d_embed=6), V),
+            zipf_shares(bands(model_settings(d_embed=6), V)),
+        )
+        == 6 * 14
+    )
+    assert (
+        softmax_products(
+            model_settings(d_embed=6),
+            bands(model_settings(d_embed=6), V),
+            zipf_shares(bands(model_settings(d_embed=6), V)),
+        )
+        == 6 * 14 + 6 * V
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -84,6 +104,18 @@ def test_an_adaptive_training_step_is_what_pytorch_counts(tied):
     wanted = [15, 5, 2]  # all need the head
     ends = sum(count * products for count, products in zip(read + wanted, EMBEDDED + SCORED, strict=True))
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, lanes=B)
-    zipf_ends = embedding_products(model.settings, V) + softmax_products(model.settings, V)
+    zipf_ends = embedding_products(
+        model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V))
+    ) + softmax_products(model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V)))
     # Forward and twice that backward, two operations each.
     assert counter.get_total_flops() == pytest.approx(B * L * (formula - 6 * zipf_ends) + 6 * ends, rel=1e-12)
+
+
+def test_shares_are_counted_where_there_is_a_text():
+    cut = bands(model_settings(cutoffs=(7, 13)), V)
+    assert counted_shares(cut, np.array([0, 6, 7, 12, 3, 18, 1, 2])) == [5 / 8, 2 / 8, 1 / 8]
+    even, head_only = (
+        training_flops_per_token(model_settings(cutoffs=(7, 13)), V, seg_len=L, mem_len=M, lanes=B, shares=shares)
+        for shares in ([1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0])
+    )
+    assert even - head_only == pytest.approx(6 * 14 * (6 + 6) / 3)

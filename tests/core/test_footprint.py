@@ -21,10 +21,10 @@ def test_parameters_by_part_by_a_pencil():
     assert parameters_by_part(settings, V) == {
         "embedding": 5 * 14 + 6 * 7 + 8 * 3 + 14 * (14 + 7 + 3),
         "softmax": V + 2 * 14 + 2 + 14 * 14,  # the head has a projection of its own
-        "attention": 2 * 5 * 14 * 33,
+        "positions": 2 * 14 * 33 + 2 * 2 * 33,
+        "attention": 2 * 4 * 14 * 33,
         "feed-forward": 2 * (2 * 14 * 17 + 17 + 14),
         "layer norms": 2 * 2 * 2 * 14 + 2 * 14,
-        "biases u, v": 2 * 2 * 33,
     }
 
 

@@ -9,7 +9,8 @@ import torch
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
-from txlcli.core.model import TransformerXL, count_parameters
+from txlcli.core.architectures import count_parameters
+from txlcli.core.model import TransformerXL
 
 B, L, M = 2, 5, 7
 SEGMENTS = [L, L, 3, 1, L]  # the memory grows 0, 5, 7, 7, 7
@@ -103,7 +104,9 @@ def test_initial_weights_are_the_released_ones():
         if name.endswith("norm.weight"):
             assert parameter.mean().item() == pytest.approx(1, abs=4 * 0.05 / math.sqrt(parameter.numel())), name
             assert parameter.std().item() == pytest.approx(0.05, rel=0.5), name
-        elif name in ("content_bias", "position_bias", "embedding.tables.0") or name.endswith("weight"):
+        elif name in ("encoding.content_bias", "encoding.position_bias", "embedding.tables.0") or name.endswith(
+            "weight"
+        ):
             assert abs(parameter.mean().item()) < 4 * 0.05 / math.sqrt(parameter.numel()), name
             assert parameter.std().item() == pytest.approx(0.05, rel=0.3), name
         else:  # the softmax's, the feed-forward's and the norms' biases

@@ -7,7 +7,8 @@ import pytest
 from tests.core.builders import model_settings
 from txlcli.errors import RunError
 from txlcli.exchange import huggingface
-from txlcli.settings import EvalSettings, ModelSettings
+from txlcli.model_settings import TransformerSettings
+from txlcli.settings import EvalSettings
 
 CONFIG = {
     "model_type": "transfo-xl",
@@ -59,7 +60,7 @@ def refusal(tmp_path, **changed):
 
 def test_every_key_has_its_setting(tmp_path):
     model, reading = read(tmp_path)
-    assert model == ModelSettings(
+    assert model == TransformerSettings(
         n_layers=2,
         d_model=14,
         n_heads=3,
@@ -84,7 +85,7 @@ def test_every_key_has_its_setting(tmp_path):
 
 def test_keys_that_are_left_out_are_those_of_the_released_large_model(tmp_path):
     model, reading = read(tmp_path, **dict.fromkeys(key for key in CONFIG if key != "model_type"))
-    assert model == ModelSettings(
+    assert model == TransformerSettings(
         n_layers=18,
         d_model=1024,
         n_heads=16,
@@ -104,11 +105,6 @@ def test_projections_are_named_one_by_one_or_by_their_rule(tmp_path):
     assert read(tmp_path, proj_share_all_but_first=True)[0].tie_projections == (False, True, True)
     named = read(tmp_path, proj_share_all_but_first=True, tie_projs=[True, False, True])
     assert named[0].tie_projections == (True, False, True)
-
-
-def test_the_vocabulary_s_end_is_no_cutoff(tmp_path):
-    model, _ = read(tmp_path, cutoffs=[5, 11, 19], tie_projs=[False, True, True, True])
-    assert (model.cutoffs, model.tie_projections) == ((5, 11), (False, True, True))
 
 
 @pytest.mark.parametrize("clamp_len", [0, -1])
@@ -223,3 +219,46 @@ def test_a_last_norm_cannot_be_written():
     assert str(caught.value) == (
         'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"n_layer": "2"}, "[model] n_layers must be a whole number, not '2'"),
+        ({"cutoffs": "abc"}, "[model] cutoffs must be a list of whole numbers, not 'abc'"),
+        ({"cutoffs": None}, "[model] cutoffs must be a list of whole numbers, not None"),
+        ({"d_model": None}, "[model] d_model must be a whole number, not None"),
+        ({"layer_norm_epsilon": "x"}, "[model] norm_eps must be a number, not 'x'"),
+        ({"tie_projs": [False, True]}, "[model] tie_projections must be as many as bands (3), not [False, True]"),
+        ({"untie_r": "false"}, "untie_r must be true or false, not 'false'"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(tmp_path, changed, message):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changed))
+    config = huggingface.read_config(tmp_path)
+    with pytest.raises(RunError) as caught:
+        huggingface.model_settings(config, tmp_path / "config.json")
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"same_length": "no"}, "same_length must be true or false, not 'no'"),
+        ({"clamp_len": None}, "clamp_len must be a whole number, not None"),
+        ({"tgt_len": "a"}, "[eval] seg_len must be a whole number, not 'a'"),
+        ({"mem_len": -1}, "[eval] mem_len must be 0 or more, not -1"),
+    ],
+)
+def test_a_reading_of_the_wrong_kind_is_named(tmp_path, changed, message):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changed))
+    config = huggingface.read_config(tmp_path)
+    with pytest.raises(RunError) as caught:
+        huggingface.eval_settings(config, tmp_path / "config.json")
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: {message}"
+
+
+@pytest.mark.parametrize("size", ["x", 0, 19.0])
+def test_a_vocabulary_size_is_a_number(tmp_path, size):
+    with pytest.raises(RunError, match="vocab_size must be a whole number above 0, not"):
+        huggingface.vocab_size({"vocab_size": size}, tmp_path)

@@ -49,6 +49,7 @@ LONG = {"a memory of hundreds": 61, "a memory of hundreds, max distance": 61}
 FEW_KINDS = [
     "one band",
     "div_val 1",
+    "div_val 1, projected",
     "div_val 2, own projections",
     "untied embeddings",
     "shared biases",

@@ -35,17 +35,24 @@ def store_if_any(settings: Settings, data_dir: "Path") -> "TokenStore | None":
         return None
 
 
-def forecast(settings: Settings, vocab_size: int, place: "torch.device") -> dict[str, Any]:
+def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", place: "torch.device") -> dict[str, Any]:
     """Parameters by part, bytes of a step by purpose, operations per token, time of the whole recipe."""
-    from txlcli.core.cost import training_flops_per_token
+    from txlcli.core.adaptive import bands
+    from txlcli.core.cost import counted_shares, training_flops_per_token
     from txlcli.core.footprint import parameters_by_part, step_bytes
     from txlcli.core.timing import peak_flops_per_s
 
     train = settings.train
     parts = parameters_by_part(settings.model, vocab_size)
     needed = step_bytes(settings.model, vocab_size, train)
+    shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
     flops = training_flops_per_token(
-        settings.model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, lanes=train.batch_size
+        settings.model,
+        vocab_size,
+        seg_len=train.seg_len,
+        mem_len=train.mem_len,
+        lanes=train.batch_size,
+        shares=shares,
     )
     peak = peak_flops_per_s(place, train.precision)
     rate = SHARE_OF_PEAK * peak / flops
@@ -54,6 +61,8 @@ def forecast(settings: Settings, vocab_size: int, place: "torch.device") -> dict
         "parameters_by_part": parts,
         "step_bytes": {**needed, "total": sum(needed.values())},
         "training_flops_per_token": flops,
+        "tails": len(settings.model.cutoffs),
+        "tails_by": "the store's text" if store else "Zipf's law",
         "training_flops": tokens * flops,
         "peak_flops_per_s": peak,
         "share_of_peak": SHARE_OF_PEAK,
@@ -77,7 +86,9 @@ def show(plan: dict[str, Any], words: str) -> None:
     rows += [[f"the paper's {split} result", f"{value}"] for split, value in paper.items()]
     caption = (
         f"Expected: {plan['share_of_peak']:.0%} of the {plan['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s that a matrix "
-        "product reached just now.\nWorkspace of single operations comes on top of the memory."
+        "product reached just now.\n"
+        + (f"How often tail bands are computed: by {plan['tails_by']}.\n" if plan["tails"] else "")
+        + "Workspace of single operations comes on top of the memory."
     )
     console.show_table("", ("", ""), rows, caption)
 

@@ -13,7 +13,8 @@ from txlcli.errors import RunError
 from txlcli.options import RUNS_DIR, Device, Force, Json, RunsDir
 
 if TYPE_CHECKING:
-    from txlcli.opening import OpenRun
+    from txlcli.core.model import TransformerXL
+    from txlcli.vocab import Vocab
 
 FILES = CONFIG, WEIGHTS, VOCAB, WORDS = "config.json", "model.safetensors", "vocab.json", "vocab.txt"
 DRAFT = ".new"
@@ -38,14 +39,16 @@ def export_run(
     Example: txl export runs/wt103 hf-wt103/
     """
     from txlcli import opening
+    from txlcli.core.model import TransformerXL
     from txlcli.exchange import huggingface
 
     opened = opening.open_run(wanted, runs_dir, device=Device.cpu.value, precision="fp32")
     run, model = opened.run, opened.model
     boundary = opened.vocab.boundary
     config = huggingface.config_of(model.settings, opening.resolved_reading(run), model.vocab_size, boundary)
+    assert isinstance(model, TransformerXL)  # nothing else has a configuration
     _check_free(folder, force=force)
-    files = _write(opened, config, folder)
+    files = _write(model, opened.vocab, config, folder)
     notes = [COLD_START] if model.settings.memory_start == "empty" else []
     told = {"run": str(run.folder), "folder": str(folder), "files": files, "parameters": run.parameters, "notes": notes}
     if json:
@@ -69,7 +72,7 @@ def _check_free(folder: Path, *, force: bool) -> None:
         raise RunError(f"{folder} exists; give another folder, or replace an earlier export with --force")
 
 
-def _write(opened: "OpenRun", config: dict[str, Any], folder: Path) -> list[str]:
+def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folder: Path) -> list[str]:
     """The files, all or none; gives their names."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -82,11 +85,11 @@ def _write(opened: "OpenRun", config: dict[str, Any], folder: Path) -> list[str]
     try:
         shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
         draft.mkdir(parents=True)
-        save_file(to_hugging_face(opened.model), draft / WEIGHTS, {"format": "pt"})
+        save_file(to_hugging_face(model), draft / WEIGHTS, {"format": "pt"})
         (draft / CONFIG).write_text(json_.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (draft / VOCAB).write_text(opened.vocab.to_json(), encoding="utf-8")
-        if opened.vocab.kind == "word":
-            vocabularies.write_words(opened.vocab, draft / WORDS)
+        (draft / VOCAB).write_text(vocab.to_json(), encoding="utf-8")
+        if vocab.kind == "word":
+            vocabularies.write_words(vocab, draft / WORDS)
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
         written = sorted(path.name for path in draft.iterdir())

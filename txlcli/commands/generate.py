@@ -182,11 +182,11 @@ def _draw(opened: "OpenRun", start: _Start, how: "Sampling", count: int, seed: i
     import torch
 
     from txlcli import opening
-    from txlcli.core.decoding import Decoder
+    from txlcli.core.architectures import make_reader
     from txlcli.core.generation import generate as draw_tokens
 
     reading = opening.resolved_reading(opened.run)
-    decoder = Decoder(
+    decoder = make_reader(
         opened.model,
         lanes=1,
         mem_len=reading.mem_len,

@@ -9,6 +9,7 @@ import typer
 
 from txlcli import console, recipe, runs
 from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
+from txlcli.model_settings import TransformerSettings
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, Overrides, RunsDir
 from txlcli.runs import Run
 from txlcli.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
@@ -71,7 +72,9 @@ def import_run(
     theirs = weights.plain_names(weights.read(path))
     system = weights.system_of(theirs, path)
     words, found = _vocabulary(source, vocab, store, settings, data_dir)
-    settings = _with_store(settings, found.path.stem if found else folder.name)
+    if source.is_dir():
+        _check_vocabulary(_configured_size(source), words.size, source / "config.json")
+    settings = _with_store(settings, found.path.stem if found else _free_store(folder.name, data_dir))
     tensors = _converted(system, theirs, settings, words.size, path)
     run = Run(
         folder=folder,
@@ -83,7 +86,7 @@ def import_run(
         metric="bpc" if words.kind in ("byte", "char") else "ppl",
     )
     _write(run, words, tensors, path, force=force)
-    told = _told(run, system, source, found, data_dir)
+    told = _told(run, words, system, source, found, data_dir)
     if json:
         console.show_json(told)
     else:
@@ -164,6 +167,14 @@ def _store_with(words: "Vocab", data_dir: Path) -> "TokenStore | None":
     return None
 
 
+def _free_store(name: str, data_dir: Path) -> str:
+    """A name for a store with the imported vocabulary that takes no other store's place."""
+    free, number = name, 2
+    while (data_dir / f"{free}.h5").exists():
+        free, number = f"{name}-{number}", number + 1
+    return free
+
+
 def _with_store(settings: Settings, store: str) -> Settings:
     return recipe.resolve(
         {**recipe.to_table(settings), "corpus": {**recipe.to_table(settings)["corpus"], "store": store}},
@@ -177,6 +188,8 @@ def _converted(
     from txlcli.core import conversion
 
     model = settings.model
+    if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
+        raise RecipeError(f"{path}: weights of Transformer-XL go with its own recipes only; leave model.position alone")
     try:
         shapes = conversion.our_shapes(model, vocab_size)
         layout = (
@@ -188,6 +201,12 @@ def _converted(
         raise RecipeError(f"{path}: {error}") from error
     _check_vocabulary(layout.vocab_size_of(theirs), vocab_size, path)
     return layout.read(theirs, shapes, str(path))
+
+
+def _configured_size(source: Path) -> int:
+    from txlcli.exchange import huggingface
+
+    return huggingface.vocab_size(huggingface.read_config(source), source / huggingface.CONFIG)
 
 
 def _check_vocabulary(held: int | None, vocab_size: int, path: Path) -> None:
@@ -217,8 +236,12 @@ def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path,
     runs.settle(run)
 
 
-def _told(run: Run, system: "System", source: Path, found: "TokenStore | None", data_dir: Path) -> dict[str, Any]:
+def _told(
+    run: Run, words: "Vocab", system: "System", source: Path, found: "TokenStore | None", data_dir: Path
+) -> dict[str, Any]:
     store = run.settings.corpus.store
+    places = {"boundary": words.boundary, "unknown": words.unknown}
+    symbols = {what: words.symbol(place) for what, place in places.items() if place is not None}
     where = [] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)]
     prepare = None
     if found is None:
@@ -233,7 +256,9 @@ def _told(run: Run, system: "System", source: Path, found: "TokenStore | None", 
         "vocab_size": run.vocab_size,
         "store": str(found.path) if found else None,
         "prepare": prepare,
-        "next": shlex.join(["txl", "eval", str(run.folder), *where]),
+        "boundary": symbols.get("boundary"),
+        "unknown": symbols.get("unknown"),
+        "next": prepare or shlex.join(["txl", "eval", str(run.folder), *where]),
     }
 
 
@@ -241,7 +266,8 @@ def _show(run: Run, told: dict[str, Any]) -> None:
     rows = [
         ["weights of", f"{told['system']} ({told['source']})"],
         ["vocabulary", f"{told['vocab_size']:,} symbols"],
-        ["token store", told["store"] or f"none with this vocabulary yet: {told['prepare']}"],
+        ["line end, unknown", ", ".join(told[key] or "none" for key in ("boundary", "unknown"))],
+        ["token store", told["store"] or "none with this vocabulary yet"],
         ["next", told["next"]],
     ]
     console.show_table(f"{told['run']}: {run.parameters:,} parameters", ("", ""), rows)

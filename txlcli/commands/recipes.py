@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,13 +28,18 @@ def recipes(context: typer.Context, json: Json = False) -> None:
     Example: txl recipes
     """
     if context.invoked_subcommand is None:
-        listed = [_entry(name) for name in recipe.packaged_names()]
-        if json:
-            console.show_json({"recipes": listed})
-        else:
-            console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
+        _list(json=json)
     elif json:
         raise UsageError(f"--json comes last: txl recipes {context.invoked_subcommand} ... --json")
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List the packaged recipes, as "txl recipes" does.
+
+    Example: txl recipes list --json
+    """
+    _list(json=json)
 
 
 @app.command("show")
@@ -46,7 +50,7 @@ def show(wanted: Name, json: Json = False) -> None:
     """
     name, text = recipe.packaged(wanted)
     if json:
-        console.show_json(recipe.to_table(recipe.resolve(tomllib.loads(text), where=name)))
+        console.show_json(recipe.to_table(recipe.resolve_text(text, name)))
     else:
         console.show_text(text, end="")
 
@@ -74,6 +78,14 @@ def copy(
         console.show_text(f'wrote {path}; change it, then run "{shlex.join(["txl", "train", str(path)])}"')
 
 
+def _list(*, json: bool) -> None:
+    listed = [_entry(name) for name in recipe.packaged_names()]
+    if json:
+        console.show_json({"recipes": listed})
+    else:
+        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
+
+
 def _place(file: str, name: str, *, force: bool) -> Path:
     """The file to write: FILE, or NAME.toml where FILE is a folder."""
     path = Path(file)
@@ -95,7 +107,7 @@ def _entry(name: str) -> dict[str, Any]:
     import corpora
 
     _, text = recipe.packaged(name)
-    settings = recipe.resolve(tomllib.loads(text), where=name)
+    settings = recipe.resolve_text(text, name)
     published = settings.published
     return {
         "name": name,

@@ -25,7 +25,7 @@ from txlcli.options import (
 from txlcli.published import SLOWDOWN_BY_ATTN_LEN
 
 if TYPE_CHECKING:
-    from txlcli.core.model import TransformerXL
+    from txlcli.core.language_model import LanguageModel
     from txlcli.settings import Settings
 
 DEFAULT_RECIPE = "enwik8"
@@ -92,7 +92,7 @@ def _subject(
     device: Device,
     precision: Precision | None,
     folders: tuple[Path, Path],
-) -> tuple[str, "Settings", "TransformerXL"]:
+) -> tuple[str, "Settings", "LanguageModel"]:
     """What to time: a run, a recipe with random weights, or what is there."""
     from txlcli import opening
     from txlcli.core.device import pick_device
@@ -130,7 +130,7 @@ class _Bench:
     """Times one model; every number is a median with its spread."""
 
     def __init__(
-        self, model: "TransformerXL", settings: "Settings", precision: Any, repeat: int, *, shown: bool
+        self, model: "LanguageModel", settings: "Settings", precision: Any, repeat: int, *, shown: bool
     ) -> None:
         from txlcli.core.timing import peak_flops_per_s
 

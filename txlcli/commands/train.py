@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from txlcli.token_store import TokenStore
 
 SIGTERM_CODE, SIGINT_CODE = 143, 130
-FIXED_KEYS = ("batch_size", "accumulate", "seg_len", "mem_len", "optimizer", "momentum", "seed")
+FIXED_KEYS = ("batch_size", "accumulate", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
 
 
 def train(
@@ -124,10 +124,10 @@ def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, dev
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
     place = _place(settings, device)
-    parameters = _parameters(settings, vocab_size)
+    parameters = _parameters(settings, vocab_size, "the store" if store else "[published]")
     plan = {
         **_plan(recipe.read_text(wanted)[0], settings, folder, (vocab_size, parameters), store, place),
-        **dry_run.forecast(settings, vocab_size, place),
+        **dry_run.forecast(settings, vocab_size, store, place),
     }
     if json:
         console.show_json(plan)
@@ -135,13 +135,13 @@ def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, dev
         dry_run.show(plan, _in_words(plan))
 
 
-def _parameters(settings: Settings, vocab_size: int) -> int:
-    from txlcli.core.model import count_parameters
+def _parameters(settings: Settings, vocab_size: int, source: str) -> int:
+    from txlcli.core.architectures import count_parameters
 
     try:
         return count_parameters(settings.model, vocab_size)
     except RecipeError as error:
-        raise RecipeError(f"{error}; the vocabulary is that of the store {settings.corpus.store}") from error
+        raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
 
 
 def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
@@ -152,7 +152,7 @@ def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore")
         settings=settings,
         vocab_fingerprint=store.fingerprint,
         vocab_size=store.vocab.size,
-        parameters=_parameters(settings, store.vocab.size),
+        parameters=_parameters(settings, store.vocab.size, "the store"),
         metric=store.metric,
     )
 
@@ -254,6 +254,8 @@ def _text(settings: Settings, store: "TokenStore") -> tuple[Any, Any]:
     if "valid" not in store.splits:
         if settings.train.schedule == "plateau":
             raise RecipeError(f'train.schedule = "plateau" needs a valid split, and {store.path} has none')
+        if settings.train.average == "asgd":
+            raise RecipeError(f'train.average = "asgd" needs a valid split, and {store.path} has none')
         console.say(f"{store.path} has no valid split: training without validation")
         return segments, None
     inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)

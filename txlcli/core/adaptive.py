@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.errors import RecipeError
-from txlcli.settings import ModelSettings
+from txlcli.model_settings import ModelSettings
 
 
 @dataclass(frozen=True)

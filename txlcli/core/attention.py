@@ -1,4 +1,4 @@
-"""Attention with relative positions (section 3.3, Appendix B), computed in distance space.
+"""Attention whose scores know distances (section 3.3, Appendix B), computed in distance space.
 
 Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored.
 
@@ -8,7 +8,9 @@ distances (the future) and hold -inf. Read with a row stride that is one shorter
 numbers are the (L, K) score of every key: shifted and causally masked without a copy, a pad or a mask tensor.
 """
 
+import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,18 +24,25 @@ CACHE_BYTES = (
 )  # scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)
 
 
-def distance_encoding(distances: Tensor, width: int) -> Tensor:
-    """The sinusoids R of section 3.3: sines, then cosines.
+@dataclass(frozen=True)
+class ScoreTerms:
+    """What a layer's attention adds to the content score (a) of 3.3; what is None adds nothing."""
 
-    Args:
-        distances: (n,) numbers.
-        width: d, even.
-    Returns:
-        (n, d) float64: a float32 angle is off by 1e-4 at distance 2000.
-    """
-    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=distances.device) / width)
-    angle = distances.to(torch.float64)[:, None] * frequency  # (n, d/2)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+    reach: int
+    """Distances 0 .. reach - 1 are seen, no others."""
+    position_key: Tensor | None = None
+    """(H, n, D), n = reach; row c is distance n - 1 - c: gives (b)."""
+    content_bias: Tensor | None = None
+    """u, (H, D): gives (c)."""
+    position_bias: Tensor | None = None
+    """v, (H, D): gives (d) against `position_key`."""
+
+    def nearest(self, count: int) -> "ScoreTerms":
+        """The same for the `count` nearest distances."""
+        key = self.position_key
+        return dataclasses.replace(
+            self, reach=count, position_key=None if key is None else key[:, self.reach - count :]
+        )
 
 
 class DistanceSpace:
@@ -73,25 +82,30 @@ def _rows(tensor: Tensor, first: int, lanes: int) -> Tensor:
 
 def _attend_lanes(
     query_content: Tensor,
-    query_position: Tensor,
+    query_position: Tensor | None,
     key: Tensor,
     value: Tensor,
-    position_key: Tensor,
+    position_key: Tensor | None,
     *,
+    reach: int,
     dropout: float,
     save: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The output (B, H, L, D) and, where a backward pass needs them, probabilities and kept ones (B, H, L, K)."""
     lanes, heads, seg_len, _ = query_content.shape
-    key_len, reach = key.shape[2], position_key.shape[1]
+    key_len = key.shape[2]
     step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
     space = DistanceSpace(step * heads, seg_len, key_len, reach, -math.inf, key)
-    position_key_rows = position_key.repeat(step, 1, 1).mT  # (step*H, D, n)
+    if position_key is None:
+        space.by_distance.zero_()
+    else:
+        position_key_rows = position_key.repeat(step, 1, 1).mT  # (step*H, D, n)
     probabilities = key.new_empty(lanes if save else step, heads, seg_len, key_len)
     kept = keep_mask(probabilities.shape, dropout, key.device) if dropout else None
     out = torch.empty_like(query_content, memory_format=torch.contiguous_format)
     for first in range(0, lanes, step):
-        torch.bmm(_rows(query_position, first, step), position_key_rows, out=space.by_distance)
+        if query_position is not None:
+            torch.bmm(_rows(query_position, first, step), position_key_rows, out=space.by_distance)
         probability = _rows(probabilities, first if save else 0, step)  # (step*H, L, K)
         torch.baddbmm(space.by_key, _rows(query_content, first, step), _rows(key, first, step).mT, out=probability)
         torch.softmax(probability, dim=-1, out=probability)
@@ -105,10 +119,10 @@ class _Attention(torch.autograd.Function):
     """Attention whose scores live in distance space; forward and backward go a few lanes at a time."""
 
     @staticmethod
-    def forward(ctx: Any, dropout: float, *inputs: Tensor) -> Tensor:
-        out, probabilities, kept = _attend_lanes(*inputs, dropout=dropout, save=True)
+    def forward(ctx: Any, reach: int, dropout: float, *inputs: Any) -> Tensor:
+        out, probabilities, kept = _attend_lanes(*inputs, reach=reach, dropout=dropout, save=True)
         ctx.save_for_backward(*inputs, probabilities, kept)
-        ctx.dropout = dropout
+        ctx.reach, ctx.dropout = reach, dropout
         return out
 
     @staticmethod
@@ -116,14 +130,13 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query_content, query_position, key, value, position_key, probabilities, kept = ctx.saved_tensors
         lanes, heads, seg_len, _ = query_content.shape
-        reduced = position_key.dtype in (torch.bfloat16, torch.float16)  # sums over lanes need more digits
         step = _lanes_at_once(lanes, heads, seg_len, key.shape[2], key)
-        space = DistanceSpace(step * heads, seg_len, key.shape[2], position_key.shape[1], 0.0, key)
-        position_key_rows = position_key.repeat(step, 1, 1)  # (step*H, n, D)
-        grads = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in ctx.saved_tensors[:4]]
-        grad_position_key = torch.zeros_like(position_key, dtype=torch.float32 if reduced else None)
+        grads = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query_content, key, value)]
+        position = None
+        if position_key is not None:
+            position = _PositionGradients(ctx.reach, query_position, key.shape[2], position_key, step)
         for first in range(0, lanes, step):
-            grad_query_content, grad_query_position, grad_key, grad_value = (_rows(grad, first, step) for grad in grads)
+            grad_query_content, grad_key, grad_value = (_rows(grad, first, step) for grad in grads)
             grad_out = _rows(grad_outputs[0], first, step)  # (step*H, L, D)
             probability = used = _rows(probabilities, first, step)  # (step*H, L, K)
             grad_probability = torch.bmm(grad_out, _rows(value, first, step).mT)
@@ -132,49 +145,77 @@ class _Attention(torch.autograd.Function):
                 used = (probability * mask).mul_(scale)
                 grad_probability.mul_(mask).mul_(scale)
             grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
-            space.by_key.copy_(grad_score)
             torch.bmm(grad_score, _rows(key, first, step), out=grad_query_content)
-            torch.bmm(space.by_distance, position_key_rows, out=grad_query_position)
             torch.bmm(grad_score.mT, _rows(query_content, first, step), out=grad_key)
             torch.bmm(used.mT, grad_out, out=grad_value)
-            by_row = torch.bmm(space.by_distance.mT, _rows(query_position, first, step))  # (step*H, n, D)
-            grad_position_key += by_row.unflatten(0, (step, heads)).sum(0)
-        return None, *grads, grad_position_key.to(position_key.dtype)
+            if position is not None:
+                position.add(grad_score, first)
+        grad_query_position, grad_position_key = position.found() if position is not None else (None, None)
+        return None, None, grads[0], grad_query_position, grads[1], grads[2], grad_position_key
+
+
+class _PositionGradients:
+    """Gradients of the position score's two factors, collected a few lanes at a time."""
+
+    def __init__(self, reach: int, query_position: Tensor, key_len: int, position_key: Tensor, step: int) -> None:
+        _, heads, seg_len, _ = query_position.shape
+        self._query, self._step, self._heads = query_position, step, heads
+        self._space = DistanceSpace(step * heads, seg_len, key_len, reach, 0.0, position_key)
+        self._key_rows = position_key.repeat(step, 1, 1)  # (step*H, n, D)
+        self._grad_query = torch.empty_like(query_position, memory_format=torch.contiguous_format)
+        reduced = position_key.dtype in (torch.bfloat16, torch.float16)  # sums over lanes need more digits
+        self._grad_key = torch.zeros_like(position_key, dtype=torch.float32 if reduced else None)
+        self._dtype = position_key.dtype
+
+    def add(self, grad_score: Tensor, first: int) -> None:
+        """Take the gradient of the scores (step*H, L, K) of the lanes from `first` on."""
+        self._space.by_key.copy_(grad_score)
+        torch.bmm(self._space.by_distance, self._key_rows, out=_rows(self._grad_query, first, self._step))
+        by_row = torch.bmm(self._space.by_distance.mT, _rows(self._query, first, self._step))  # (step*H, n, D)
+        self._grad_key += by_row.unflatten(0, (self._step, self._heads)).sum(0)
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """The gradients of the queries (B, H, L, D) and of the position keys (H, n, D)."""
+        return self._grad_query, self._grad_key.to(self._dtype)
 
 
 def attend(
     query_content: Tensor,
-    query_position: Tensor,
+    query_position: Tensor | None,
     key: Tensor,
     value: Tensor,
-    position_key: Tensor,
+    position_key: Tensor | None,
     *,
+    reach: int,
     dropout: float = 0.0,
 ) -> Tensor:
     """Weigh values by softmax((a) + (b) + (c) + (d)) over the keys that each query may see (section 3.3).
 
     Args:
         query_content: (B, H, L, D), scaled W_q h + u: gives (a) + (c) against `key`.
-        query_position: (B, H, L, D), scaled W_q h + v: gives (b) + (d) against `position_key`.
+        query_position: (B, H, L, D), scaled W_q h + v: gives (b) + (d) against `position_key`; None where scores know
+            of no position.
         key: (B, H, K, D); the last L keys are the queries' own positions.
         value: (B, H, K, D).
-        position_key: (H, n, D); row c is distance n - 1 - c. Keys at distance n or more are not seen.
+        position_key: (H, n, D); row c is distance n - 1 - c; None together with `query_position`.
+        reach: n; keys at distance n or more are not seen.
         dropout: share of the probabilities dropped.
     Returns:
         (B, H, L, D).
     """
     inputs = (query_content, query_position, key, value, position_key)
     with torch.autocast(query_content.device.type, enabled=False):
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            out: Tensor = _Attention.apply(dropout, *inputs)
+        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
+            out: Tensor = _Attention.apply(reach, dropout, *inputs)
             return out
-        return _attend_lanes(*inputs, dropout=dropout, save=dropout > 0)[0]  # every lane draws its own
+        return _attend_lanes(*inputs, reach=reach, dropout=dropout, save=dropout > 0)[0]  # every lane draws its own
 
 
-class RelativeAttention(nn.Module):
+class Attention(nn.Module):
     """The multi-head attention sublayer, without its residual and norm (section 3.3).
 
-    The keys' projections are separate from the queries', so that a decoder can keep projected keys and values.
+    The keys' projections are separate from the queries', so that a decoder can keep projected keys and values. What the
+    score knows of positions comes from outside, as ScoreTerms.
     """
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, attention_dropout: float) -> None:
@@ -185,43 +226,37 @@ class RelativeAttention(nn.Module):
         self.w_q = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.w_k_content = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.w_v = nn.Linear(d_model, n_heads * d_head, bias=False)
-        self.w_k_position = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.w_o = nn.Linear(n_heads * d_head, d_model, bias=False)
-
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (self.n_heads, -1)).transpose(-3, -2)  # (..., x, H*D) -> (..., H, x, D)
 
     def project_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, K, D) of the context (B, K, d)."""
-        return self._heads(self.w_k_content(context)), self._heads(self.w_v(context))
+        return split_heads(self.w_k_content(context), self.n_heads), split_heads(self.w_v(context), self.n_heads)
 
-    def project_distances(self, encoding: Tensor) -> Tensor:
-        """Position keys (H, n, D) of distance encodings (n, d): once per distance, not per pair (App. B)."""
-        return self._heads(self.w_k_position(encoding))
-
-    def forward(
-        self,
-        segment: Tensor,
-        keys: tuple[Tensor, Tensor],
-        position_key: Tensor,
-        biases: tuple[Tensor, Tensor],
-    ) -> Tensor:
+    def forward(self, segment: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> Tensor:
         """Attend from the segment (B, L, d) to keys and values (B, H, K, D); gives (B, L, d).
 
         Args:
             segment: the queries' input.
             keys: what `project_keys` gave for memory and segment.
-            position_key: what `project_distances` gave, distances n - 1 down to 0.
-            biases: u and v, (H, D) each.
+            terms: what else the score is made of.
         """
-        query = self._heads(self.w_q(segment)) * self.scale  # (B, H, L, D)
-        content_bias, position_bias = ((bias * self.scale).to(query.dtype)[:, None] for bias in biases)
+        query = split_heads(self.w_q(segment), self.n_heads) * self.scale  # (B, H, L, D)
+        by_position = None if terms.position_key is None else self._biased(query, terms.position_bias)
         out = attend(
-            query + content_bias,
-            query + position_bias,
+            self._biased(query, terms.content_bias),
+            by_position,
             *keys,
-            position_key,
+            terms.position_key,
+            reach=terms.reach,
             dropout=self.attention_dropout if self.training else 0.0,
         )
         projected: Tensor = self.w_o(out.transpose(1, 2).flatten(2))
         return projected
+
+    def _biased(self, query: Tensor, bias: Tensor | None) -> Tensor:
+        return query if bias is None else query + (bias * self.scale).to(query.dtype)[:, None]
+
+
+def split_heads(projected: Tensor, n_heads: int) -> Tensor:
+    """(..., x, H * D) -> (..., H, x, D)."""
+    return projected.unflatten(-1, (n_heads, -1)).transpose(-3, -2)

@@ -15,9 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from txlcli.core.model import TransformerXL
+from txlcli.core.architectures import make_model
+from txlcli.core.language_model import LanguageModel
 from txlcli.errors import RunError
-from txlcli.settings import ModelSettings
+from txlcli.model_settings import ModelSettings
 
 FORMAT = 1
 KEY = "txl"
@@ -107,14 +108,14 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         optimizer.state[parameter][key] = value.to(parameter.device)
 
 
-def build_model(settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path) -> TransformerXL:
+def build_model(settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path) -> LanguageModel:
     """The model with the checkpoint's weights.
 
     Raises:
         RunError: tensors are missing, left over, or of another shape.
     """
     with torch.device("meta"):
-        model = TransformerXL(settings, vocab_size)
+        model = make_model(settings, vocab_size)
     try:
         model.load_state_dict(checkpoint.group("model"), assign=True)
     except RuntimeError as error:

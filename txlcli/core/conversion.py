@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from txlcli.core.adaptive import Band, bands
 from txlcli.core.model import TransformerXL
 from txlcli.errors import RecipeError, RunError
-from txlcli.settings import ModelSettings
+from txlcli.model_settings import TransformerSettings
 
 Tensors = Mapping[str, Tensor]
 NAMED = 3  # of the tensors that an error could list
@@ -49,6 +49,7 @@ class Layout:
     def vocab_size_of(self, theirs: Tensors) -> int | None:
         """How many ids the embedding knows; None where its tables are missing."""
         tables = [name for link in self.links if link.ours[0].startswith("embedding.tables.") for name in link.theirs]
+        theirs = self._with_tied(theirs)
         rows = [theirs[name].shape[:1].numel() for name in tables if name in theirs]
         return sum(rows) if len(rows) == len(tables) else None
 
@@ -61,9 +62,10 @@ class Layout:
             where: begins every error message.
 
         Raises:
-            RunError: a tensor is missing, left over, of another shape, no weights, or differs from what it is tied to.
+            RunError: a tensor is missing, left over, of another shape, no finite weights, or not what it is tied to.
         """
         wanted = {name for link in self.links for name in link.theirs}
+        theirs = self._with_tied(theirs)
         self._check_names(theirs, wanted, where)
         for name, first in self.aliases.items():
             if name in theirs and not torch.equal(theirs[name], theirs[first]):
@@ -77,8 +79,15 @@ class Layout:
                     )
                 if not theirs[name].is_floating_point():
                     raise RunError(f"{where}: {name} holds {theirs[name].dtype}, which are no weights")
+                if not theirs[name].isfinite().all():
+                    raise RunError(f"{where}: {name} holds numbers that are not finite; fetch the weights again")
             ours |= _unpacked(link, [theirs[name] for name in link.theirs], shapes)
         return ours
+
+    def _with_tied(self, theirs: Tensors) -> Tensors:
+        """With the linked names of tensors that were stored under another of their names only."""
+        stored = {first: theirs[name] for name, first in self.aliases.items() if name in theirs}
+        return {**stored, **theirs}
 
     def _check_names(self, theirs: Tensors, wanted: set[str], where: str) -> None:
         missing = sorted(wanted - set(theirs))
@@ -121,14 +130,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def our_shapes(settings: ModelSettings, vocab_size: int) -> dict[str, torch.Size]:
+def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torch.Size]:
     """The shapes of a model's parameters, by name; nothing is allocated."""
     with torch.device("meta"):
         model = TransformerXL(settings, vocab_size)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def pytorch_layout(settings: ModelSettings, vocab_size: int, *, hugging_face: bool) -> Layout:
+def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_face: bool) -> Layout:
     """The released PyTorch code's state dict, or Hugging Face's.
 
     They differ in a prefix, and in the order of the rows that stand for tail bands: the released PyTorch code pairs
@@ -174,8 +183,8 @@ def pytorch_layout(settings: ModelSettings, vocab_size: int, *, hugging_face: bo
             Link(bias, ("crit.cluster_bias",), (tails,), reversed=turn),
         ]
     for number in range(settings.n_layers):
-        links += _pytorch_layer(settings, f"layers.{number}.", f"{body}layers.{number}.")
-    for ours, theirs in (("content_bias", "r_w_bias"), ("position_bias", "r_r_bias")):
+        links += _pytorch_layer(settings, number, f"{body}layers.{number}.")
+    for ours, theirs in (("encoding.content_bias", "r_w_bias"), ("encoding.position_bias", "r_r_bias")):
         in_layers = tuple(f"{body}layers.{number}.dec_attn.{theirs}" for number in range(settings.n_layers))
         if settings.tie_biases:
             links.append(Link((ours,), (f"{body}{theirs}",), heads))
@@ -185,7 +194,7 @@ def pytorch_layout(settings: ModelSettings, vocab_size: int, *, hugging_face: bo
     return Layout(tuple(links), aliases, ignored=("pos_emb.inv_freq",))
 
 
-def _banded(ours: str, theirs: str, what: str, settings: ModelSettings, cut: Sequence[Band]) -> Iterator[Link]:
+def _banded(ours: str, theirs: str, what: str, settings: TransformerSettings, cut: Sequence[Band]) -> Iterator[Link]:
     """Tables or biases of the bands, which are one tensor of theirs where all bands have one width."""
     ending = (lambda band: (band.width,)) if what == "weight" else (lambda band: ())
     if settings.div_val == 1:
@@ -201,11 +210,12 @@ def _projections(cut: Sequence[Band]) -> list[tuple[int, int]]:
     return sorted({(band.projection, band.width) for band in cut if band.projection is not None})
 
 
-def _pytorch_layer(settings: ModelSettings, ours: str, theirs: str) -> Iterator[Link]:
+def _pytorch_layer(settings: TransformerSettings, number: int, theirs: str) -> Iterator[Link]:
     d, inner, width = settings.d_model, settings.d_inner, settings.n_heads * settings.d_head
+    ours = f"layers.{number}."
     projections = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
     yield Link(projections, (f"{theirs}dec_attn.qkv_net.weight",), (3 * width, d))
-    yield Link((f"{ours}attention.w_k_position.weight",), (f"{theirs}dec_attn.r_net.weight",), (width, d))
+    yield Link((f"encoding.w_k_position.{number}.weight",), (f"{theirs}dec_attn.r_net.weight",), (width, d))
     yield Link((f"{ours}attention.w_o.weight",), (f"{theirs}dec_attn.o_net.weight",), (d, width))
     yield Link((f"{ours}feed_forward.ff_1.weight",), (f"{theirs}pos_ff.CoreNet.0.weight",), (inner, d))
     yield Link((f"{ours}feed_forward.ff_1.bias",), (f"{theirs}pos_ff.CoreNet.0.bias",), (inner,))
@@ -230,7 +240,7 @@ def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
     return pytorch_layout(projected, model.vocab_size, hugging_face=True).write(ours)
 
 
-def tf_layout(settings: ModelSettings, vocab_size: int) -> Layout:
+def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
     """The variables of the released TF code's checkpoints, without `:0`.
 
     Raises:
@@ -271,27 +281,28 @@ def tf_layout(settings: ModelSettings, vocab_size: int) -> Layout:
             Link(("softmax.cluster_bias",), (f"{softmax}cutoff_0/cluster_b",), (tails,)),
         ]
     for number in range(settings.n_layers):
-        links += _tf_layer(settings, f"layers.{number}.", f"{root}layer_{number}/")
+        links += _tf_layer(settings, number, f"{root}layer_{number}/")
     heads = (settings.n_heads, settings.d_head)
     pairs = heads if settings.tie_biases else (settings.n_layers, *heads)
     links += [
-        Link(("content_bias",), (f"{root}r_w_bias",), pairs),
-        Link(("position_bias",), (f"{root}r_r_bias",), pairs),
+        Link(("encoding.content_bias",), (f"{root}r_w_bias",), pairs),
+        Link(("encoding.position_bias",), (f"{root}r_r_bias",), pairs),
     ]
     return Layout(tuple(links), {}, ignored=("/Adam", "/Adam_1", "global_step", "beta1_power", "beta2_power"))
 
 
-def _tf_layer(settings: ModelSettings, ours: str, theirs: str) -> Iterator[Link]:
+def _tf_layer(settings: TransformerSettings, number: int, theirs: str) -> Iterator[Link]:
     d, inner, width = settings.d_model, settings.d_inner, settings.n_heads * settings.d_head
+    ours = f"layers.{number}."
     projections = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
     yield Link(projections, (f"{theirs}rel_attn/qkv/kernel",), (d, 3 * width), transposed=True)
-    position, out = f"{ours}attention.w_k_position.weight", f"{ours}attention.w_o.weight"
+    position, out = f"encoding.w_k_position.{number}.weight", f"{ours}attention.w_o.weight"
     yield Link((position,), (f"{theirs}rel_attn/r/kernel",), (d, width), transposed=True)
     yield Link((out,), (f"{theirs}rel_attn/o/kernel",), (width, d), transposed=True)
-    for number, (rows, columns) in enumerate(((d, inner), (inner, d)), start=1):
-        linear = f"{ours}feed_forward.ff_{number}"
-        yield Link((f"{linear}.weight",), (f"{theirs}ff/layer_{number}/kernel",), (rows, columns), transposed=True)
-        yield Link((f"{linear}.bias",), (f"{theirs}ff/layer_{number}/bias",), (columns,))
+    for half, (rows, columns) in enumerate(((d, inner), (inner, d)), start=1):
+        linear = f"{ours}feed_forward.ff_{half}"
+        yield Link((f"{linear}.weight",), (f"{theirs}ff/layer_{half}/kernel",), (rows, columns), transposed=True)
+        yield Link((f"{linear}.bias",), (f"{theirs}ff/layer_{half}/bias",), (columns,))
     for norm, place in (("attention_norm", "rel_attn"), ("ff_norm", "ff")):
         for what, name in (("weight", "gamma"), ("bias", "beta")):
             yield Link((f"{ours}{norm}.{what}",), (f"{theirs}{place}/LayerNorm/{name}",), (d,))

@@ -8,9 +8,15 @@ Zipf's law: the id of rank r has a share of log(1 + 1/r) / log(V + 1).
 """
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from txlcli.core.adaptive import Band, bands
-from txlcli.settings import ModelSettings
+from txlcli.model_settings import ModelSettings, RnnSettings, TransformerSettings
+
+COUNTED = 5_000_000  # tokens; more change no share that matters
 
 
 def band_share(band: Band, vocab_size: int) -> float:
@@ -18,11 +24,28 @@ def band_share(band: Band, vocab_size: int) -> float:
     return math.log((band.end + 1) / (band.first + 1)) / math.log(vocab_size + 1)
 
 
-def embedding_products(model: ModelSettings, vocab_size: int) -> float:
+Shares = Sequence[float]
+"""The share of tokens in each band of a vocabulary, the head's first."""
+
+
+def zipf_shares(cut: Sequence[Band]) -> Shares:
+    """Shares by Zipf's law."""
+    return [band_share(band, cut[-1].end) for band in cut]
+
+
+def counted_shares(cut: Sequence[Band], ids: NDArray[np.integer]) -> Shares:
+    """Shares in the head of a text."""
+    counts = np.histogram(ids[:COUNTED], [*(band.first for band in cut), cut[-1].end])[0]
+    return [float(count) / max(counts.sum(), 1) for count in counts]
+
+
+def embedding_products(model: ModelSettings, cut: Sequence[Band], shares: Shares) -> float:
     """Multiplications that embed one token: its band's projection."""
-    cut = bands(model, vocab_size)
-    projected = (band for band in cut if band.projection is not None)
-    return sum(band_share(band, vocab_size) * band.width * model.d_model for band in projected)
+    return sum(
+        share * band.width * model.d_model
+        for band, share in zip(cut, shares, strict=True)
+        if band.projection is not None
+    )
 
 
 def softmax_columns(cut: list[Band]) -> float:
@@ -31,38 +54,65 @@ def softmax_columns(cut: list[Band]) -> float:
     return head.size + len(tails) + sum(band_share(band, cut[-1].end) * band.size for band in tails)
 
 
-def softmax_products(model: ModelSettings, vocab_size: int) -> float:
+def softmax_products(model: ModelSettings, cut: Sequence[Band], shares: Shares) -> float:
     """Multiplications that score one target: the head with its clusters, and a tail where the target lies there."""
-    cut = bands(model, vocab_size)
     products = 0.0
-    for number, band in enumerate(cut):
+    for number, (band, share) in enumerate(zip(cut, shares, strict=True)):
         columns = band.size + (len(cut) - 1 if number == 0 else 0)
         projection = model.d_model * band.width if band.projection is not None else 0
-        products += (band_share(band, vocab_size) if number else 1.0) * (columns * band.width + projection)
+        products += (share if number else 1.0) * (columns * band.width + projection)
     return products
 
 
-def decoding_flops_per_token(model: ModelSettings, vocab_size: int, *, keys: int) -> float:
-    """Reading and scoring one token with projected keys and values kept, each query seeing `keys` keys."""
+def _ends(model: ModelSettings, vocab_size: int, shares: Shares | None) -> float:
+    """Multiplications of embedding and softmax per token."""
+    cut = bands(model, vocab_size)
+    shares = shares or zipf_shares(cut)
+    return embedding_products(model, cut, shares) + softmax_products(model, cut, shares)
+
+
+def state_products(model: RnnSettings) -> int:
+    """Multiplications of the layers of an LSTM or a QRNN for one token: W outputs a layer, several gates each."""
+    inputs = [model.first_window * model.d_model, *model.widths[:-1]]
+    if model.arch == "lstm":  # input gate, forget gate, candidate and output gate, of the input and of the state
+        return sum(4 * width * (read + width) for read, width in zip(inputs, model.widths, strict=True))
+    return sum(3 * width * read for read, width in zip(inputs, model.widths, strict=True))
+
+
+def decoding_flops_per_token(
+    model: ModelSettings, vocab_size: int, *, keys: int, shares: Shares | None = None
+) -> float:
+    """Reading and scoring one token with projected keys and values kept, each query seeing `keys` keys.
+
+    A model that carries a state sees none.
+    """
+    ends = _ends(model, vocab_size, shares)
+    if isinstance(model, RnnSettings):
+        return 2.0 * (state_products(model) + ends)
+    assert isinstance(model, TransformerSettings)
     width = model.n_heads * model.d_head
     projections = 4 * model.d_model * width  # query, key, value, output
     attention = 3 * keys * width  # content score, position score, weighted values
     feed_forward = 2 * model.d_model * model.d_inner
-    ends = embedding_products(model, vocab_size) + softmax_products(model, vocab_size)
     return 2.0 * (model.n_layers * (projections + attention + feed_forward) + ends)
 
 
-def training_flops_per_token(model: ModelSettings, vocab_size: int, *, seg_len: int, mem_len: int, lanes: int) -> float:
+def training_flops_per_token(
+    model: ModelSettings, vocab_size: int, *, seg_len: int, mem_len: int, lanes: int, shares: Shares | None = None
+) -> float:
     """Forward and backward pass of one segment, per predicted token.
 
     The backward pass costs twice the forward, but the distances need no gradient themselves. Keys and values of the
     memory are projected again at every step, since the weights change; distances are projected once for all lanes.
     """
+    ends = _ends(model, vocab_size, shares)
+    if isinstance(model, RnnSettings):
+        return 6.0 * (state_products(model) + ends)
+    assert isinstance(model, TransformerSettings)
     keys = mem_len + seg_len
     width = model.n_heads * model.d_head
     per_token = 2 * model.d_model * width + 3 * keys * width + 2 * model.d_model * model.d_inner
     per_lane = 2 * keys * model.d_model * width
     per_step = keys * model.d_model * width
     layer = 3 * (per_token + per_lane / seg_len) + 2 * per_step / (seg_len * lanes)
-    ends = embedding_products(model, vocab_size) + softmax_products(model, vocab_size)
     return 2.0 * (model.n_layers * layer + 3 * ends)

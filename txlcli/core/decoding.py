@@ -6,15 +6,16 @@ slides, and the distances are projected once. It is the same function as `Transf
 Axes: B lanes, L segment, M memory, H heads, D head width, d model width, n distances.
 """
 
-import copy
+import dataclasses
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from txlcli.core.attention import RelativeAttention
-from txlcli.core.device import DTYPES, autocast
+from txlcli.core.attention import ScoreTerms
+from txlcli.core.device import DTYPES
 from txlcli.core.model import Layer, TransformerXL
+from txlcli.core.reader import Reader
 
 SameLength = Literal["m", "m_plus_one", "off"]
 MemoryStart = Literal["empty", "zeros"]
@@ -47,7 +48,7 @@ class _KeyBuffer:
             buffer[:, :, : end - first] = buffer[:, :, first:end].clone()  # the two places overlap
 
 
-class Decoder:
+class Decoder(Reader):
     """Feeds segments of up to L tokens through the model and remembers the last M positions.
 
     Args:
@@ -59,7 +60,13 @@ class Decoder:
         max_distance: distances beyond it share one encoding.
         precision: number format of matrix products and of the buffer.
         memory_start: what stands before the first token; the model's own by default.
+        period: tokens after which absolute positions begin anew; `seg_len` by default, as segments have them.
+
+    Raises:
+        UsageError: the model has learned fewer positions than that.
     """
+
+    model: TransformerXL
 
     def __init__(
         self,
@@ -72,12 +79,10 @@ class Decoder:
         max_distance: int | None = None,
         precision: str = "fp32",
         memory_start: MemoryStart | None = None,
+        period: int | None = None,
     ) -> None:
-        self.model = _frozen(model, precision)
+        super().__init__(model, seg_len=seg_len, precision=precision)
         self.mem_len = mem_len
-        self.seg_len = seg_len
-        self.device = model.device
-        self._autocast = autocast(self.device, precision)
         self._limit = key_limit(same_length, mem_len)
         settings = model.settings
         self._zeros = mem_len if (memory_start or settings.memory_start) == "zeros" else 0
@@ -89,12 +94,13 @@ class Decoder:
         with torch.inference_mode():
             self._buffers = [_KeyBuffer(shape, model.device, dtype) for _ in model.layers]
             reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)
-            encoding = self.model.encode_distances(reach, max_distance=max_distance)
             with self._autocast:
-                self._position_keys = [
-                    _attention(layer).project_distances(encoding).contiguous() for layer in self.model.layers
-                ]
+                terms = self.model.score_terms(reach, max_distance=max_distance)
+            self._terms = [_contiguous(one) for one in terms]
+        self._period = period or seg_len
+        model.encoding.check_positions(self._period)
         self._start = self._end = 0  # the remembered part of the buffers
+        self._position = 0  # of the next token in its segment
         self.reset()
 
     @property
@@ -102,10 +108,15 @@ class Decoder:
         """Positions that the buffer holds before it slides."""
         return self._buffers[0].keys.shape[2]
 
+    @property
+    def housekeeping_interval(self) -> int:
+        """Tokens from one slide of the buffer to the next."""
+        return self.capacity - self.mem_len
+
     @torch.inference_mode()
     def reset(self) -> None:
         """Forget everything that was read."""
-        self._start, self._end = 0, self._zeros
+        self._start, self._end, self._position = 0, self._zeros, 0
         if self._zeros:
             zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
             for module, buffer in zip(self.model.layers, self._buffers, strict=True):
@@ -130,24 +141,6 @@ class Decoder:
             self._run(part, wanted=0)
         return self._run(last, wanted=1)
 
-    @torch.inference_mode()
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of all tokens: (B, l, d) -> (B, l, V)."""
-        with self._autocast:
-            return self.model.log_probs(hidden)
-
-    @torch.inference_mode()
-    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and ids of the `count` likeliest tokens after one position (1, d), likeliest first."""
-        with self._autocast:
-            return self.model.softmax.likeliest(hidden, count, self.model.embedding)
-
-    @torch.inference_mode()
-    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy in nats of each target: (B, l, d), (B, l) -> (B, l)."""
-        with self._autocast:
-            return self.model.losses(hidden, targets)
-
     def _run(self, tokens: Tensor, *, wanted: int) -> Tensor:
         """Read a segment (B, l); gives the last hidden states of its last `wanted` positions."""
         self._make_room(tokens.shape[1])
@@ -155,9 +148,11 @@ class Decoder:
         reach = min(end - start, self._limit or end - start)
         last = len(self._buffers) - 1
         with self._autocast:
-            hidden = self.model.embed(tokens)
+            positions = self._next_positions(tokens.shape[1])
+            hidden = self.model.embed(tokens, positions)
             for number, (module, buffer) in enumerate(zip(self.model.layers, self._buffers, strict=True)):
                 layer = _layer(module)
+                hidden = self.model.encoding.add(hidden, number, positions)
                 segment = layer.attention_input(hidden)
                 buffer.write(layer.attention.project_keys(segment), self._end)
                 if number == last:
@@ -165,16 +160,19 @@ class Decoder:
                     segment, hidden = segment[:, unwanted:], hidden[:, unwanted:]
                     if not wanted:
                         break
-                position_key = self._position_keys[number]
                 keys = (buffer.keys[:, :, start:end], buffer.values[:, :, start:end])
-                attended = layer.attention(
-                    segment, keys, position_key[:, position_key.shape[1] - reach :], self.model.biases(number)
-                )
+                attended = layer.attention(segment, keys, self._terms[number].nearest(reach))
                 hidden = layer.finish(hidden, attended)
         self._end = end
         self._start = max(self._start, end - self.mem_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
+
+    def _next_positions(self, length: int) -> Tensor:
+        """Absolute positions of the next tokens (l,); without memory every reading is a segment of its own."""
+        first = self._position if self.mem_len else 0
+        self._position = (first + length) % self._period
+        return torch.arange(first, first + length, device=self.device) % self._period
 
     def _make_room(self, length: int) -> None:
         if self._end + length <= self.capacity:
@@ -189,17 +187,6 @@ def _layer(module: nn.Module) -> Layer:
     return module
 
 
-def _attention(module: nn.Module) -> RelativeAttention:
-    return _layer(module).attention
-
-
-def _frozen(model: TransformerXL, precision: str) -> TransformerXL:
-    """The model without dropout; in another precision a copy whose matrices are cast once, not at every segment."""
-    if precision == "fp32":
-        return model.eval()
-    frozen = copy.deepcopy(model).eval()
-    for module in frozen.modules():
-        if isinstance(module, nn.Linear):
-            module.to(DTYPES[precision])
-    frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, DTYPES[precision])
-    return frozen
+def _contiguous(terms: ScoreTerms) -> ScoreTerms:
+    key = terms.position_key
+    return terms if key is None else dataclasses.replace(terms, position_key=key.contiguous())

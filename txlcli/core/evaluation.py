@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txlcli.core.decoding import Decoder, key_limit
-from txlcli.core.model import TransformerXL
+from txlcli.core.architectures import make_reader
+from txlcli.core.decoding import key_limit
+from txlcli.core.language_model import LanguageModel
 from txlcli.core.segments import Tokens
 from txlcli.settings import EvalSettings
 
@@ -48,7 +49,7 @@ def attention_span(how: EvalSettings) -> tuple[int, int]:
 
 
 def score(
-    model: TransformerXL,
+    model: LanguageModel,
     inputs: Tokens,
     targets: Tokens,
     how: EvalSettings,
@@ -73,7 +74,7 @@ def score(
     lanes = min(how.batch_size, count)
     lane_len = -(-count // lanes)
     lanes = -(-count // lane_len)  # a short stream may fill fewer lanes than were asked for
-    decoder = Decoder(
+    decoder = make_reader(
         model,
         lanes=lanes,
         mem_len=how.mem_len,

@@ -10,32 +10,33 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from txlcli.core.adaptive import bands
+from txlcli.core.architectures import make_model
 from txlcli.core.cost import softmax_columns
 from txlcli.core.device import autocast
-from txlcli.core.model import TransformerXL
-from txlcli.settings import ModelSettings, TrainSettings
+from txlcli.model_settings import ModelSettings
+from txlcli.settings import TrainSettings
 
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
 PARTS = {
     "embedding.": "embedding",
     "softmax.": "softmax",
+    "encoding.": "positions",
     ".attention.": "attention",
     ".feed_forward.": "feed-forward",
     "norm.": "layer norms",
-    "content_bias": "biases u, v",
-    "position_bias": "biases u, v",
+    "layers.": "recurrent layers",  # where the name says no more
 }
 
 
 def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
-    """Parameters of each part of a model; a softmax that is tied to the embedding has only its biases and clusters."""
+    """Parameters of each part that a model has; of a softmax tied to the embedding only its biases and clusters."""
     with torch.device("meta"):
-        model = TransformerXL(settings, vocab_size)
+        model = make_model(settings, vocab_size)
     counts = dict.fromkeys(PARTS.values(), 0)
     for name, parameter in model.named_parameters():
         part = next(part for piece, part in PARTS.items() if piece in name)
         counts[part] += parameter.numel()
-    return counts
+    return {part: count for part, count in counts.items() if count}
 
 
 def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> dict[str, int]:
@@ -45,7 +46,9 @@ def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> d
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
-    remembered = FLOAT * model.n_layers * train.batch_size * train.mem_len * model.d_model
+    with torch.device("meta"):
+        memory = make_model(model, vocab_size).full_memory(train.batch_size, train.mem_len)
+    remembered = sum(tensor.untyped_storage().nbytes() for tensor in memory)
     return {
         "weights": weights,
         "gradients": weights,
@@ -68,15 +71,17 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
         return tensor
 
     with FakeTensorMode():
-        stand_in = TransformerXL(plain, columns).train()
+        stand_in = make_model(plain, columns).train()
         weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
-        memory = [torch.zeros(lanes, train.mem_len, model.d_model) for _ in stand_in.layers]
+        memory = stand_in.full_memory(lanes, train.mem_len)
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
         precision = "fp32" if train.precision == "fp32" else "bf16"  # fp16 takes as much
         with (
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
             autocast(torch.device("cpu"), precision),
         ):
-            hidden, _ = stand_in(tokens, memory, mem_len=train.mem_len)
-            stand_in.losses(hidden, targets).mean()
-    return sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
+            stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
+    kept = sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
+    if train.precision != "fp32":  # each table is cast once a step, the tails' whole tables too
+        kept += 2 * (sum(band.size * band.width for band in cut) - columns * model.d_model)
+    return kept

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from txlcli.core.decoding import Decoder
+from txlcli.core.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ def draw(log_probs: Tensor, tokens: Tensor, how: Sampling, generator: torch.Gene
     return int(tokens[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-def generate(decoder: Decoder, context: Tensor, how: Sampling, *, seed: int) -> Iterator[int]:
+def generate(reader: Reader, context: Tensor, how: Sampling, *, seed: int) -> Iterator[int]:
     """Read a context, then draw tokens without end; every token is read with memory, at constant cost.
 
     Args:
-        decoder: of one lane; what it read before is forgotten.
+        reader: of one lane; what it read before is forgotten.
         context: (T,) tokens, at least one.
         how: the sampling.
         seed: the same seed gives the same tokens.
     """
-    generator = torch.Generator(device=decoder.device).manual_seed(seed)
-    candidates = how.candidates(decoder.model.vocab_size)
-    decoder.reset()
-    hidden = decoder.read_last(context.to(decoder.device)[None])  # (1, 1, d)
+    generator = torch.Generator(device=reader.device).manual_seed(seed)
+    candidates = how.candidates(reader.model.vocab_size)
+    reader.reset()
+    hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
     while True:
-        token = draw(*decoder.likeliest(hidden[0, -1:], candidates), how, generator)
+        token = draw(*reader.likeliest(hidden[0, -1:], candidates), how, generator)
         yield token
-        hidden = decoder.read(torch.tensor([[token]], device=decoder.device))
+        hidden = reader.read(torch.tensor([[token]], device=reader.device))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, bands
-from txlcli.core.attention import RelativeAttention, distance_encoding
+from txlcli.core.attention import Attention, ScoreTerms
 from txlcli.core.dropout import Dropout
-from txlcli.settings import ModelSettings
-
-Memory = list[Tensor]
-"""The layer inputs of the past, (B, M, d) for each of the N layers, oldest first, without gradient."""
+from txlcli.core.encodings import ENCODINGS
+from txlcli.core.language_model import LanguageModel, Memory
+from txlcli.core.losses import AuxiliaryLosses, counted_positions
+from txlcli.model_settings import TransformerSettings
+from txlcli.settings import LossPart
 
 
 class FeedForward(nn.Module):
@@ -36,11 +36,11 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One layer: attention over memory and segment, then feed-forward, each with residual and norm."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         d_model = settings.d_model
         self.pre_norm = settings.norm != "post"
-        self.attention = RelativeAttention(d_model, settings.n_heads, settings.d_head, settings.attention_dropout)
+        self.attention = Attention(d_model, settings.n_heads, settings.d_head, settings.attention_dropout)
         self.attention_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.feed_forward = FeedForward(d_model, settings.d_inner, settings.dropout)
         self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
@@ -60,12 +60,10 @@ class Layer(nn.Module):
         normed: Tensor = self.ff_norm(hidden + self.dropout(self.feed_forward(hidden)))
         return normed
 
-    def forward(self, hidden: Tensor, memory: Tensor, encoding: Tensor, biases: tuple[Tensor, Tensor]) -> Tensor:
-        """One segment (B, L, d) with the layer's memory (B, M, d) and the encodings of n distances (n, d)."""
+    def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> Tensor:
+        """One segment (B, L, d) with the layer's memory (B, M, d)."""
         context = self.attention_input(torch.cat([memory, hidden], dim=1))  # (B, K, d)
-        segment = context[:, memory.shape[1] :]
-        position_key = self.attention.project_distances(encoding)
-        attended = self.attention(segment, self.attention.project_keys(context), position_key, biases)
+        attended = self.attention(context[:, memory.shape[1] :], self.attention.project_keys(context), terms)
         return self.finish(hidden, attended)
 
 
@@ -86,28 +84,26 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
     return torch.cat([memory, hidden], dim=1)[:, -mem_len:]
 
 
-class TransformerXL(nn.Module):
-    """The model of section 3: relative positions, memory of layer inputs, adaptive input and softmax.
+class TransformerXL(LanguageModel):
+    """The model of section 3: an encoding of positions, layers, and as memory the layer inputs of the past.
 
-    Raises:
-        RecipeError: a cutoff lies beyond the vocabulary.
+    The memory holds (B, M, d) for each of the N layers, oldest first.
     """
 
-    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
-        super().__init__()
-        self.settings = settings
-        self.vocab_size = vocab_size
-        pairs = 1 if settings.tie_biases else settings.n_layers
-        cut = bands(settings, vocab_size)
-        self.embedding = AdaptiveEmbedding(cut, settings.d_model)
-        self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings)
-        self.content_bias = nn.Parameter(torch.empty(pairs, settings.n_heads, settings.d_head))
-        self.position_bias = nn.Parameter(torch.empty(pairs, settings.n_heads, settings.d_head))
+    settings: TransformerSettings
+
+    def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
+        super().__init__(settings, vocab_size)
+        self.encoding = ENCODINGS[settings.position](settings)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.n_layers))
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
         self.dropout = Dropout(settings.dropout)
+        bands = self.embedding.bands
+        self.auxiliary = None
+        if settings.auxiliary_losses:
+            self.auxiliary = AuxiliaryLosses(bands, settings.d_model, settings.n_layers)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -123,38 +119,24 @@ class TransformerXL(nn.Module):
             else:
                 nn.init.normal_(parameter, 0.0, std)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.content_bias.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' number format."""
-        return self.content_bias.dtype
-
     def first_memory(self, lanes: int, mem_len: int) -> Memory:
         """Memory before the first token, for each layer: (B, 0, d), or (B, M, d) zeros that are attended to."""
         length = mem_len if self.settings.memory_start == "zeros" else 0
-        return [self.content_bias.new_zeros(lanes, length, self.settings.d_model) for _ in self.layers]
+        return [self.softmax.biases[0].new_zeros(lanes, length, self.settings.d_model) for _ in self.layers]
 
-    def biases(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The biases u and v, (H, D) each, that layer number `layer` uses."""
-        pair = 0 if self.settings.tie_biases else layer
-        return self.content_bias[pair], self.position_bias[pair]
+    def full_memory(self, lanes: int, mem_len: int) -> Memory:
+        """M vectors per layer, (B, M, d), as after a text that is long enough."""
+        return [self.softmax.biases[0].new_zeros(lanes, mem_len, self.settings.d_model) for _ in self.layers]
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """(B, L) tokens -> (B, L, d) inputs of the first layer."""
-        embedded: Tensor = self.dropout(self.embedding(tokens) * self.settings.d_model**0.5)
-        return embedded
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """(B, L) tokens at positions (L,) -> (B, L, d) embeddings with what the encoding adds to them."""
+        embedded = self.embedding(tokens) * self.settings.d_model**0.5
+        dropped: Tensor = self.dropout(self.encoding.enter(embedded, positions))
+        return dropped
 
-    def encode_distances(self, count: int, *, max_distance: int | None) -> Tensor:
-        """Encodings (n, d) of the distances n - 1 down to 0; those beyond `max_distance` share its encoding."""
-        distances = torch.arange(count - 1, -1, -1, device=self.device)
-        if max_distance is not None:
-            distances = distances.clamp(max=max_distance)
-        encoding = distance_encoding(distances, self.settings.d_model)
-        return encoding.to(self.dtype)
+    def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
+        """What each layer adds to its score of the distances 0 .. reach - 1."""
+        return self.encoding.terms(reach, max_distance=max_distance, like=self.softmax.biases[0])
 
     def forward(
         self,
@@ -176,29 +158,41 @@ class TransformerXL(nn.Module):
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
+        outputs, kept = self._read(tokens, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance)
+        return self._finished(outputs[-1]), kept
+
+    def _read(
+        self, tokens: Tensor, memory: Memory, *, mem_len: int, key_limit: int | None, max_distance: int | None
+    ) -> tuple[list[Tensor], Memory]:
+        """The output (B, L, d) of each layer, and the new memory."""
         key_len = memory[0].shape[1] + tokens.shape[1]
-        reach = min(key_len, key_limit or key_len)
-        encoding = self.dropout(self.encode_distances(reach, max_distance=max_distance))
-        hidden = self.embed(tokens)
-        inputs = []
+        terms = self.score_terms(min(key_len, key_limit or key_len), max_distance=max_distance)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.embed(tokens, positions)
+        kept, outputs = [], []
         for number, (layer, past) in enumerate(zip(self.layers, memory, strict=True)):
-            inputs.append(hidden)  # layer n reads layer n-1's past, so memory keeps layer inputs (3.2)
-            hidden = layer(hidden, past, encoding, self.biases(number))
-        kept = [update_memory(past, given, mem_len=mem_len) for past, given in zip(memory, inputs, strict=True)]
-        return self.dropout(self.final_norm(hidden)), kept
+            hidden = self.encoding.add(hidden, number, positions)
+            # Layer n reads layer n-1's past, so memory keeps layer inputs (3.2).
+            kept.append(update_memory(past, hidden, mem_len=mem_len))
+            hidden = layer(hidden, past, terms[number])
+            outputs.append(hidden)
+        return outputs, kept
 
-    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least."""
-        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), self.embedding)
-        return losses.view_as(targets)
+    def _finished(self, hidden: Tensor) -> Tensor:
+        finished: Tensor = self.dropout(self.final_norm(hidden))
+        return finished
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
-        return self.softmax.log_probs(hidden.flatten(0, 1), self.embedding).unflatten(0, hidden.shape[:2])
-
-
-def count_parameters(settings: ModelSettings, vocab_size: int) -> int:
-    """Parameters of a model, counted on the meta device: nothing is allocated."""
-    with torch.device("meta"):
-        model = TransformerXL(settings, vocab_size)
-    return sum(parameter.numel() for parameter in model.parameters())
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """The loss of the counted positions; with the auxiliary losses of every layer where the model has them."""
+        if self.auxiliary is None:
+            return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
+        outputs, memory = self._read(tokens, memory, mem_len=mem_len, key_limit=None, max_distance=None)
+        finished = [self._finished(output) for output in outputs]
+        counted = counted_positions(tokens.shape[1], part)
+        loss = self.losses(finished[-1][:, counted], targets[:, counted]).mean()
+        auxiliary = self.auxiliary(
+            [hidden[:, counted] for hidden in finished], targets[:, counted], self.embedding, progress
+        )
+        return loss + auxiliary, loss, memory

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from txlcli.core import checkpoint
+from txlcli.core.architectures import make_model
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.device import autocast
 from txlcli.core.evaluation import score
-from txlcli.core.model import Memory, TransformerXL
+from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.optimizer import Plateau, make_optimizer, scheduled_lr
 from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.errors import RunError, TrainingError
-from txlcli.settings import EvalSettings, ModelSettings, TrainSettings
+from txlcli.model_settings import ModelSettings
+from txlcli.settings import EvalSettings, TrainSettings
 
 SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validations are
 
@@ -84,7 +86,7 @@ class Training:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         settings: TrainSettings,
         segments: TrainingSegments,
         valid: ValidSplit | None,
@@ -166,10 +168,16 @@ class Training:
         total = torch.zeros((), device=self.device)
         for number, (read, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
             with autocast(self.device, self.settings.precision):
-                hidden, self.memories[number] = self.model(read, self.memories[number], mem_len=self.settings.mem_len)
-                loss = self.model.losses(hidden, wanted).mean() / parts
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
+                objective, loss, self.memories[number] = self.model.objective(
+                    read,
+                    wanted,
+                    self.memories[number],
+                    mem_len=self.settings.mem_len,
+                    part=self.settings.loss_part,
+                    progress=self.step / self.settings.max_steps,
+                )
+            self.scaler.scale(objective / parts).backward()
+            total += loss.detach() / parts
         if self.device.type == "cpu" and not total.isfinite():  # on CUDA asking at every step would stall the queue
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
         self.step += 1
@@ -309,10 +317,10 @@ class Training:
             torch.cuda.set_rng_state(rng["cuda"], self.device)
 
 
-def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> TransformerXL:
+def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
     """A model with fresh weights; dropout goes on from the same seed."""
     torch.manual_seed(seed)
-    return TransformerXL(settings, vocab_size).to(device)
+    return make_model(settings, vocab_size).to(device)
 
 
 def valid_reading(settings: TrainSettings) -> EvalSettings:

@@ -1,12 +1,15 @@
 """The config.json of Hugging Face's TransfoXL, and our settings."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from txlcli import recipe
 from txlcli.errors import RecipeError, RunError
-from txlcli.settings import EvalSettings, ModelSettings
+from txlcli.model_settings import ModelSettings, TransformerSettings
+from txlcli.settings import EvalSettings
 
 CONFIG = "config.json"
 MODEL_TYPE = "transfo-xl"
@@ -61,37 +64,38 @@ def read_config(folder: Path) -> dict[str, Any]:
     return complete
 
 
-def model_settings(config: Mapping[str, Any], where: Path) -> ModelSettings:
+def model_settings(config: Mapping[str, Any], where: Path) -> TransformerSettings:
     """[model] as a configuration has it.
 
     Raises:
         RunError: a value that no model can have.
     """
-    try:
-        cutoffs = [cutoff for cutoff in config["cutoffs"] if cutoff != config["vocab_size"]]
-        shared = [False] + [bool(config["proj_share_all_but_first"])] * len(cutoffs)
-        return ModelSettings(
-            n_layers=config["n_layer"],
-            d_model=config["d_model"],
-            n_heads=config["n_head"],
-            d_head=config["d_head"],
-            d_inner=config["d_inner"],
-            dropout=config["dropout"],
-            attention_dropout=config["dropatt"],
-            norm="pre_released" if config["pre_lnorm"] else "post",
-            norm_eps=config["layer_norm_epsilon"],
-            tie_biases=not config["untie_r"],
-            memory_start="zeros",
-            cutoffs=tuple(cutoffs),
-            div_val=config["div_val"],
-            d_embed=config["d_embed"],
-            tie_embeddings=bool(config["tie_word_embeddings"]),
-            tie_projections=tuple(map(bool, config.get("tie_projs", shared)))[: len(cutoffs) + 1],
-            init_std=config["init_std"],
-            proj_init_std=config["proj_init_std"],
-        )
-    except (RecipeError, TypeError) as error:
-        raise RunError(f"{where}: {error}") from error
+    shared = _flag(config, "proj_share_all_but_first", where)
+    cutoffs = config["cutoffs"]
+    tails = len(cutoffs) if isinstance(cutoffs, list) else 0
+    keys = {
+        "n_layers": config["n_layer"],
+        "d_model": config["d_model"],
+        "n_heads": config["n_head"],
+        "d_head": config["d_head"],
+        "d_inner": config["d_inner"],
+        "dropout": config["dropout"],
+        "attention_dropout": config["dropatt"],
+        "norm": "pre_released" if _flag(config, "pre_lnorm", where) else "post",
+        "norm_eps": config["layer_norm_epsilon"],
+        "tie_biases": not _flag(config, "untie_r", where),
+        "memory_start": "zeros",
+        "cutoffs": cutoffs,
+        "div_val": config["div_val"],
+        "d_embed": config["d_embed"],
+        "tie_embeddings": _flag(config, "tie_word_embeddings", where),
+        "tie_projections": config.get("tie_projs", [False] + [shared] * tails),
+        "init_std": config["init_std"],
+        "proj_init_std": config["proj_init_std"],
+    }
+    found = _section("model", keys, where)
+    assert isinstance(found, TransformerSettings)
+    return found
 
 
 def eval_settings(config: Mapping[str, Any], where: Path) -> EvalSettings:
@@ -100,14 +104,39 @@ def eval_settings(config: Mapping[str, Any], where: Path) -> EvalSettings:
     Raises:
         RunError: a value that no reading can have.
     """
-    seg_len = config.get("tgt_len") or SEG_LEN
+    same = "m" if _flag(config, "same_length", where) else "off"
+    keys = {"seg_len": config.get("tgt_len", SEG_LEN), "mem_len": config["mem_len"], "same_length": same}
+    reading: EvalSettings = _section("eval", keys, where)
     clamp = config["clamp_len"]
-    same = "m" if config["same_length"] else "off"
+    if not isinstance(clamp, int):
+        raise RunError(f"{where}: clamp_len must be a whole number, not {clamp!r}")
+    # Without a limit of its own the model knows all distances that its reading has, and no more.
+    return dataclasses.replace(reading, max_distance=clamp if clamp > 0 else reading.seg_len + reading.mem_len)
+
+
+def vocab_size(config: Mapping[str, Any], where: Path) -> int:
+    """How many ids a configuration says that the model knows.
+
+    Raises:
+        RunError: no number.
+    """
+    size = config["vocab_size"]
+    if type(size) is not int or size < 1:
+        raise RunError(f"{where}: vocab_size must be a whole number above 0, not {size!r}")
+    return size
+
+
+def _flag(config: Mapping[str, Any], key: str, where: Path) -> bool:
+    value = config[key]
+    if not isinstance(value, bool):
+        raise RunError(f"{where}: {key} must be true or false, not {value!r}")
+    return value
+
+
+def _section(name: str, keys: Mapping[str, Any], where: Path) -> Any:
     try:
-        # Without a limit of its own the model knows all distances that its reading has, and no more.
-        farthest = clamp if clamp > 0 else seg_len + config["mem_len"]
-        return EvalSettings(seg_len, config["mem_len"], max_distance=farthest, same_length=same)  # type: ignore[arg-type]
-    except (RecipeError, TypeError) as error:
+        return recipe.section(name, keys)
+    except RecipeError as error:
         raise RunError(f"{where}: {error}") from error
 
 
@@ -117,6 +146,8 @@ def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boun
     Raises:
         RunError: it has no such model.
     """
+    if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
+        raise RunError("only Transformer-XL itself has a place in Hugging Face's layout; this run is a baseline")
     if model.norm == "pre":
         raise RunError(
             'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'

@@ -62,7 +62,7 @@ def _from_fields(path: Path, fields: Any) -> Vocab:
 def _read_lines(path: Path) -> list[str]:
     """The first field of every line: word lists may carry counts."""
     try:
-        return [fields[0] for line in path.read_text(encoding="utf-8").split("\n") if (fields := line.split())]
+        return [fields[0] for line in path.read_text(encoding="utf-8-sig").split("\n") if (fields := line.split())]
     except (OSError, UnicodeDecodeError) as error:
         raise VocabularyError(f"{path}: cannot be read as a list of words ({error})") from error
 

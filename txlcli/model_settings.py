@@ -1,0 +1,130 @@
+"""The [model] section of a recipe: one class per architecture."""
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from txlcli.ranges import one_of, positive, require
+
+ARCHITECTURES = ("transformer",)
+NORMS = ("post", "pre", "pre_released")
+POSITIONS = ("relative", "shaw", "sinusoid", "learned")
+LEARNED_POSITIONS = ("shaw", "learned")
+INITS = ("pytorch", "tf")
+MEMORY_STARTS = ("empty", "zeros")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """[model]: what every architecture has; the vocabulary size comes from the store."""
+
+    recurrent_state: ClassVar[bool] = False
+    """Whether the model carries a state instead of a memory of M tokens, so that lengths of memory mean nothing."""
+
+    arch: Literal["transformer"] = "transformer"
+    """The architecture."""
+    n_layers: int
+    """Layers N."""
+    d_model: int
+    """Width d of the hidden states and of the embedding."""
+    dropout: float = 0.1
+    """Share dropped of embeddings, distance encodings, sublayer outputs, feed-forward activations, the output."""
+    cutoffs: tuple[int, ...] = ()
+    """Ids at which the tail bands of adaptive softmax and adaptive input begin, rising; none is a plain softmax."""
+    div_val: int = 1
+    """Each band's embedding is this many times narrower than the one before."""
+    d_embed: int | None = None
+    """Width of the first band's embedding; d_model where it is left out."""
+    tie_embeddings: bool = True
+    """The softmax uses the matrices of the embedding."""
+    tie_projections: tuple[bool, ...] | None = None
+    """For each band, whether the softmax uses the embedding's projection; all but the first where it is left out
+    (proj_share_all_but_first of the released TF code)."""
+    project_same_width: bool = True
+    """With div_val above 1, project a band as wide as the model, too (proj_same_dim of the released TF code)."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights, and of the initial layer-norm gains around 1."""
+    proj_init_std: float = 0.01
+    """Standard deviation of the initial projections between embedding and model width."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        one_of("model", self, "arch", ARCHITECTURES)
+        positive("model", self, "n_layers", "d_model", "d_embed", "div_val", "init_std", "proj_init_std")
+        self._check_share("dropout")
+        rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
+        require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
+        bands, tied = len(self.cutoffs) + 1, self.tie_projections
+        fits = tied is None or len(tied) == bands
+        require(fits, "model", "tie_projections", list(tied or ()), f"as many as bands ({bands})")
+        narrowest = self.embed_width // self.div_val ** (bands - 1)
+        require(narrowest > 0, "model", "div_val", self.div_val, f"small enough to leave band {bands} a width")
+
+    def _check_share(self, key: str) -> None:
+        value = getattr(self, key)
+        require(0 <= value < 1, "model", key, value, "at least 0 and less than 1")
+
+    @property
+    def embed_width(self) -> int:
+        """Width of the first band's embedding."""
+        return self.d_embed or self.d_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSettings(ModelSettings):
+    """[model] with arch = "transformer": the Transformer-XL of section 3, and what Table 6 compares it with."""
+
+    n_heads: int
+    """Attention heads H per layer."""
+    d_head: int
+    """Width D of one head; H x D need not be d."""
+    d_inner: int
+    """Width F between the two matrices of a feed-forward block."""
+    attention_dropout: float = 0.0
+    """Share of attention probabilities dropped."""
+    norm: Literal["post", "pre", "pre_released"] = "post"
+    """Layer normalisation after each residual sum (the paper), or before each sublayer with one more at the end, or the
+    latter without that last one (released code)."""
+    norm_eps: float = 1e-5
+    """What layer normalisation adds to the variance; 1e-12 in the released TF code."""
+    position: Literal["relative", "shaw", "sinusoid", "learned"] = "relative"
+    """What is known of the order of tokens: Transformer-XL's relative encoding, Shaw et al.'s (a learned vector per
+    distance), Vaswani et al.'s (sinusoids of positions), Al-Rfou et al.'s (a learned vector per position and layer)."""
+    n_positions: int | None = None
+    """Learned vectors: distances with one of their own ("shaw"), or positions of a segment ("learned")."""
+    tie_biases: bool = True
+    """One pair of biases u, v for all layers (released PyTorch code), or one pair per layer (released TF code)."""
+    memory_start: Literal["empty", "zeros"] = "empty"
+    """Memory before the first token: empty, growing with the text (released PyTorch code), or M zero vectors that are
+    attended to like others (released TF code, Hugging Face)."""
+    auxiliary_losses: bool = False
+    """Train with the losses of Al-Rfou et al.: every layer predicts the next two tokens, by classifiers that exist in
+    training only."""
+    init: Literal["pytorch", "tf"] = "pytorch"
+    """Initial weights of the released PyTorch code, or of the released TF code: there the layer-norm gains are exactly
+    1, and the rows that stand for tail bands 0."""
+
+    @property
+    def is_transformer_xl(self) -> bool:
+        """Whether this is the model of section 3, and no baseline."""
+        return self.position == "relative" and not self.auxiliary_losses
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        positive("model", self, "n_heads", "d_head", "d_inner", "n_positions", "norm_eps")
+        require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
+        self._check_share("attention_dropout")
+        one_of("model", self, "norm", NORMS)
+        one_of("model", self, "memory_start", MEMORY_STARTS)
+        one_of("model", self, "init", INITS)
+        one_of("model", self, "position", POSITIONS)
+        learned = self.position in LEARNED_POSITIONS
+        wish = "a number of vectors to learn" if learned else f'left out with position = "{self.position}"'
+        require((self.n_positions is not None) == learned, "model", "n_positions", self.n_positions, wish)
+        only = self.tie_biases or self.position == "relative"
+        require(only, "model", "tie_biases", self.tie_biases, 'left out unless position = "relative"')
+
+
+MODELS: dict[str, type[ModelSettings]] = {"transformer": TransformerSettings}
+"""The class of [model] for each word of `arch`."""
