@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.core.builders import small_model
-from txlcli.core import architectures, timing
+from txlcli.core import architectures, timing, windows
 from txlcli.core.decoding import Decoder
 from txlcli.core.model import TransformerXL
 from txlcli.core.timing import Timing
@@ -55,7 +55,7 @@ def watched(monkeypatch):
             seen.append((*tokens.shape, self._end - self._start))
             return super()._run(tokens, wanted=wanted)
 
-    for module in (timing, architectures):
+    for module in (windows, architectures):
         monkeypatch.setattr(module, "Decoder", Watched)
     return seen, decoders
 

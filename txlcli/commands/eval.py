@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, metrics
+from txlcli import console, metrics, recipe
 from txlcli.errors import StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.options import (
     DATA_DIR,
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
     from txlcli.core.evaluation import Scores
     from txlcli.opening import OpenRun
+    from txlcli.runs import Run
     from txlcli.settings import EvalSettings
     from txlcli.token_store import TokenStore
 
 SLOWDOWN_WINDOWS = 3
 SPLITS = ("train", "valid", "test")
+NO_SLOWDOWN = {"one_lane_ms_per_token": None, "vanilla_ms_per_token": None, "slowdown": None}
 
 
 def evaluate(
@@ -42,6 +44,13 @@ def evaluate(
     mem_len: Annotated[
         str | None,
         typer.Option("--mem-len", metavar="M,M,...", help="Memory lengths to sweep; the recipe's by default."),
+    ] = None,
+    attn_len: Annotated[
+        str | None,
+        typer.Option("--attn-len", metavar="N,N,...", help="Without memory: predict from windows of these lengths."),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option("--stride", min=1, help="Tokens predicted per window; 1 (the default) is exact.")
     ] = None,
     seg_len: Annotated[int | None, typer.Option("--seg-len", min=1, help="Segment length L; changes speed.")] = None,
     max_distance: Annotated[
@@ -80,6 +89,7 @@ def evaluate(
     _check_source(split, text)
     changes = _changes(seg_len, max_distance, batch_size)
     lengths = parse_lengths("--mem-len", mem_len, least=0) if mem_len is not None else None
+    windows = _windows(attn_len, stride, mem_len, seg_len, same_length)
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
@@ -88,9 +98,11 @@ def evaluate(
         source = _text_source(opened, text, positions)
     else:
         source = _split_source(opened, split or "test", positions, data_dir)
-    readings = [dataclasses.replace(reading, mem_len=length) for length in lengths or [reading.mem_len]]
-    scored = [(how, _score(opened, source, how, shown=not json)) for how in readings]
-    rows = [_row(opened, source, how, scores) for how, scores in scored]
+    if windows:
+        rows, per_token = _over_windows(opened, source, reading, windows, stride or 1, shown=not json)
+    else:
+        _check_recurrent(opened, lengths)
+        rows, per_token = _over_memory(opened, source, reading, lengths or [reading.mem_len], shown=not json)
     best = min(rows, key=lambda row: row["loss_nats"])
     result = _result(opened, source, reading, [{**row, "best": row is best} for row in rows])
     if json:
@@ -98,7 +110,7 @@ def evaluate(
     else:
         _show(result)
     if losses is not None:  # after the result: a full disk must not cost it
-        _write_losses(losses, opened, source, {how.mem_len: scores.losses_nats for how, scores in scored})
+        _write_losses(losses, opened, source, per_token)
     if plot is not None:
         _plot(plot, result)
 
@@ -108,6 +120,35 @@ def _changes(seg_len: int | None, max_distance: str | None, batch_size: int | No
     changes: dict[str, Any] = {"seg_len": seg_len, "batch_size": batch_size}
     changes = {key: value for key, value in changes.items() if value is not None}
     return changes if max_distance is None else {**changes, "max_distance": _parse_distance(max_distance)}
+
+
+def _windows(
+    attn_len: str | None, stride: int | None, mem_len: str | None, seg_len: int | None, same_length: bool | None
+) -> list[int]:
+    """The window lengths that were asked for; none is an evaluation with memory, or by segments."""
+    if attn_len is None:
+        if stride is not None:
+            raise UsageError("--stride goes with --attn-len: it says how many tokens a window predicts")
+        return []
+    idle = {"--mem-len": mem_len, "--seg-len": seg_len, "--same-length": same_length}
+    given = [option for option, value in idle.items() if value is not None]
+    if given:
+        raise UsageError(f"--attn-len evaluates windows without memory; {given[0]} means nothing there, leave it out")
+    lengths = parse_lengths("--attn-len", attn_len, least=1)
+    if stride is not None and stride > min(lengths):
+        raise UsageError(f"--stride {stride} is longer than a window of {min(lengths)}; give at most that")
+    return lengths
+
+
+def _check_recurrent(opened: "OpenRun", lengths: list[int] | None) -> None:
+    """Refuse a memory for positions that no memory was ever trained with."""
+    settings = opened.run.settings
+    absolute = getattr(settings.model, "position", "relative") in ("sinusoid", "learned")
+    if absolute and settings.train.mem_len == 0 and any(lengths or []):
+        raise UsageError(
+            f"{opened.run.folder} was trained without memory and with absolute positions; "
+            "give --attn-len instead of --mem-len"
+        )
 
 
 def _with_same_length(reading: "EvalSettings", wanted: bool | None) -> "EvalSettings":
@@ -147,8 +188,18 @@ def _split_source(opened: "OpenRun", split: str, positions: int | None, data_dir
     if not len(targets):
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
     scored = _scored(store, split, len(targets))
-    paper = getattr(opened.run.settings.published, split, None)
+    paper = _published(opened.run, store, split)
     return _Source(f"{store.name} {split}", inputs, targets, scored, store.unit, store.conventions, paper)
+
+
+def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
+    """The paper's result, where this is the paper's model on the paper's corpus."""
+    published = run.settings.published
+    same_model = (run.vocab_size, run.parameters) == (published.vocab_size, published.parameters)
+    if not same_model or run.recipe_name not in recipe.packaged_names():
+        return None
+    own = recipe.resolve_text(recipe.packaged(run.recipe_name)[1], run.recipe_name).corpus.store
+    return getattr(published, split, None) if store.corpus == own else None
 
 
 def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
@@ -192,6 +243,48 @@ def _read_text(file: str) -> str:
         raise VocabularyError(f"--text {file}: no UTF-8 at byte {error.start}; convert it first") from error
 
 
+def _over_memory(
+    opened: "OpenRun", source: _Source, reading: "EvalSettings", lengths: list[int], *, shown: bool
+) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """A row for each memory length, and the losses per token by it."""
+    rows, per_token = [], {}
+    for length in lengths:
+        how = dataclasses.replace(reading, mem_len=length)
+        scores = _score(opened, source, how, shown=shown)
+        rows.append({**_row(opened, source, how, scores), **_slowdown(opened, how)})
+        per_token[length] = scores.losses_nats
+    return rows, per_token
+
+
+def _over_windows(
+    opened: "OpenRun", source: _Source, reading: "EvalSettings", lengths: list[int], stride: int, *, shown: bool
+) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """A row for each window length, and the losses per token by it."""
+    from txlcli.core.model import TransformerXL
+    from txlcli.core.windows import score_windows
+
+    if not isinstance(opened.model, TransformerXL):
+        raise UsageError(f"{opened.run.folder} carries a state and reads no windows; leave out --attn-len")
+    rows, per_token = [], {}
+    for length in lengths:
+        with console.progress(f"N = {length}", total=len(source.targets), unit="tokens", shown=shown) as bar:
+            scores = score_windows(
+                opened.model,
+                source.inputs,
+                source.targets,
+                attn_len=length,
+                stride=stride,
+                windows=reading.batch_size,
+                precision=opened.precision,
+                on_tokens=bar.reach,
+            )
+        how = dataclasses.replace(reading, mem_len=0, seg_len=length)
+        row = {**_row(opened, source, how, scores), **NO_SLOWDOWN}
+        rows.append({**row, "attn_len_min": length - stride + 1, "attn_len_max": length, "stride": stride})
+        per_token[length] = scores.losses_nats
+    return rows, per_token
+
+
 def _score(opened: "OpenRun", source: _Source, how: "EvalSettings", *, shown: bool) -> "Scores":
     from txlcli.core.evaluation import score
 
@@ -201,10 +294,9 @@ def _score(opened: "OpenRun", source: _Source, how: "EvalSettings", *, shown: bo
 
 def _row(opened: "OpenRun", source: _Source, how: "EvalSettings", scores: "Scores") -> dict[str, Any]:
     from txlcli.core.evaluation import attention_span
-    from txlcli.core.timing import time_evaluation, time_vanilla
 
     fewest, most = attention_span(how)
-    row: dict[str, Any] = {
+    return {
         "mem_len": how.mem_len,
         "attn_len_min": fewest,
         "attn_len_max": most,
@@ -213,18 +305,25 @@ def _row(opened: "OpenRun", source: _Source, how: "EvalSettings", scores: "Score
         "loss_nats": scores.total_nats / len(scores.losses_nats),
         **{name: _finite(value) for name, value in metrics.measures(scores.total_nats, source.scored).items()},
         "ms_per_token": scores.ms_per_token,
-        "one_lane_ms_per_token": None,
-        "vanilla_ms_per_token": None,
-        "slowdown": None,
     }
-    if how.mem_len > 0:
-        one_lane = dataclasses.replace(how, batch_size=1)
-        xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
-        vanilla = time_vanilla(opened.model, most, windows=1, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
-        row["one_lane_ms_per_token"] = xl.median
-        row["vanilla_ms_per_token"] = vanilla.median
-        row["slowdown"] = vanilla.median / xl.median
-    return row
+
+
+def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:
+    """How much slower the vanilla model is, one prediction per window of as many keys."""
+    from txlcli.core.evaluation import attention_span
+    from txlcli.core.timing import time_evaluation, time_vanilla
+
+    if how.mem_len == 0:
+        return NO_SLOWDOWN
+    _, most = attention_span(how)
+    one_lane = dataclasses.replace(how, batch_size=1)
+    xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    vanilla = time_vanilla(opened.model, most, windows=1, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    return {
+        "one_lane_ms_per_token": xl.median,
+        "vanilla_ms_per_token": vanilla.median,
+        "slowdown": vanilla.median / xl.median,
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -279,6 +378,8 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _caption(result: dict[str, Any]) -> str:
+    if "stride" in result["rows"][0]:
+        return _caption_of_windows(result)
     lanes = result["rows"][0]["lanes"]
     said = [
         f"* best. L = {result['seg_len']}, same_length = {result['same_length']}, max_distance = "
@@ -288,10 +389,22 @@ def _caption(result: dict[str, Any]) -> str:
         f"{result['slowdown_windows']} windows);",
         "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
     ]
+    return "\n".join([*said, *_context_of(result)])
+
+
+def _caption_of_windows(result: dict[str, Any]) -> str:
+    stride = result["rows"][0]["stride"]
+    how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
+    said = f"* best. Without memory: windows of the text computed anew, {how}, {result['precision']}."
+    return "\n".join([said, *_context_of(result)])
+
+
+def _context_of(result: dict[str, Any]) -> list[str]:
+    """What the numbers are to be compared with."""
+    said = [f"{key}: {value}" for key, value in result["conventions"].items()]
     if result["paper"] is not None:
-        said.append(f"The paper's result for this recipe: {result['paper']} {result['metric']}.")
-    said += [f"{key}: {value}" for key, value in result["conventions"].items()]
-    return "\n".join(said)
+        said.insert(0, f"The paper's result for this recipe: {result['paper']} {result['metric']}.")
+    return said
 
 
 def _plot(path: Path, result: dict[str, Any]) -> None:

@@ -182,21 +182,12 @@ def _draw(opened: "OpenRun", start: _Start, how: "Sampling", count: int, seed: i
     import torch
 
     from txlcli import opening
-    from txlcli.core.architectures import make_reader
     from txlcli.core.generation import generate as draw_tokens
+    from txlcli.core.generation import reader_of_one_text
 
-    reading = opening.resolved_reading(opened.run)
-    decoder = make_reader(
-        opened.model,
-        lanes=1,
-        mem_len=reading.mem_len,
-        seg_len=reading.seg_len,
-        same_length=reading.same_length,
-        max_distance=reading.max_distance,
-        precision=opened.precision,
-    )
-    context = torch.tensor(start.context, dtype=torch.int64, device=decoder.device)
-    return itertools.islice(draw_tokens(decoder, context, how, seed=seed), count)
+    reader = reader_of_one_text(opened.model, opening.resolved_reading(opened.run), precision=opened.precision)
+    context = torch.tensor(start.context, dtype=torch.int64, device=reader.device)
+    return itertools.islice(draw_tokens(reader, context, how, seed=seed), count)
 
 
 class _Texts:

@@ -131,15 +131,16 @@ class Decoder(Reader):
         return self._run(tokens, wanted=tokens.shape[1])
 
     @torch.inference_mode()
-    def read_last(self, tokens: Tensor) -> Tensor:
-        """Read (B, T), T any length, and give the last hidden state of the last position only, (B, 1, d).
+    def read_last(self, tokens: Tensor, wanted: int = 1) -> Tensor:
+        """Read (B, T), T any length, and give the last hidden states of the last `wanted` positions, (B, wanted, d).
 
-        The last layer projects keys for all positions but attends from the last one alone.
+        The last layer projects keys for all positions but attends from the wanted ones alone.
         """
-        *before, last = tokens.split(self.seg_len, dim=1)
-        for part in before:
-            self._run(part, wanted=0)
-        return self._run(last, wanted=1)
+        found, before = [], tokens.shape[1] - wanted
+        for part in tokens.split(self.seg_len, dim=1):
+            found.append(self._run(part, wanted=min(part.shape[1], max(0, part.shape[1] - before))))
+            before -= part.shape[1]
+        return torch.cat(found, dim=1)
 
     def _run(self, tokens: Tensor, *, wanted: int) -> Tensor:
         """Read a segment (B, l); gives the last hidden states of its last `wanted` positions."""
@@ -159,7 +160,7 @@ class Decoder(Reader):
                     unwanted = tokens.shape[1] - wanted
                     segment, hidden = segment[:, unwanted:], hidden[:, unwanted:]
                     if not wanted:
-                        break
+                        break  # nothing of the last layer's output is asked for
                 keys = (buffer.keys[:, :, start:end], buffer.values[:, :, start:end])
                 attended = layer.attention(segment, keys, self._terms[number].nearest(reach))
                 hidden = layer.finish(hidden, attended)

@@ -83,7 +83,7 @@ def score(
         max_distance=how.max_distance,
         precision=precision,
     )
-    read, wanted = (_in_lanes(tokens, lanes, lane_len, decoder.device) for tokens in (inputs, targets))
+    read, wanted = (in_lanes(tokens, lanes, lane_len, decoder.device) for tokens in (inputs, targets))
     losses = torch.empty(lanes, lane_len, device=decoder.device)
     started = time.perf_counter()
     for first in range(0, lane_len, how.seg_len):
@@ -95,7 +95,7 @@ def score(
     return Scores(in_order, time.perf_counter() - started, lanes)
 
 
-def _in_lanes(tokens: Tokens, lanes: int, lane_len: int, device: torch.device) -> torch.Tensor:
+def in_lanes(tokens: Tokens, lanes: int, lane_len: int, device: torch.device) -> torch.Tensor:
     """(T,) -> (B, ceil(T / B)); the last lane is filled up with tokens whose losses are dropped."""
     padded = np.zeros(lanes * lane_len, dtype=np.int64)
     padded[: len(tokens)] = tokens

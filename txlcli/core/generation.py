@@ -9,7 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from txlcli.core.architectures import make_reader
+from txlcli.core.language_model import LanguageModel
+from txlcli.core.model import TransformerXL
 from txlcli.core.reader import Reader
+from txlcli.core.windows import WindowReader
+from txlcli.settings import EvalSettings
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,25 @@ class Sampling:
     def candidates(self, vocab_size: int) -> int:
         """How many of the likeliest tokens must be known to draw one."""
         return 1 if self.greedy else min(self.top_k or vocab_size, vocab_size)
+
+
+def reader_of_one_text(model: LanguageModel, how: EvalSettings, *, precision: str) -> Reader:
+    """What reads a text while it is drawn: with memory at constant cost, or by windows where the model has none.
+
+    Raises:
+        UsageError: the model has learned fewer positions than a segment has.
+    """
+    if isinstance(model, TransformerXL) and how.mem_len == 0:
+        return WindowReader(model, attn_len=how.seg_len, precision=precision)
+    return make_reader(
+        model,
+        lanes=1,
+        mem_len=how.mem_len,
+        seg_len=how.seg_len,
+        same_length=how.same_length,
+        max_distance=how.max_distance,
+        precision=precision,
+    )
 
 
 def draw(log_probs: Tensor, tokens: Tensor, how: Sampling, generator: torch.Generator) -> int:

@@ -13,18 +13,17 @@ from pathlib import Path
 import torch
 
 from txlcli.core.architectures import make_reader
-from txlcli.core.decoding import Decoder
 from txlcli.core.device import DTYPES
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.model import TransformerXL
 from txlcli.core.segments import TrainingSegments
 from txlcli.core.training import Training
+from txlcli.core.windows import window_decoder
 from txlcli.settings import EvalSettings, TrainSettings
 
 PEAK_SIZE = 2048  # a product of this size reaches the machine's rate
 MOST_SEGMENTS = 32  # in one repetition: enough single tokens to time, and few enough to wait for
 LEAST_SEARCHED = 4  # windows at once that are tried even where two gain nothing
-VANILLA_CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
 @dataclass(frozen=True)
@@ -109,16 +108,7 @@ def time_vanilla(
     only the last position is computed in full.
     """
     assert isinstance(model, TransformerXL)
-    chunk = min(VANILLA_CHUNK, attn_len)
-    decoder = Decoder(
-        model,
-        lanes=windows,
-        mem_len=attn_len,
-        seg_len=chunk,
-        precision=precision,
-        memory_start="empty",
-        period=attn_len,
-    )
+    decoder = window_decoder(model, attn_len, windows=windows, precision=precision)
     tokens = _draw_tokens(model, (windows, attn_len))
 
     def predict() -> object:

@@ -1,0 +1,261 @@
+"""Models that go on learning from the text they are scored on: the continuous cache, and dynamic evaluation.
+
+Both have parameters of their own, which are searched on the validation split and applied to another, never the other
+way.
+
+Axes: B lanes, L segment, C entries of the cache, d model width, T tokens scored, K candidates.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from txlcli.core.architectures import make_reader
+from txlcli.core.decoding import key_limit
+from txlcli.core.device import autocast
+from txlcli.core.evaluation import Scores, in_lanes
+from txlcli.core.language_model import LanguageModel
+from txlcli.core.segments import Tokens
+from txlcli.settings import EvalSettings
+
+FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Candidates of theta, in units of one over the deviation of h_t . h_i: from an even cache to a peaked one."""
+SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
+"""Candidates of lambda, the cache's share of the mixture."""
+LEARNING_RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+DECAYS = (0.0, 1e-3, 1e-2)
+RMS_FLOOR = 1e-8
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The continuous cache (Grave et al. 2016b)."""
+
+    size: int
+    """Hidden states that are remembered, each with the token that followed it."""
+    theta: float
+    """How peaked the distribution over the cache is: softmax(theta h_t . h_i)."""
+    share: float
+    """lambda: the cache's share of the mixture with the model."""
+
+
+class ContinuousCache:
+    """The last C hidden states of each lane with the tokens that followed them.
+
+    Args:
+        size: C.
+        thetas: (K,) all of them are tried at once.
+    """
+
+    def __init__(self, size: int, thetas: Sequence[float]) -> None:
+        self._size, self._thetas = size, thetas
+        self._states: Tensor | None = None  # (B, C, d)
+        self._tokens: Tensor | None = None  # (B, C)
+
+    def read(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The cache's probability of each target before it is seen, and remember them.
+
+        Args:
+            hidden: (B, L, d) the last hidden states of a segment.
+            targets: (B, L) the tokens that follow.
+        Returns:
+            (K, B, L); NaN where the cache is empty.
+        """
+        lanes, seg_len, width = hidden.shape
+        if self._states is None or self._tokens is None:
+            self._states, self._tokens = hidden.new_zeros(lanes, 0, width), targets.new_zeros(lanes, 0)
+        states = torch.cat([self._states, hidden], dim=1)  # (B, C + L, d)
+        tokens = torch.cat([self._tokens, targets], dim=1)
+        place = torch.arange(seg_len, device=hidden.device)[:, None] + self._states.shape[1]  # of each query
+        entry = torch.arange(states.shape[1], device=hidden.device)
+        seen = (entry < place) & (entry >= place - self._size)  # (L, C + L)
+        scores = (hidden @ states.mT).masked_fill(~seen, -torch.inf)  # (B, L, C + L)
+        same = tokens[:, None, :] == targets[:, :, None]
+        found = torch.stack([((theta * scores).softmax(-1) * same).sum(-1) for theta in self._thetas])
+        self._states, self._tokens = states[:, -self._size :], tokens[:, -self._size :]
+        return found
+
+
+def score_with_cache(
+    model: LanguageModel,
+    inputs: Tokens,
+    targets: Tokens,
+    how: EvalSettings,
+    *,
+    size: int,
+    thetas: Sequence[float],
+    precision: str = "fp32",
+    on_tokens: Callable[[int], None] | None = None,
+) -> tuple[Scores, NDArray[np.float32]]:
+    """The model's own losses (T,), and the cache's probability of each target by theta, (K, T).
+
+    Where the cache is empty the latter is the model's, so that a mixture changes nothing there.
+    """
+    cache = ContinuousCache(size, thetas)
+    count, lanes, lane_len = _shape(len(targets), how)
+    reader = make_reader(
+        model,
+        lanes=lanes,
+        mem_len=how.mem_len,
+        seg_len=min(how.seg_len, lane_len),
+        same_length=how.same_length,
+        max_distance=how.max_distance,
+        precision=precision,
+    )
+    read, wanted = (in_lanes(tokens, lanes, lane_len, reader.device) for tokens in (inputs, targets))
+    losses = torch.empty(lanes, lane_len, device=reader.device)
+    cached = torch.empty(len(thetas), lanes, lane_len, device=reader.device)
+    started = time.perf_counter()
+    with torch.inference_mode():
+        for part in _parts(lane_len, how.seg_len):
+            hidden = reader.read(read[:, part])
+            losses[:, part] = reader.losses(hidden, wanted[:, part]).float()
+            found = cache.read(hidden.float(), wanted[:, part])
+            cached[:, :, part] = torch.where(found.isnan(), (-losses[:, part]).exp(), found)
+            if on_tokens:
+                on_tokens(min(part.stop * lanes, count))
+    in_order = losses.flatten()[:count].cpu().numpy()
+    scores = Scores(in_order, time.perf_counter() - started, lanes)
+    return scores, cached.flatten(1)[:, :count].cpu().numpy()
+
+
+def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    """-log((1 - share) p_model + share p_cache) of each token, (T,)."""
+    mixture = (1 - share) * np.exp(-losses_nats.astype(np.float64)) + share * cached
+    with np.errstate(divide="ignore"):
+        return np.asarray(-np.log(mixture), dtype=np.float32)
+
+
+def theta_candidates(model: LanguageModel, inputs: Tokens, how: EvalSettings) -> list[float]:
+    """Values of theta that suit the size of a model's hidden states."""
+    reader = make_reader(model, lanes=1, mem_len=how.mem_len, seg_len=how.seg_len, same_length=how.same_length)
+    tokens = torch.from_numpy(np.asarray(inputs[: how.seg_len], dtype=np.int64)).to(reader.device)
+    hidden = reader.read(tokens[None])[0].double()
+    products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]
+    deviation = float(products.std()) if len(products) > 1 else 1.0
+    return [step / max(deviation, 1e-6) for step in FLATNESS_STEPS]
+
+
+def search_cache(
+    losses_nats: NDArray[np.float32], cached: NDArray[np.float32], thetas: Sequence[float], size: int
+) -> CacheSettings:
+    """The theta and lambda with the lowest loss, from what `score_with_cache` gave on the validation split."""
+    tried = {
+        (theta, share): float(mixed_losses(losses_nats, row, share).sum(dtype=np.float64))
+        for theta, row in zip(thetas, cached, strict=True)
+        for share in SHARES
+    }
+    theta, share = min(tried, key=lambda pair: tried[pair])
+    return CacheSettings(size, theta, share)
+
+
+@dataclass(frozen=True)
+class DynamicSettings:
+    """Dynamic evaluation with scaled steps (Krause et al. 2018, 2019)."""
+
+    lr: float
+    """Size of a step along the gradient divided by its root mean square in training."""
+    decay: float
+    """Share of the way back to the trained weights after each step, more where gradients are usually large."""
+
+
+def gradient_rms(model: LanguageModel, segments: Iterator[tuple[Tensor, Tensor]], how: EvalSettings) -> list[Tensor]:
+    """The root mean square of the gradient of a segment's mean loss, per parameter.
+
+    Args:
+        model: in evaluation mode.
+        segments: inputs and targets (B, L) of the training split, in reading order.
+        how: M and the limits on distance.
+    """
+    parameters = list(model.parameters())
+    squares = [torch.zeros_like(parameter) for parameter in parameters]
+    memory, count = None, 0
+    for read, wanted in segments:
+        memory = memory or model.first_memory(len(read), how.mem_len)
+        losses, memory = _losses(model, read, wanted, memory, how)
+        for square, gradient in zip(squares, _gradients(losses.mean(), parameters), strict=True):
+            square.addcmul_(gradient, gradient)
+        count += 1
+    return [(square / max(count, 1)).sqrt() for square in squares]
+
+
+def score_dynamic(
+    model: LanguageModel,
+    inputs: Tokens,
+    targets: Tokens,
+    how: EvalSettings,
+    settings: DynamicSettings,
+    rms: Sequence[Tensor],
+    *,
+    precision: str = "fp32",
+    on_tokens: Callable[[int], None] | None = None,
+) -> Scores:
+    """Score a stream, one segment after the other, and learn from each once it is scored; the model stays as it is.
+
+    Args:
+        model: the trained weights, where every step decays to.
+        inputs: (T,) tokens read.
+        targets: (T,) tokens predicted.
+        how: L, M, B, the limits on distance.
+        settings: the steps.
+        rms: what `gradient_rms` gave.
+        precision: number format of matrix products.
+        on_tokens: called with the number of tokens scored so far.
+    """
+    adapted = copy.deepcopy(model).eval()
+    trained, parameters = [one.detach() for one in model.parameters()], list(adapted.parameters())
+    floor = [one + RMS_FLOOR for one in rms]
+    typical = float(torch.cat([one.flatten() for one in rms]).mean())
+    pull = [(settings.decay * one / max(typical, RMS_FLOOR)).clamp(max=1.0) for one in rms]
+    count, lanes, lane_len = _shape(len(targets), how)
+    read, wanted = (in_lanes(tokens, lanes, lane_len, model.device) for tokens in (inputs, targets))
+    real = in_lanes(np.ones(count, dtype=np.int64), lanes, lane_len, model.device).bool()
+    losses = torch.empty(lanes, lane_len, device=model.device)
+    memory = adapted.first_memory(lanes, how.mem_len)
+    started = time.perf_counter()
+    for part in _parts(lane_len, how.seg_len):
+        with autocast(model.device, precision):
+            scored, memory = _losses(adapted, read[:, part], wanted[:, part], memory, how)
+        losses[:, part] = scored.detach().float()
+        gradients = _gradients(scored[real[:, part]].mean(), parameters)
+        with torch.no_grad():
+            for one, gradient, scale, back, origin in zip(parameters, gradients, floor, pull, trained, strict=True):
+                one.sub_(settings.lr * gradient / scale)
+                one.add_(back * (origin - one))
+        if on_tokens:
+            on_tokens(min(part.stop * lanes, count))
+    return Scores(losses.flatten()[:count].cpu().numpy(), time.perf_counter() - started, lanes)
+
+
+def _losses(
+    model: LanguageModel, read: Tensor, wanted: Tensor, memory: list[Tensor], how: EvalSettings
+) -> tuple[Tensor, list[Tensor]]:
+    limits = {}
+    if not model.settings.recurrent_state:
+        limits = {"key_limit": key_limit(how.same_length, how.mem_len), "max_distance": how.max_distance}
+    hidden, memory = model(read, memory, mem_len=how.mem_len, **limits)
+    return model.losses(hidden, wanted), memory
+
+
+def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for gradient, parameter in zip(found, parameters, strict=True)
+    ]
+
+
+def _shape(count: int, how: EvalSettings) -> tuple[int, int, int]:
+    """Tokens, lanes, and tokens of a lane."""
+    lane_len = -(-count // min(how.batch_size, count))
+    return count, -(-count // lane_len), lane_len
+
+
+def _parts(lane_len: int, seg_len: int) -> Iterator[slice]:
+    return (slice(first, min(first + seg_len, lane_len)) for first in range(0, lane_len, seg_len))
