@@ -39,8 +39,9 @@ def speed(
         typer.Argument(metavar="[RUN|RECIPE]", help="A run, or a recipe with random weights; the newest run."),
     ] = None,
     attn_len: Annotated[
-        str, typer.Option("--attn-len", metavar="N,N,...", help="Attention lengths to compare at.")
-    ] = TABLE_9,
+        str | None,
+        typer.Option("--attn-len", metavar="N,N,...", help=f"Attention lengths to compare at; {TABLE_9} by default."),
+    ] = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repetitions; the median is shown.")] = 3,
     plot: Plot = None,
     overrides: Overrides = None,
@@ -62,11 +63,16 @@ def speed(
 
     if plot is not None:
         plots.check_path(plot)
-    lengths = parse_lengths("--attn-len", attn_len, least=2)
+    lengths = parse_lengths("--attn-len", attn_len or TABLE_9, least=2)
     title, settings, model = _subject(wanted, overrides or [], device, precision, (data_dir, runs_dir))
+    if settings.model.recurrent_state:
+        _refuse_attention(title, {"--attn-len": attn_len, "--plot": plot})
+        lengths = []
     place = model.device
     used = _usable_precision(precision.value if precision else settings.train.precision, place)
     console.say(f"timing {title} on {describe(place)}, {used}")
+    if not lengths:
+        console.say("a model that carries a state has no attention length: Table 9 is left out")
     bench = _Bench(model, settings, used, repeat, shown=not json)
     result = {
         "model": title,
@@ -117,6 +123,13 @@ def _subject(
         vocab_size = opening.open_store(settings.corpus.store, data_dir).vocab.size
     model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device.value))
     return f"recipe {wanted} with random weights (V = {vocab_size:,})", settings, model
+
+
+def _refuse_attention(title: str, options: dict[str, Any]) -> None:
+    """Refuse what asks for Table 9 of a model that carries a state."""
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"{title} carries a state and has no attention length (Table 9); leave out {given[0]}")
 
 
 def _usable_precision(precision: str, place: Any) -> str:
@@ -190,15 +203,18 @@ class _Bench:
             with console.progress(work, shown=self.shown), peak_memory(self.device) as memory:
                 timing = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
             flops = decoding_flops_per_token(model, vocab_size, keys=keys)
-            rows.append(self._throughput_row(f"{work}, L {seg_len}, M {how.mem_len}", timing, flops, memory))
+            rows.append(self._throughput_row(f"{work}, L {seg_len}{self._memory(how)}", timing, flops, memory))
         train = self._training_settings()
         with console.progress("training", shown=self.shown), peak_memory(self.device) as memory:
             timing = time_training(self.model, train, repeat=self.repeat)
         flops = training_flops_per_token(
             model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, lanes=train.batch_size
         )
-        title = f"training, {train.batch_size} lanes, L {train.seg_len}, M {train.mem_len}"
+        title = f"training, {train.batch_size} lanes, L {train.seg_len}{self._memory(train)}"
         return [*rows, self._throughput_row(title, timing, flops, memory)]
+
+    def _memory(self, section: Any) -> str:
+        return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
     def _training_settings(self) -> Any:
         train = dataclasses.replace(self.settings.train, precision=self.precision, accumulate=1)
@@ -220,6 +236,12 @@ class _Bench:
 
 
 def _show(result: dict[str, Any]) -> None:
+    if result["slowdown"]:
+        _show_slowdown(result)
+    _show_throughput(result)
+
+
+def _show_slowdown(result: dict[str, Any]) -> None:
     title = f"{result['model']} on {result['device']}, {result['precision']}"
     lines = [
         [
@@ -250,6 +272,9 @@ def _show(result: dict[str, Any]) -> None:
     headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
     caption = "batched: as many windows at once as gain anything; L = 1: one token at a time, against one window."
     console.show_table("the same with other batches, ms/token", headings, others, caption)
+
+
+def _show_throughput(result: dict[str, Any]) -> None:
     works = [
         [
             row["work"],
@@ -266,7 +291,8 @@ def _show(result: dict[str, Any]) -> None:
         "segment. peak MiB: the whole process on a CPU, tensors on CUDA."
     )
     headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
-    console.show_table("throughput", headings, works, caption)
+    title = "throughput" if result["slowdown"] else f"{result['model']} on {result['device']}, {result['precision']}"
+    console.show_table(title, headings, works, caption)
 
 
 def _spread(median: float, ends: list[float]) -> str:

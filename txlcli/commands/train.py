@@ -297,7 +297,7 @@ def _plan(
         "train_tokens": tokens,
         "lanes": train.batch_size,
         "seg_len": train.seg_len,
-        "mem_len": train.mem_len,
+        "mem_len": None if settings.model.recurrent_state else train.mem_len,
         "steps": train.max_steps,
         "epochs": read / tokens if tokens else None,
         "precision": train.precision,
@@ -309,10 +309,11 @@ def _plan(
 def _in_words(plan: dict[str, Any]) -> str:
     text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a text that is not here"
     epochs = " ({epochs:.3g} epochs)" if plan["store"] else ""
+    memory = "a state carried along" if plan["mem_len"] is None else f"memory {plan['mem_len']}"
     return (
         "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", {lanes} lanes x {seg_len} tokens, "
-        "memory {mem_len}, {steps:,} steps" + epochs + ", {precision}, {device}, into {folder}"
-    ).format(**plan)
+        "{memory}, {steps:,} steps" + epochs + ", {precision}, {device}, into {folder}"
+    ).format(**plan, memory=memory)
 
 
 def _carry_out(

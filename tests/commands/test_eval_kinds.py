@@ -1,0 +1,114 @@
+"""txl eval without memory, with a cache, with learning while it reads."""
+
+import json
+
+import pytest
+
+from tests.commands.novel import done, json_of, refusal
+
+SHORT = ["--positions", 60, "--batch-size", 2]
+
+
+def train(*changes, name):
+    wishes = [word for change in changes for word in ("--set", change)]
+    done("train", "tiny.toml", "--name", name, *wishes)
+
+
+def test_windows_are_evaluated_by_length(here):
+    told = json_of("eval", "byte", "--attn-len", "3,7", *SHORT)
+    assert [(row["attn_len_min"], row["attn_len_max"], row["stride"]) for row in told["rows"]] == [(3, 3, 1), (7, 7, 1)]
+    assert all(row["tokens"] == 60 and row["slowdown"] is None for row in told["rows"])
+    strided = json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)["rows"][0]
+    assert (strided["attn_len_min"], strided["attn_len_max"]) == (5, 7)
+    table = done("eval", "byte", "--attn-len", "3,7", *SHORT).stdout
+    assert "Without memory: windows of the text computed anew, one prediction per window, fp32." in table
+
+
+def test_one_window_over_the_whole_text_is_one_segment(here):
+    window = json_of("eval", "byte", "--attn-len", "60", "--positions", 60, "--batch-size", 1)["rows"][0]
+    segment = json_of("eval", "byte", "--mem-len", 0, "--seg-len", 60, "--positions", 60, "--batch-size", 1)["rows"][0]
+    assert window["loss_nats"] == pytest.approx(segment["loss_nats"], rel=1e-6)
+
+
+@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned"])
+def test_every_encoding_trains_evaluates_and_generates(here, position):
+    learned = [] if position == "sinusoid" else ["model.n_positions=5"]
+    train(f"model.position={position}", "train.loss_part=half", "train.seg_len=4", *learned, name="memory")
+    assert json_of("eval", "memory", *SHORT)["rows"][0]["tokens"] == 60
+    none = [f"model.position={position}", "train.mem_len=0", "eval.mem_len=0", *learned]
+    train(*none, name="windows")
+    assert json_of("eval", "windows", "--attn-len", 5, *SHORT)["rows"][0]["tokens"] == 60
+    for run in ("memory", "windows"):
+        assert len(json_of("generate", run, "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
+
+
+@pytest.mark.parametrize("position", ["sinusoid", "learned"])
+def test_a_model_that_never_had_a_memory_gets_none(here, position):
+    learned = ["model.n_positions=5"] if position == "learned" else []
+    train(f"model.position={position}", "train.mem_len=0", "eval.mem_len=0", *learned, name="windows")
+    message = refusal("eval", "windows", "--mem-len", "0,5")
+    assert message == (
+        "runs/windows was trained without memory and with absolute positions; give --attn-len instead of --mem-len"
+    )
+
+
+def test_windows_longer_than_the_learned_positions_are_refused(here):
+    train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
+    message = refusal("eval", "windows", "--attn-len", 6, *SHORT)
+    assert message == "the model has learned 5 positions, so it cannot read 6 tokens at once"
+
+
+def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(here):
+    vanilla = ["model.position=learned", "model.n_positions=5", "model.auxiliary_losses=true"]
+    train(*vanilla, "train.mem_len=0", "eval.mem_len=0", name="vanilla")
+    plain = json.loads((here / "runs/vanilla/run.json").read_text())["parameters"]
+    assert plain > json.loads((here / "runs/byte/run.json").read_text())["parameters"]
+    assert json_of("eval", "vanilla", "--attn-len", 5, *SHORT)["rows"][0]["tokens"] == 60
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        (["--stride", 2], "--stride goes with --attn-len: it says how many tokens a window predicts"),
+        (
+            ["--attn-len", 7, "--mem-len", 5],
+            "--attn-len evaluates windows without memory; --mem-len means nothing there, leave it out",
+        ),
+        (
+            ["--attn-len", 7, "--seg-len", 5],
+            "--attn-len evaluates windows without memory; --seg-len means nothing there, leave it out",
+        ),
+        (
+            ["--attn-len", 7, "--same-length"],
+            "--attn-len evaluates windows without memory; --same-length means nothing there, leave it out",
+        ),
+        (["--attn-len", "9,7", "--stride", 8], "--stride 8 is longer than a window of 7; give at most that"),
+        (["--cache", 100, "--mem-len", "0,5"], "--cache and --dynamic take one --mem-len and no --attn-len"),
+        (["--dynamic", "--attn-len", 5], "--cache and --dynamic take one --mem-len and no --attn-len"),
+        (
+            ["--cache", 61, "--positions", 60],
+            "--cache 61 is longer than the 60 tokens that are scored; take less",
+        ),
+    ],
+)
+def test_wishes_that_do_not_go_together_are_refused(here, wishes, message):
+    assert refusal("eval", "byte", *wishes) == message
+
+
+def test_the_cache_and_dynamic_evaluation_stand_beside_the_model(here):
+    told = json_of("eval", "word", "--cache", 30, "--dynamic", *SHORT)
+    model, cache, dynamic = told["rows"]
+    assert [row["method"] for row in told["rows"]] == ["model", "cache 30", "dynamic"]
+    assert model["loss_nats"] == json_of("eval", "word", *SHORT)["rows"][0]["loss_nats"]
+    assert set(cache["adaptation"]) == {"theta", "lambda", "searched_on"}
+    assert set(dynamic["adaptation"]) == {"lr", "decay", "searched_on"}
+    assert dynamic["loss_nats"] != model["loss_nats"]
+    table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT).stdout
+    assert "cache 30: theta = " in table
+    assert f"searched on {cache['adaptation']['searched_on']:,} tokens of valid." in table
+
+
+def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
+    found = [json_of("eval", "word", "--cache", 30, "--split", split, *SHORT)["rows"][1] for split in ("test", "valid")]
+    assert found[0]["adaptation"] == found[1]["adaptation"]
+    assert found[0]["loss_nats"] != found[1]["loss_nats"]

@@ -1,0 +1,135 @@
+"""Scores a text for `txl eval --cache` and `--dynamic`: parameters searched on valid, applied to what was asked for."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console
+from txlcli.commands import eval_rows, eval_texts
+from txlcli.commands.eval_texts import ScoredText
+from txlcli.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from txlcli.core.adaptation import CacheSettings, DynamicSettings
+    from txlcli.core.evaluation import Scores
+    from txlcli.opening import OpenRun
+    from txlcli.settings import EvalSettings
+
+CACHE_SEARCH_TOKENS = 50_000  # of valid; more move the parameters little
+DYNAMIC_SEARCH_TOKENS = 10_000
+RMS_SEGMENTS = 100  # of train, for the usual size of gradients
+FIRST_DECAY = 1e-3  # while the learning rate is searched
+
+
+def rows(
+    opened: "OpenRun",
+    source: ScoredText,
+    how: "EvalSettings",
+    data_dir: Path,
+    *,
+    cache: int | None,
+    dynamic: bool,
+    shown: bool,
+) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """The model alone, then with what was asked for; and the model's own losses per token.
+
+    Raises:
+        UsageError: the cache is longer than the text.
+        StoreError: there is no valid split to search on.
+    """
+    if cache is not None and cache > len(source.targets):
+        raise UsageError(
+            f"--cache {cache} is longer than the {len(source.targets):,} tokens that are scored; take less"
+        )
+    plain, per_token = eval_rows.over_memory(opened, source, how, [how.mem_len], shown=shown)
+    found = [{**plain[0], **eval_rows.NO_SLOWDOWN, "method": "model", "adaptation": {}}]
+    if cache is not None:
+        found.append(_with_cache(opened, source, how, data_dir, cache, shown=shown))
+    if dynamic:
+        found.append(_dynamic(opened, source, how, data_dir, shown=shown))
+    return found, per_token
+
+
+def _row(
+    opened: "OpenRun", source: ScoredText, how: "EvalSettings", scores: "Scores", method: str, found: dict[str, Any]
+) -> dict[str, Any]:
+    row = eval_rows.row(opened, source, how, scores)
+    return {**row, **eval_rows.NO_SLOWDOWN, "method": method, "adaptation": found}
+
+
+def _with_cache(
+    opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, size: int, *, shown: bool
+) -> dict[str, Any]:
+    from txlcli.core.adaptation import mixed_losses, score_with_cache, search_cache, theta_candidates
+
+    valid = eval_texts.of_split(opened, "valid", CACHE_SEARCH_TOKENS, data_dir)
+
+    def read(text: ScoredText, thetas: list[float], what: str) -> "tuple[Scores, NDArray[np.float32]]":
+        with console.progress(what, total=len(text.targets), unit="tokens", shown=shown) as bar:
+            return score_with_cache(
+                opened.model,
+                text.inputs,
+                text.targets,
+                how,
+                size=size,
+                thetas=thetas,
+                precision=opened.precision,
+                on_tokens=bar.reach,
+            )
+
+    thetas = theta_candidates(opened.model, valid.inputs, how)
+    on_valid, cached = read(valid, thetas, "cache, on valid")
+    best: CacheSettings = search_cache(on_valid.losses_nats, cached, thetas, size)
+    scores, cached = read(source, [best.theta], "cache")
+    mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], best.share))
+    parameters = {"theta": best.theta, "lambda": best.share, "searched_on": len(valid.targets)}
+    return _row(opened, source, how, mixed, f"cache {size:,}", parameters)
+
+
+def _dynamic(
+    opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, *, shown: bool
+) -> dict[str, Any]:
+    from txlcli.core.adaptation import DECAYS, LEARNING_RATES, DynamicSettings, gradient_rms, score_dynamic
+
+    valid = eval_texts.of_split(opened, "valid", DYNAMIC_SEARCH_TOKENS, data_dir)
+    rms = gradient_rms(opened.model, _train_segments(opened, how, data_dir), how)
+
+    def read(text: ScoredText, settings: "DynamicSettings", what: str) -> "Scores":
+        with console.progress(what, total=len(text.targets), unit="tokens", shown=shown) as bar:
+            return score_dynamic(
+                opened.model,
+                text.inputs,
+                text.targets,
+                how,
+                settings,
+                rms,
+                precision=opened.precision,
+                on_tokens=bar.reach,
+            )
+
+    def best_of(candidates: "list[DynamicSettings]") -> "DynamicSettings":
+        tried = {one: read(valid, one, "dynamic, on valid").total_nats for one in candidates}
+        return min(tried, key=lambda one: tried[one])
+
+    found = best_of([DynamicSettings(lr, FIRST_DECAY) for lr in LEARNING_RATES])
+    found = best_of([dataclasses.replace(found, decay=decay) for decay in DECAYS])
+    scores = read(source, found, "dynamic evaluation")
+    parameters = {"lr": found.lr, "decay": found.decay, "searched_on": len(valid.targets)}
+    return _row(opened, source, how, scores, "dynamic", parameters)
+
+
+def _train_segments(opened: "OpenRun", how: "EvalSettings", data_dir: Path) -> Any:
+    """Inputs and targets of the head of the training split, in segments of the evaluation's own shape."""
+    import torch
+
+    from txlcli.core.segments import Place, TrainingSegments
+
+    ids = opened.store(data_dir).ids("train")
+    lanes = min(how.batch_size, max(1, len(ids) // (2 * how.seg_len)))
+    segments = TrainingSegments(ids, lanes=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
+    for number in range(min(RMS_SEGMENTS, segments.per_epoch - 1)):
+        read, wanted = segments.at(Place(0, number))
+        yield tuple(torch.from_numpy(part).to(opened.model.device) for part in (read, wanted))

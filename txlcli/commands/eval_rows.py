@@ -1,0 +1,104 @@
+"""Scores a text for `txl eval`, one row per way of reading it."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console, metrics
+from txlcli.commands.eval_texts import ScoredText
+from txlcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from txlcli.core.evaluation import Scores
+    from txlcli.opening import OpenRun
+    from txlcli.settings import EvalSettings
+
+SLOWDOWN_WINDOWS = 3
+NO_SLOWDOWN = {"one_lane_ms_per_token": None, "vanilla_ms_per_token": None, "slowdown": None}
+
+
+def over_memory(
+    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", lengths: list[int], *, shown: bool
+) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """A row for each memory length, and the losses per token by it."""
+    rows, per_token = [], {}
+    for length in lengths:
+        how = dataclasses.replace(reading, mem_len=length)
+        scores = _score(opened, source, how, shown=shown)
+        rows.append({**row(opened, source, how, scores), **_slowdown(opened, how)})
+        per_token[length] = scores.losses_nats
+    return rows, per_token
+
+
+def over_windows(
+    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", lengths: list[int], stride: int, *, shown: bool
+) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """A row for each window length, and the losses per token by it."""
+    from txlcli.core.model import TransformerXL
+    from txlcli.core.windows import score_windows
+
+    if not isinstance(opened.model, TransformerXL):
+        raise UsageError(f"{opened.run.folder} carries a state and reads no windows; leave out --attn-len")
+    rows, per_token = [], {}
+    for length in lengths:
+        with console.progress(f"N = {length}", total=len(source.targets), unit="tokens", shown=shown) as bar:
+            scores = score_windows(
+                opened.model,
+                source.inputs,
+                source.targets,
+                attn_len=length,
+                stride=stride,
+                windows=reading.batch_size,
+                precision=opened.precision,
+                on_tokens=bar.reach,
+            )
+        how = dataclasses.replace(reading, mem_len=0, seg_len=length)
+        plain = {**row(opened, source, how, scores), **NO_SLOWDOWN}
+        rows.append({**plain, "attn_len_min": length - stride + 1, "attn_len_max": length, "stride": stride})
+        per_token[length] = scores.losses_nats
+    return rows, per_token
+
+
+def _score(opened: "OpenRun", source: ScoredText, how: "EvalSettings", *, shown: bool) -> "Scores":
+    from txlcli.core.evaluation import score
+
+    with console.progress(f"M = {how.mem_len}", total=len(source.targets), unit="tokens", shown=shown) as bar:
+        return score(opened.model, source.inputs, source.targets, how, precision=opened.precision, on_tokens=bar.reach)
+
+
+def row(opened: "OpenRun", source: ScoredText, how: "EvalSettings", scores: "Scores") -> dict[str, Any]:
+    """What one reading gave, apart from the slowdown; a model that carries a state attends to nothing."""
+    from txlcli.core.evaluation import attention_span
+
+    fewest, most = (None, None) if opened.run.settings.model.recurrent_state else attention_span(how)
+    return {
+        "mem_len": how.mem_len,
+        "attn_len_min": fewest,
+        "attn_len_max": most,
+        "tokens": len(scores.losses_nats),
+        "lanes": scores.lanes,
+        "loss_nats": scores.total_nats / len(scores.losses_nats),
+        **{name: _finite(value) for name, value in metrics.measures(scores.total_nats, source.scored).items()},
+        "ms_per_token": scores.ms_per_token,
+    }
+
+
+def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:
+    """How much slower the vanilla model is, one prediction per window of as many keys."""
+    from txlcli.core.evaluation import attention_span
+    from txlcli.core.timing import time_evaluation, time_vanilla
+
+    if how.mem_len == 0:
+        return NO_SLOWDOWN
+    _, most = attention_span(how)
+    one_lane = dataclasses.replace(how, batch_size=1)
+    xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    vanilla = time_vanilla(opened.model, most, windows=1, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    return {
+        "one_lane_ms_per_token": xl.median,
+        "vanilla_ms_per_token": vanilla.median,
+        "slowdown": vanilla.median / xl.median,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if value != float("inf") else None

@@ -1,0 +1,135 @@
+"""Shows what `txl eval` found: the JSON object, the table, the curve."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console, metrics
+from txlcli.commands.eval_rows import SLOWDOWN_WINDOWS
+from txlcli.commands.eval_texts import ScoredText
+
+if TYPE_CHECKING:
+    from txlcli.opening import OpenRun
+    from txlcli.settings import EvalSettings
+
+
+def as_result(
+    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The object that --json prints, and that the table is made of."""
+    attends = not opened.run.settings.model.recurrent_state
+    return {
+        "run": str(opened.run.folder),
+        "step": opened.checkpoint.state["step"],
+        "text": source.title,
+        "unit": source.unit,
+        "metric": opened.run.metric,
+        "conventions": source.conventions,
+        "seg_len": reading.seg_len,
+        "max_distance": reading.max_distance if attends else None,
+        "same_length": reading.same_length if attends else None,
+        "precision": opened.precision,
+        "slowdown_windows": SLOWDOWN_WINDOWS,
+        "paper": source.paper,
+        "rows": rows,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Write the table to stdout."""
+    rows = result["rows"]
+    names = metrics.wanted_measures(result["unit"], rows[0])
+    columns = ["method" if "method" in rows[0] else "M", "attention", *(metrics.METRIC_TITLES[name] for name in names)]
+    columns += ["ms/token", "one lane", "vanilla", "slowdown"]
+    lines = []
+    for row in rows:
+        keys = (row["attn_len_min"], row["attn_len_max"])
+        measured = [f"{row[name]:.3f}" if row[name] is not None else "inf" for name in names]
+        cost = ["-", "-", "-"]
+        if row["slowdown"] is not None:
+            cost = [
+                f"{row['one_lane_ms_per_token']:.3f}",
+                f"{row['vanilla_ms_per_token']:.2f}",
+                console.times(row["slowdown"]),
+            ]
+        lines.append(
+            [
+                f"{row.get('method', row['mem_len'] if keys[1] else '-')}{' *' if row['best'] else ''}",
+                _attention(*keys),
+                *measured,
+                f"{row['ms_per_token']:.3f}",
+                *cost,
+            ]
+        )
+    title = f"{result['run']} on {result['text']}, {rows[0]['tokens']:,} tokens scored"
+    console.show_table(title, columns, lines, caption=_caption(result))
+
+
+def _attention(fewest: int | None, most: int | None) -> str:
+    if most is None:
+        return "state"
+    return f"{most}" if fewest == most else f"{fewest}-{most}"
+
+
+def _caption(result: dict[str, Any]) -> str:
+    if "stride" in result["rows"][0]:
+        return _caption_of_windows(result)
+    if "method" in result["rows"][0]:
+        return _caption_of_adaptation(result)
+    if result["rows"][0]["attn_len_max"] is None:
+        state = f"A state is carried along the text. L = {result['seg_len']}, {result['precision']}; {_lanes(result)}"
+        return "\n".join([state, *_context_of(result)])
+    said = [
+        f"* best. L = {result['seg_len']}, same_length = {result['same_length']}, max_distance = "
+        f"{result['max_distance'] or 'none'}, {result['precision']}; {_lanes(result)}",
+        "vanilla: ms/token of the same weights without memory, each window computed anew, one at a time (median of "
+        f"{result['slowdown_windows']} windows);",
+        "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
+    ]
+    return "\n".join([*said, *_context_of(result)])
+
+
+def _lanes(result: dict[str, Any]) -> str:
+    lanes = result["rows"][0]["lanes"]
+    return f"{lanes} lanes, of which {lanes - 1} start without context." if lanes > 1 else "one lane."
+
+
+def _caption_of_windows(result: dict[str, Any]) -> str:
+    stride = result["rows"][0]["stride"]
+    how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
+    said = f"* best. Without memory: windows of the text computed anew, {how}, {result['precision']}."
+    return "\n".join([said, *_context_of(result)])
+
+
+def _caption_of_adaptation(result: dict[str, Any]) -> str:
+    said = [f"* best. L = {result['seg_len']}, {result['rows'][0]['lanes']} lanes, {result['precision']}."]
+    for row in result["rows"]:
+        if row["adaptation"]:
+            found = ", ".join(f"{key} = {value:g}" for key, value in row["adaptation"].items() if key != "searched_on")
+            said.append(f"{row['method']}: {found}, searched on {row['adaptation']['searched_on']:,} tokens of valid.")
+    return "\n".join([*said, *_context_of(result)])
+
+
+def _context_of(result: dict[str, Any]) -> list[str]:
+    """What the numbers are to be compared with."""
+    said = [f"{key}: {value}" for key, value in result["conventions"].items()]
+    if result["paper"] is not None:
+        said.insert(0, f"The paper's result for this recipe: {result['paper']} {result['metric']}.")
+    return said
+
+
+def plot_curve(path: Path, result: dict[str, Any]) -> None:
+    """Draw the metric over the attention length."""
+    from txlcli import plots
+
+    metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
+    ordered: Sequence[dict[str, Any]] = sorted(result["rows"], key=lambda row: row["attn_len_max"])
+    curve = ([row["attn_len_max"] for row in ordered], [row[metric] for row in ordered])
+    plots.draw_curves(
+        path,
+        {Path(result["run"]).name: curve},
+        x_label="attention length (tokens)",
+        y_label=metrics.METRIC_TITLES[metric],
+        title=result["text"],
+    )
+    console.say(f"drawn to {path}")

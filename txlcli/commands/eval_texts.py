@@ -1,0 +1,107 @@
+"""What `txl eval` scores: a split of the run's store, or any text."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txlcli import console, metrics, recipe
+from txlcli.errors import StoreError, UsageError, VocabularyError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from txlcli.opening import OpenRun
+    from txlcli.runs import Run
+    from txlcli.token_store import TokenStore
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredText:
+    """What is scored: inputs and targets (T,), and what the targets stand for."""
+
+    title: str
+    inputs: "NDArray[np.integer]"
+    targets: "NDArray[np.integer]"
+    scored: metrics.Scored
+    unit: str
+    conventions: dict[str, str]
+    paper: float | None = None
+    """What the paper reports for the run's recipe on this split, in the corpus's metric."""
+
+
+def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Path) -> ScoredText:
+    """A split of the run's store, or its first positions.
+
+    Raises:
+        StoreError: the store or the split is missing, or there is nothing to predict.
+        VocabularyError: the store has another vocabulary than the run.
+    """
+    from txlcli.core.segments import scored_stream
+
+    store = opened.store(data_dir)
+    ids = store.ids(split)
+    inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
+    if not len(targets):
+        raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
+    scored = _scored(store, split, len(targets))
+    paper = _published(opened.run, store, split)
+    return ScoredText(f"{store.name} {split}", inputs, targets, scored, store.unit, store.conventions, paper)
+
+
+def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
+    """The paper's result, where this is the paper's model on the paper's corpus."""
+    published = run.settings.published
+    same_model = (run.vocab_size, run.parameters) == (published.vocab_size, published.parameters)
+    if not same_model or run.recipe_name not in recipe.packaged_names():
+        return None
+    own = recipe.resolve_text(recipe.packaged(run.recipe_name)[1], run.recipe_name).corpus.store
+    return getattr(published, split, None) if store.corpus == own else None
+
+
+def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
+    """The words and bytes that the scored tokens stand for; only a whole split has them counted."""
+    info = store.info(split)
+    whole = count == info.tokens
+    words = info.words if whole and info.words else None
+    if store.unit == "byte":
+        return metrics.Scored(count, words, count if store.every_byte_scored else None)
+    return metrics.Scored(count, words, info.bytes if whole and store.every_byte_scored else None)
+
+
+def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
+    """A text file, or standard input where the file is "-".
+
+    Raises:
+        UsageError: it cannot be read.
+        VocabularyError: it is no UTF-8, has symbols that the vocabulary lacks, or nothing to predict.
+    """
+    from txlcli.core.segments import scored_stream
+
+    text = _read_text(file)
+    ids = opened.vocab.encode(text)
+    lost = int((ids == opened.vocab.unknown).sum()) if opened.vocab.unknown is not None else 0
+    if lost:
+        console.say(f"{lost:,} of {len(ids):,} tokens are unknown to the vocabulary and read as <unk>")
+    inputs, targets = scored_stream(ids, opened.vocab.boundary, positions)
+    if not len(targets):
+        raise VocabularyError(f"--text {file}: no token to predict; give a longer text")
+    whole = len(targets) == len(ids)
+    words = len(text.split()) + text.count("\n") if opened.vocab.boundary is not None and whole else None
+    unit = "piece" if opened.vocab.kind == "sentencepiece" else opened.vocab.kind
+    data = len(text.encode()) if whole and unit == "piece" else None
+    if unit == "byte" and not opened.vocab.dropped:
+        data = len(targets)
+    return ScoredText(file, inputs, targets, metrics.Scored(len(targets), words, data), unit, {})
+
+
+def _read_text(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"--text {file}: no UTF-8 at byte {error.start}; convert it first") from error
