@@ -15,6 +15,8 @@ That is one band of ids, embedded d wide, and a softmax tied to it. In general, 
     softmax: list of bands, each (table (n, w), projection (d, w) or None, bias (n,)), in place of softmax_bias
     clusters (W (w, C), b (C,)), where there are tail bands; w is the head's
 
+A layer of an LSTM or a QRNN is a dict of its own (`lstm_layer`, `qrnn_layer`).
+
 Weights may be complex, so that a step along the imaginary axis gives exact derivatives (`complex_step_gradient`).
 """
 
@@ -215,6 +217,58 @@ def attention_layer(
         hidden = hidden + attention(normed, normed_memory, layer, max_distance=max_distance, key_limit=key_limit)
         return hidden + feed_forward(layer_norm(hidden, layer["ff_norm"], eps=norm_eps), layer)
     raise ValueError(f'norm is "post", "pre" or "pre_released", not {norm!r}')
+
+
+def sigmoid(x: complex) -> complex:
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm_layer(inputs: ndarray, hidden: ndarray, cell: ndarray, layer: dict) -> tuple[ndarray, ndarray, ndarray]:
+    """An LSTM with forget gate (Gers et al. 2000): h of all L tokens (L, W), h and c (W,) after the last.
+
+    Args:
+        inputs: (L, d); hidden, cell: h and c (W,) before the first token.
+        layer: for each of "input", "forget", "candidate" and "output": (W_x (d, W), W_h (W, W), b (W,)).
+    """
+    rows = []
+    for x in inputs:
+        gate = {name: x @ w_x + hidden @ w_h + bias for name, (w_x, w_h, bias) in layer.items()}
+        new_cell = np.zeros(len(cell))
+        new_hidden = np.zeros(len(cell))
+        for e in range(len(cell)):
+            candidate = np.tanh(gate["candidate"][e])
+            new_cell[e] = sigmoid(gate["forget"][e]) * cell[e] + sigmoid(gate["input"][e]) * candidate
+            new_hidden[e] = sigmoid(gate["output"][e]) * np.tanh(new_cell[e])
+        hidden, cell = new_hidden, new_cell
+        rows.append(hidden)
+    return np.stack(rows), hidden, cell
+
+
+def qrnn_layer(inputs: ndarray, cell: ndarray, past: ndarray, layer: dict) -> tuple[ndarray, ndarray, ndarray]:
+    """A QRNN with fo-pooling (Bradbury et al. 2016): h of all L tokens (L, W), c (W,) and inputs after the last.
+
+    Args:
+        inputs: (L, d); cell: c (W,) and past: the inputs (window - 1, d) before the first token.
+        layer: for each of "candidate", "forget" and "output": (W (window, d, W), the oldest input first, b (W,)).
+    """
+    window = len(past) + 1
+    extended = _concatenate(past, inputs)
+    rows = []
+    for t in range(len(inputs)):
+        gate = {}
+        for name, (weight, bias) in layer.items():
+            gate[name] = np.array(bias)
+            for n in range(window):
+                gate[name] = gate[name] + extended[t + n] @ weight[n]
+        new_cell, row = np.zeros(len(cell)), np.zeros(len(cell))
+        for e in range(len(cell)):
+            keep = sigmoid(gate["forget"][e])
+            new_cell[e] = keep * cell[e] + (1 - keep) * np.tanh(gate["candidate"][e])
+            row[e] = sigmoid(gate["output"][e]) * new_cell[e]
+        cell = new_cell
+        rows.append(row)
+    return np.stack(rows), cell, extended[len(inputs) :]
 
 
 def embed(token: int, weights: dict) -> ndarray:

@@ -54,6 +54,14 @@ def test_a_run_comes_with_its_weights_and_its_vocabulary(tmp_path):
     assert all(parameter.equal(weights[name]) for name, parameter in opened.model.named_parameters())
 
 
+def test_the_mean_of_the_weights_is_taken_where_the_last_checkpoint_has_one(tmp_path):
+    run, weights = saved_run(tmp_path)
+    mean = {key: torch.full_like(value, 0.5) for key, value in weights.items()}
+    tensors = {**grouped("model", weights), **grouped("average", mean)}
+    checkpoint.save(run.folder / runs.LAST, Checkpoint(tensors, {"step": 3}))
+    assert all((parameter == 0.5).all() for parameter in open_run(tmp_path).model.parameters())
+
+
 def test_the_best_weights_are_taken_where_there_are_some(tmp_path):
     saved_run(tmp_path, best=True)
     opened = open_run(tmp_path)

@@ -84,7 +84,9 @@ def test_a_folder_of_that_name_is_no_recipe(tmp_path, monkeypatch):
 def test_an_unknown_recipe_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError) as caught:
         recipe.load("recipes/enwik.toml")
-    assert str(caught.value).startswith('unknown recipe "recipes/enwik.toml"; did you mean "enwik8"? (known: enwik8, ')
+    assert str(caught.value).startswith(
+        'unknown recipe "recipes/enwik.toml"; did you mean "enwik8"? (known: adaptive-input-wt103, '
+    )
     assert caught.value.exit_code == 2
 
 

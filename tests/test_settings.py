@@ -8,7 +8,7 @@ import pytest
 
 from txlcli import model_settings, settings
 from txlcli.errors import RecipeError
-from txlcli.model_settings import MODELS, ModelSettings, TransformerSettings
+from txlcli.model_settings import MODELS, ModelSettings, RnnSettings, TransformerSettings
 from txlcli.settings import (
     CorpusSettings,
     EvalSettings,
@@ -41,7 +41,7 @@ def classes():
 def test_every_section_is_a_frozen_class_that_names_itself():
     kinds = {name: kind for name, (kind, _) in SECTIONS.items()} | {"model": ModelSettings}
     assert {field.name: field.type for field in dataclasses.fields(Settings)} == kinds
-    assert MODELS["transformer"] is TransformerSettings
+    assert {"transformer": TransformerSettings, "lstm": RnnSettings, "qrnn": RnnSettings} == MODELS
     for name, (kind, _) in SECTIONS.items():
         assert kind.__doc__.startswith(f"[{name}]"), name
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -256,3 +256,68 @@ def test_a_value_out_of_range_is_refused(section, changed, message):
 )
 def test_the_edge_of_a_range_is_inside(section, changed):
     assert vars(build(section, **changed)).items() >= changed.items()
+
+
+def build_rnn(arch, **changed):
+    return RnnSettings(**{"arch": arch, "n_layers": 3, "d_model": 7, **changed})
+
+
+def test_widths_and_windows_of_recurrent_layers():
+    assert build_rnn("lstm").widths == [7, 7, 7]
+    assert build_rnn("lstm", d_hidden=11).widths == [11, 11, 7]
+    assert build_rnn("qrnn", n_layers=1).widths == [7]
+    windows = [
+        build_rnn(arch, **more).first_window for arch, more in (("lstm", {}), ("qrnn", {}), ("qrnn", {"window": 5}))
+    ]
+    assert windows == [1, 2, 5]
+    assert build_rnn("lstm").recurrent_state
+    assert not build("model").recurrent_state
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        *[
+            ({key: value}, f"{key} must be greater than 0, not {value}")
+            for key in ("d_hidden", "window")
+            for value in (0, -2)
+        ],
+        ({"n_layers": 1, "d_hidden": 11}, "d_hidden must be left out with one layer, which is d_model wide, not 11"),
+        ({"arch": "lstm", "window": 2}, 'window must be left out with arch = "lstm", not 2'),
+        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
+        (
+            {"arch": "gru"},
+            "arch must be one of transformer, lstm, qrnn, not 'gru'",
+        ),
+    ],
+    ids=str,
+)
+def test_a_recurrent_model_out_of_range_is_refused(changed, message):
+    with pytest.raises(RecipeError) as caught:
+        build_rnn(changed.pop("arch", "qrnn"), **changed)
+    assert str(caught.value) == f"[model] {message}"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "wish"),
+    [
+        ("train", "mem_len", 5, "0"),
+        ("train", "valid_seg_len", 3, "left out"),
+        ("eval", "mem_len", 5, "0"),
+        ("eval", "max_distance", 5, "left out"),
+        ("eval", "same_length", "off", "left out"),
+    ],
+)
+def test_what_a_model_that_carries_a_state_has_no_use_for_is_refused(section, key, value, wish):
+    none = {"mem_len": 0}
+    more = {"train": dict(none), "eval": dict(none)}
+    more[section][key] = value
+    parts = {name: build(name, **more[name]) for name in more}
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build_rnn("qrnn"), **parts)
+    assert (
+        str(caught.value)
+        == f'[{section}] {key} must be {wish} with arch = "qrnn": its state is its memory, not {value!r}'
+    )
+    Settings(build("corpus"), build("model"), **parts)
+    Settings(build("corpus"), build_rnn("lstm"), train=build("train", **none), eval=build("eval", **none))

@@ -65,7 +65,8 @@ class _Shown:
             return
         self._valid = f", valid {value:.3f}"
         best = " (best so far)" if line["best"] else ""
-        console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{best}")
+        averaged = " with averaged weights" if line["averaged"] else ""
+        console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{averaged}{best}")
 
 
 def check_tensorboard(log: LogSettings) -> None:
@@ -86,7 +87,7 @@ def _tensorboard(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
 
         def write(line: dict[str, Any]) -> None:
             for key, value in line.items():
-                if isinstance(value, int | float) and key not in ("step", "best"):
+                if isinstance(value, int | float) and key not in ("step", "best", "averaged"):
                     writer.add_scalar(f"{line['kind']}/{key}", value, line["step"])
 
         yield write

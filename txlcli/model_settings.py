@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from txlcli.ranges import one_of, positive, require
 
-ARCHITECTURES = ("transformer",)
+ARCHITECTURES = ("transformer", "lstm", "qrnn")
 NORMS = ("post", "pre", "pre_released")
 POSITIONS = ("relative", "shaw", "sinusoid", "learned")
 LEARNED_POSITIONS = ("shaw", "learned")
@@ -21,14 +21,24 @@ class ModelSettings:
     recurrent_state: ClassVar[bool] = False
     """Whether the model carries a state instead of a memory of M tokens, so that lengths of memory mean nothing."""
 
-    arch: Literal["transformer"] = "transformer"
-    """The architecture."""
+    arch: Literal["transformer", "lstm", "qrnn"] = "transformer"
+    """The architecture: attention, or layers that carry a state (LSTM; QRNN of Bradbury et al.)."""
     n_layers: int
     """Layers N."""
     d_model: int
     """Width d of the hidden states and of the embedding."""
     dropout: float = 0.1
     """Share dropped of embeddings, distance encodings, sublayer outputs, feed-forward activations, the output."""
+    embedding_dropout: float | None = None
+    """Share dropped of the embeddings; dropout where it is left out."""
+    output_dropout: float | None = None
+    """Share dropped of the last hidden states; dropout where it is left out."""
+    variational_dropout: bool = False
+    """Draw one mask per lane and segment and share it among the positions, and one for all distances (Gal & Ghahramani
+    2016); attention probabilities have no channels, so there every one is drawn."""
+    word_dropout: float = 0.0
+    """Share of words whose embeddings are dropped, in every place and lane that is read at once; the softmax keeps them
+    (Gal & Ghahramani 2016)."""
     cutoffs: tuple[int, ...] = ()
     """Ids at which the tail bands of adaptive softmax and adaptive input begin, rising; none is a plain softmax."""
     div_val: int = 1
@@ -51,7 +61,7 @@ class ModelSettings:
         """Check the ranges."""
         one_of("model", self, "arch", ARCHITECTURES)
         positive("model", self, "n_layers", "d_model", "d_embed", "div_val", "init_std", "proj_init_std")
-        self._check_share("dropout")
+        self._check_shares("dropout", "embedding_dropout", "output_dropout", "word_dropout")
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
         require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
         bands, tied = len(self.cutoffs) + 1, self.tie_projections
@@ -60,9 +70,15 @@ class ModelSettings:
         narrowest = self.embed_width // self.div_val ** (bands - 1)
         require(narrowest > 0, "model", "div_val", self.div_val, f"small enough to leave band {bands} a width")
 
-    def _check_share(self, key: str) -> None:
-        value = getattr(self, key)
-        require(0 <= value < 1, "model", key, value, "at least 0 and less than 1")
+    def _check_shares(self, *keys: str) -> None:
+        for key in keys:
+            value = getattr(self, key)
+            require(value is None or 0 <= value < 1, "model", key, value, "at least 0 and less than 1")
+
+    def share(self, key: str) -> float:
+        """A share of dropout that is `dropout` where it is left out."""
+        value: float | None = getattr(self, key)
+        return self.dropout if value is None else value
 
     @property
     def embed_width(self) -> int:
@@ -82,6 +98,8 @@ class TransformerSettings(ModelSettings):
     """Width F between the two matrices of a feed-forward block."""
     attention_dropout: float = 0.0
     """Share of attention probabilities dropped."""
+    inner_dropout: float | None = None
+    """Share dropped of the feed-forward activations; dropout where it is left out."""
     norm: Literal["post", "pre", "pre_released"] = "post"
     """Layer normalisation after each residual sum (the paper), or before each sublayer with one more at the end, or the
     latter without that last one (released code)."""
@@ -114,7 +132,7 @@ class TransformerSettings(ModelSettings):
         super().__post_init__()
         positive("model", self, "n_heads", "d_head", "d_inner", "n_positions", "norm_eps")
         require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
-        self._check_share("attention_dropout")
+        self._check_shares("attention_dropout", "inner_dropout")
         one_of("model", self, "norm", NORMS)
         one_of("model", self, "memory_start", MEMORY_STARTS)
         one_of("model", self, "init", INITS)
@@ -126,5 +144,46 @@ class TransformerSettings(ModelSettings):
         require(only, "model", "tie_biases", self.tie_biases, 'left out unless position = "relative"')
 
 
-MODELS: dict[str, type[ModelSettings]] = {"transformer": TransformerSettings}
+@dataclass(frozen=True, kw_only=True)
+class RnnSettings(ModelSettings):
+    """[model] with arch = "lstm" or "qrnn": the recurrent baselines of Tables 1 and 8.
+
+    The layers are d_hidden wide but the last, which is d_model wide as the embedding is: the softmax is tied to it.
+    """
+
+    recurrent_state: ClassVar[bool] = True
+    """The state is all the memory."""
+
+    init_std: float = 0.1
+    """Standard deviation of the initial embedding and softmax; the layers begin as PyTorch's do."""
+    d_hidden: int | None = None
+    """Width of all layers but the last; d_model where it is left out."""
+    window: int | None = None
+    """arch = "qrnn": inputs that the first layer sees at once, 2 where it is left out; the layers above see one."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        positive("model", self, "d_hidden", "window")
+        inner = self.d_hidden is None or self.n_layers > 1
+        require(inner, "model", "d_hidden", self.d_hidden, "left out with one layer, which is d_model wide")
+        idle = self.window is None or self.arch == "qrnn"
+        require(idle, "model", "window", self.window, f'left out with arch = "{self.arch}"')
+
+    @property
+    def widths(self) -> list[int]:
+        """Width of each layer."""
+        return [self.d_hidden or self.d_model] * (self.n_layers - 1) + [self.d_model]
+
+    @property
+    def first_window(self) -> int:
+        """Inputs that the first layer sees at once."""
+        return (self.window or 2) if self.arch == "qrnn" else 1
+
+
+MODELS: dict[str, type[ModelSettings]] = {
+    "transformer": TransformerSettings,
+    "lstm": RnnSettings,
+    "qrnn": RnnSettings,
+}
 """The class of [model] for each word of `arch`."""

@@ -96,9 +96,12 @@ def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str 
 
 
 def resolved_reading(run: Run, **changes: object) -> EvalSettings:
-    """The run's [eval] section with changes; `max_distance` becomes the trained L + M where nothing else is said."""
+    """The run's [eval] section with changes; `max_distance` becomes the trained L + M where nothing else is said.
+
+    A model that carries a state has no distances.
+    """
     train = run.settings.train
     reading = dataclasses.replace(run.settings.eval, **changes)  # type: ignore[arg-type]
-    if reading.max_distance is None:
+    if reading.max_distance is None and not run.settings.model.recurrent_state:
         reading = dataclasses.replace(reading, max_distance=train.seg_len + train.mem_len)
     return reading

@@ -35,6 +35,7 @@ class CorpusSettings:
 LossPart = Literal["full", "half"]
 OPTIMIZERS = ("adam", "sgd")
 LOSS_PARTS = ("full", "half")
+AVERAGES = ("none", "asgd", "exponential")
 SCHEDULES = ("cosine", "inverse_sqrt", "constant", "plateau")
 COSINE_STARTS = ("start", "warmup")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -78,6 +79,16 @@ class TrainSettings:
     """schedule = "plateau": what the learning rate is multiplied by."""
     plateau_patience: int = 0
     """schedule = "plateau": validations without a better loss that are waited out first."""
+    average: Literal["none", "asgd", "exponential"] = "none"
+    """Weights that validation, `best.safetensors` and so evaluation use: those of the last step; the mean of all steps
+    since validation stopped getting better (averaged SGD with the non-monotonic trigger of AWD-LSTM, of whatever
+    optimizer's steps); or an exponential mean of all steps. Training itself goes on from the last step."""
+    average_patience: int = 5
+    """average = "asgd": the mean begins when a validation loss is above the lowest of those more than this many
+    validations before."""
+    average_decay: float = 0.999
+    """average = "exponential": what the mean keeps of itself at a step; less at the beginning, (1 + n) / (10 + n) at
+    step n."""
     clip: float | None = 0.25
     """Largest norm of the whole gradient; "none" leaves it as it is."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -99,16 +110,19 @@ class TrainSettings:
         positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
         positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
         not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
+        not_negative("train", self, "average_patience")
         one_of("train", self, "loss_part", LOSS_PARTS)
         even = self.loss_part == "full" or self.seg_len % 2 == 0
         require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
         one_of("train", self, "optimizer", OPTIMIZERS)
         one_of("train", self, "schedule", SCHEDULES)
         one_of("train", self, "cosine_from", COSINE_STARTS)
+        one_of("train", self, "average", AVERAGES)
         one_of("train", self, "precision", PRECISIONS)
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
+        require(0 < self.average_decay < 1, "train", "average_decay", self.average_decay, "between 0 and 1")
         require(
             self.batch_size % self.accumulate == 0,
             "train",
@@ -134,17 +148,19 @@ class TrainSettings:
         )
 
     def _refuse_idle(self) -> None:
-        """Refuse what the chosen schedule would ignore."""
-        schedules = {
-            "cosine_from": ("cosine",),
-            "min_lr_ratio": ("cosine", "inverse_sqrt", "plateau"),
-            "plateau_factor": ("plateau",),
-            "plateau_patience": ("plateau",),
+        """Refuse what the chosen schedule and average would ignore."""
+        users = {
+            "cosine_from": ("schedule", "cosine"),
+            "min_lr_ratio": ("schedule", "cosine", "inverse_sqrt", "plateau"),
+            "plateau_factor": ("schedule", "plateau"),
+            "plateau_patience": ("schedule", "plateau"),
+            "average_patience": ("average", "asgd"),
+            "average_decay": ("average", "exponential"),
         }
-        for key, words in schedules.items():
-            value = getattr(self, key)
-            good = self.schedule in words or value == type(self).__dataclass_fields__[key].default
-            require(good, "train", key, value, f"left out unless the schedule is {' or '.join(words)}")
+        for key, (choice, *words) in users.items():
+            value, usual = getattr(self, key), type(self).__dataclass_fields__[key].default
+            good = getattr(self, choice) in words or value == usual
+            require(good, "train", key, value, f"{usual} unless the {choice} is {' or '.join(words)}")
 
 
 SAME_LENGTHS = ("m", "m_plus_one", "off")
@@ -214,3 +230,19 @@ class Settings:
     eval: EvalSettings
     log: LogSettings = field(default_factory=LogSettings)
     published: PublishedSettings = field(default_factory=PublishedSettings)
+
+    def __post_init__(self) -> None:
+        """Check what one section asks of another."""
+        if self.model.recurrent_state:
+            self._refuse_memory()
+
+    def _refuse_memory(self) -> None:
+        """A model that carries a state has no use for lengths of memory and attention."""
+        why = f'with arch = "{self.model.arch}": its state is its memory'
+        require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
+        require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
+        require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
+        for key in ("max_distance", "same_length"):
+            value = getattr(self.eval, key)
+            idle = value == EvalSettings.__dataclass_fields__[key].default
+            require(idle, "eval", key, value, f"left out {why}")

@@ -39,8 +39,8 @@ def test_the_list_names_every_recipe_once_and_fits_a_terminal():
 
 
 def test_a_row_has_store_parameters_metric_and_the_paper_s_numbers():
-    assert cells("wt103") == ["wt103", "wt103", "151,107,538", "ppl", "23.1", "24.0", "Table 1"]
-    assert cells("enwik8-24l") == ["enwik8-24l", "enwik8", "277,231,820", "bpc", "-", "0.99", "Table 2"]
+    assert cells("wt103") == ["wt103", "wt103", "151,107,538", "ppl", "23.1", "24.0", "1"]
+    assert cells("enwik8-24l") == ["enwik8-24l", "enwik8", "277,231,820", "bpc", "-", "0.99", "2"]
 
 
 def test_what_the_paper_does_not_say_is_a_dash():
@@ -87,8 +87,9 @@ def test_show_takes_the_packaged_recipe_whatever_lies_in_the_folder(folder, word
 def test_show_as_json_gives_every_setting_with_its_default(name):
     table = json_of("recipes", "show", name)
     assert recipe.resolve(table, where="here") == recipe.load(name)
-    assert table["train"]["clip"] == 0.25
-    assert "clip" not in tomllib.loads(original(name).decode())["train"]
+    written = tomllib.loads(original(name).decode())["train"]
+    assert table["train"]["clip"] == written.get("clip", 0.25)
+    assert table["train"].keys() > written.keys()
 
 
 def test_copy_writes_the_recipe_and_says_how_to_go_on(folder):

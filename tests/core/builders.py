@@ -6,7 +6,8 @@ Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 import torch
 
 from txlcli.core.model import TransformerXL
-from txlcli.model_settings import TransformerSettings
+from txlcli.core.rnn import RecurrentModel
+from txlcli.model_settings import RnnSettings, TransformerSettings
 
 V = 19
 
@@ -25,6 +26,23 @@ def small_model(*, vocab_size=V, seed=1, std=0.3, dtype=torch.float64, **changed
         for name, parameter in model.named_parameters():
             mean = 1.0 if name.endswith("norm.weight") else 0.0
             parameter.normal_(mean, std, generator=generator)
+    return model.to(dtype).eval()
+
+
+def rnn_settings(arch, **changed):
+    window = {"window": 3} if arch == "qrnn" else {}
+    return RnnSettings(
+        **{"arch": arch, "n_layers": 3, "d_model": 7, "d_hidden": 11, "dropout": 0.0, **window, **changed}
+    )
+
+
+def small_rnn(arch, *, vocab_size=V, seed=1, std=0.5, dtype=torch.float64, **changed):
+    """A model in evaluation mode, each of its weights large enough to matter."""
+    model = RecurrentModel(rnn_settings(arch, **changed), vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, std, generator=generator)
     return model.to(dtype).eval()
 
 

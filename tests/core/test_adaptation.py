@@ -49,7 +49,7 @@ def test_the_cache_weighs_what_followed_similar_states(parts):
             same = [targets[lane, entry] == targets[lane, place] for entry in entries]
             expected = sum(weight for weight, hit in zip(weights, same, strict=True) if hit) / sum(weights)
             assert given[1, lane, place].item() == pytest.approx(expected, abs=1e-12)
-            assert given[0, lane, place].item() == pytest.approx(int(sum(same)) / len(same), abs=1e-12)  # theta = 0 is even
+            assert given[0, lane, place].item() == pytest.approx(int(sum(same)) / len(same), abs=1e-12)
 
 
 def test_the_mixture_sums_to_one_over_the_vocabulary():

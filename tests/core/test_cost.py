@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.core.builders import V, draw_tokens, model_settings, small_model
+from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
 from txlcli.core.adaptive import bands
 from txlcli.core.cost import (
     band_share,
@@ -119,3 +119,23 @@ def test_shares_are_counted_where_there_is_a_text():
         for shares in ([1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0])
     )
     assert even - head_only == pytest.approx(6 * 14 * (6 + 6) / 3)
+
+
+def test_one_token_of_a_recurrent_model_by_pencil():
+    # d = 7, W = 11, three layers: an LSTM has four gates of input and state, a QRNN three of its window of 3, 1, 1.
+    lstm = 4 * (11 * (7 + 11) + 11 * (11 + 11) + 7 * (11 + 7))
+    qrnn = 3 * (11 * 3 * 7 + 11 * 11 + 7 * 11)
+    assert decoding_flops_per_token(rnn_settings("lstm"), V, keys=1) == 2 * (lstm + 7 * V)
+    assert decoding_flops_per_token(rnn_settings("qrnn"), V, keys=12) == 2 * (qrnn + 7 * V)
+
+
+@pytest.mark.parametrize("arch", ["lstm", "qrnn"])
+def test_a_training_step_of_a_recurrent_model_is_what_pytorch_counts(arch):
+    model = small_rnn(arch)  # in float64 an LSTM runs as products that PyTorch counts
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(draw_tokens(B, L), model.first_memory(B, 0), mem_len=0)
+        model.losses(hidden, draw_tokens(B, L)).mean().backward()
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=0, lanes=B)
+    # No gradient goes back into the state that the segment before left: one product less in each lane and layer.
+    without = 2 * B * 4 * (11 * 11 + 11 * 11 + 7 * 7) if arch == "lstm" else 0
+    assert counter.get_total_flops() == pytest.approx(B * L * formula - without, rel=1e-12)

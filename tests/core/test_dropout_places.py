@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.core.builders import draw_tokens, small_model
+from tests.core.builders import V, draw_tokens, small_model
+from txlcli.core.dropout import Dropout
 
 B, L, M = 2, 5, 7
 ALL = 1 - 2**-20  # rounds to every entry
@@ -25,7 +26,8 @@ def first_layer_sees(model, tokens):
 def test_embedding_distance_encodings_and_output_are_dropped():
     model, tokens = training_model("post"), draw_tokens(B, L)
     assert all(tensor.count_nonzero() for tensor in first_layer_sees(model, tokens))
-    model.dropout.share = model.encoding.dropout.share = ALL
+    for dropout in (model.embedding_dropout, model.encoding.dropout, model.output_dropout):
+        dropout.share = ALL
     hidden, encoding, out = first_layer_sees(model, tokens)
     assert (hidden.shape[:2], encoding.shape[1]) == ((B, L), L)
     assert not hidden.count_nonzero()
@@ -66,7 +68,56 @@ def test_attention_probabilities_are_dropped():
 def test_the_shares_of_a_recipe_reach_every_place(norm):
     model = small_model(norm=norm, dropout=0.3, attention_dropout=0.2)
     layers = list(model.layers)
-    shares = [model.dropout.share, model.encoding.dropout.share, *(layer.dropout.share for layer in layers)]
-    shares += [layer.feed_forward.dropout.share for layer in layers]
+    shares = [model.encoding.dropout.share, model.embedding_dropout.share, model.output_dropout.share]
+    shares += [layer.dropout.share for layer in layers] + [layer.feed_forward.dropout.share for layer in layers]
     assert set(shares) == {0.3}
     assert {layer.attention.attention_dropout for layer in layers} == {0.2}
+
+
+def test_places_may_have_shares_of_their_own():
+    own = {"embedding_dropout": 0.4, "inner_dropout": 0.0, "output_dropout": 0.6, "word_dropout": 0.1}
+    model = small_model(dropout=0.3, **own)
+    layers = list(model.layers)
+    assert (model.embedding_dropout.share, model.output_dropout.share) == (0.4, 0.6)
+    assert {layer.feed_forward.dropout.share for layer in layers} == {0.0}
+    assert {model.encoding.dropout.share, *(layer.dropout.share for layer in layers)} == {0.3}
+    assert model.embedding.word_dropout.share == 0.1
+
+
+@pytest.mark.parametrize("variational", [True, False])
+def test_variational_dropout_is_that_of_every_place(variational):
+    model = small_model(dropout=0.3, variational_dropout=variational)
+    places = [module for module in model.modules() if isinstance(module, Dropout)]
+    assert len(places) == 3 + 2 * 2  # embedding, distances, output; two in each layer
+    assert {place.variational for place in places} == {variational}
+
+
+def test_a_dropped_channel_is_gone_from_all_positions_and_from_all_distances():
+    torch.manual_seed(3)
+    model = small_model(dropout=0.5, variational_dropout=True).train()
+    model.encoding.w_k_position[0].weight.data = torch.eye(model.settings.d_model).double()[:11].repeat(3, 1)
+    hidden, encoding, out = first_layer_sees(model, draw_tokens(B, L))
+    for tensor in (hidden, out):
+        gone = tensor == 0  # (B, L, d)
+        assert 0 < gone.sum() < gone.numel()
+        assert torch.equal(gone, gone[:, :1].expand_as(gone))
+    # Distance 0, the last row, is the only one whose sines are 0; the projection copies 11 channels into each head.
+    gone = encoding[:, :-1] == 0  # (H, n - 1, D)
+    assert 0 < gone.sum() < gone.numel()
+    assert torch.equal(gone, gone[:1, :1].expand_as(gone))
+
+
+@pytest.mark.parametrize("cutoffs", [(), (5, 11)])
+def test_a_dropped_word_is_gone_wherever_it_stands_and_the_softmax_keeps_it(cutoffs):
+    torch.manual_seed(5)
+    model, tokens = small_model(cutoffs=cutoffs, word_dropout=0.5).train(), draw_tokens(B, 31)
+    embedded = model.embed(tokens, torch.arange(31))
+    dropped = {word for word in range(V) if not embedded[tokens == word].count_nonzero()}
+    assert 0 < len(dropped & set(tokens.flatten().tolist())) < len(set(tokens.flatten().tolist()))
+    for word in set(tokens.flatten().tolist()) - dropped:
+        vectors = embedded[tokens == word]
+        assert torch.equal(vectors, vectors[:1].expand_as(vectors))
+        whole = model.eval().embed(torch.tensor([[word]]), torch.arange(1))[0, 0]
+        torch.testing.assert_close(vectors[0], 2 * whole, rtol=1e-12, atol=0)
+    hidden = torch.randn(B, 31, model.settings.d_model, dtype=torch.float64)
+    assert torch.equal(model.train().losses(hidden, tokens), model.eval().losses(hidden, tokens))

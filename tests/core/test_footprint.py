@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.core.builders import V, draw_tokens, model_settings
+from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
+from txlcli.core.architectures import make_model
 from txlcli.core.footprint import parameters_by_part, step_bytes
-from txlcli.core.model import TransformerXL
 from txlcli.settings import TrainSettings
 
 B, L, M = 3, 5, 7
@@ -41,9 +41,9 @@ def test_weights_gradients_optimizer_and_memory_are_four_bytes_each(changed, sta
 
 def saved_by_a_real_step(settings, lanes, precision):
     """Bytes that autograd keeps for the backward pass of one segment with a full memory, the weights apart."""
-    model = TransformerXL(settings, V).train()
+    model = make_model(settings, V).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    memory = [torch.randn(lanes, M, settings.d_model) for _ in model.layers]
+    memory = [torch.randn_like(tensor) for tensor in model.full_memory(lanes, M)]
     found = {}
 
     def keep(tensor):
@@ -80,3 +80,29 @@ def test_a_model_too_large_for_any_machine_is_counted():
     needed = step_bytes(model_settings(n_layers=1, d_model=100_000_000), 7, train_settings())
     assert needed["activations"] > 1e10
     assert needed["weights"] > 8e10
+
+
+def test_parameters_of_a_recurrent_model_by_a_pencil():
+    lstm = 4 * 11 * (7 + 11 + 2) + 4 * 11 * (11 + 11 + 2) + 4 * 7 * (11 + 7 + 2)
+    assert parameters_by_part(rnn_settings("lstm"), V) == {"embedding": V * 7, "softmax": V, "recurrent layers": lstm}
+
+
+@pytest.mark.parametrize(("arch", "numbers"), [("lstm", 2 * (11 + 11 + 7)), ("qrnn", 11 + 2 * 7 + 11 + 7)])
+def test_a_state_is_four_bytes_a_number(arch, numbers):
+    # h and c of each layer; c of each layer and, in the first, the last two inputs.
+    assert step_bytes(rnn_settings(arch), V, train_settings(mem_len=0))["memory"] == 4 * B * numbers
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_of_a_qrnn_are_what_a_real_step_keeps(precision):
+    settings = rnn_settings("qrnn", dropout=0.5)
+    needed = step_bytes(settings, V, train_settings(mem_len=0, precision=precision))
+    assert needed["activations"] == saved_by_a_real_step(settings, B, precision)
+
+
+def test_activations_of_an_lstm_are_counted_apart_from_the_workspace_of_its_kernel():
+    plain, wide = (
+        step_bytes(rnn_settings("lstm", d_hidden=width), V, train_settings(mem_len=0))["activations"]
+        for width in (11, 110)
+    )
+    assert 0 < 2 * plain < wide

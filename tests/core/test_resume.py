@@ -19,6 +19,17 @@ KINDS = {
     "plateau": {"schedule": "plateau", "lr": 0.5, "optimizer": "sgd", "valid_every": 1, "plateau_patience": 1},
     "validation between": {"valid_every": 3, "weight_decay": 0.01, "warmup_steps": 3},
     "no memory": {"mem_len": 0},
+    "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
+    "exponential mean": {"average": "exponential", "average_decay": 0.5, "valid_every": 2},
+    # The mean begins after step 3: stops lie before it, in it, after it.
+    "mean of averaged SGD": {
+        "average": "asgd",
+        "average_patience": 1,
+        "optimizer": "sgd",
+        "lr": 3.0,
+        "clip": None,
+        "valid_every": 1,
+    },
     "bf16": {"precision": "bf16"},
 }
 
@@ -63,6 +74,18 @@ def test_two_and_two_steps_equal_four(tmp_path, kind, stop):
     assert timeless(first + second) == timeless(whole)
     assert_same_file(tmp_path / "whole", tmp_path / "parts")
     assert_same_file(tmp_path / "whole", tmp_path / "parts", "best.safetensors")
+
+
+def test_a_stop_at_the_very_validation_that_begins_a_mean_loses_nothing(tmp_path):
+    changed = KINDS["mean of averaged SGD"]
+    whole = run(fresh(tmp_path / "whole", **changed))
+    begun = fresh(tmp_path / "parts", **changed)
+    first = list(begun.run(report_every=1, should_stop=lambda: False, until_step=3))
+    assert begun.average.triggered
+    assert not begun.average.active
+    second = run(resumed(tmp_path / "parts", **changed))
+    assert timeless(first + second) == timeless(whole)
+    assert_same_file(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_the_file_holds_weights_optimizer_memory_and_chance(tmp_path):

@@ -39,15 +39,15 @@ def train_settings(**changed):
     )
 
 
-def new_training(folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, **changed):
+def new_training(folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, shape=None, **changed):
     """A fresh training on a text that fills the lanes exactly."""
     settings = train_settings(**changed)
     folder.mkdir(exist_ok=True)
     if ids is None:
         ids = draw_split(LANES * LANE_LEN + 1, seed=5)
     if model is None:
-        shape = model_settings(dropout=dropout, attention_dropout=dropout)
-        model = new_model(shape, V, seed=settings.seed, device=CPU)
+        drawn = model_settings(dropout=dropout, attention_dropout=dropout, **(shape or {}))
+        model = new_model(drawn, V, seed=settings.seed, device=CPU)
     segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed)
     split = ValidSplit(*scored_stream(draw_split(31, seed=6), None)) if valid else None
     return Training(model, settings, segments, split, folder, {"recipe": "tiny"})

@@ -115,7 +115,8 @@ def _dynamic(
         return min(tried, key=lambda one: tried[one])
 
     found = best_of([DynamicSettings(lr, FIRST_DECAY) for lr in LEARNING_RATES])
-    found = best_of([dataclasses.replace(found, decay=decay) for decay in DECAYS])
+    if found.lr > 0:
+        found = best_of([dataclasses.replace(found, decay=decay) for decay in DECAYS])
     scores = read(source, found, "dynamic evaluation")
     parameters = {"lr": found.lr, "decay": found.decay, "searched_on": len(valid.targets)}
     return _row(opened, source, how, scores, "dynamic", parameters)

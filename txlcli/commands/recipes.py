@@ -11,8 +11,8 @@ from txlcli import console, recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import Force, Json
 
-COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "paper")
-CAPTION = "valid, test: the paper's numbers; txl recipes show NAME, txl train NAME"
+COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
+CAPTION = "table, valid, test: the paper's; txl recipes show NAME, txl train NAME"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
 
@@ -131,5 +131,5 @@ def _description(text: str) -> str:
 def _row(entry: dict[str, Any]) -> list[str]:
     count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
     numbers = [str(entry[key] or "-") for key in ("paper_valid", "paper_test")]
-    table = re.match(r"Table \d+", entry["description"])
-    return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[0] if table else "-"]
+    table = re.match(r"Table (\d+)", entry["description"])
+    return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[1] if table else "-"]

@@ -28,7 +28,8 @@ FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the deviation of h_t . h_i: from an even cache to a peaked one."""
 SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
 """Candidates of lambda, the cache's share of the mixture."""
-LEARNING_RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+LEARNING_RATES = (0.0, 1e-5, 3e-5, 1e-4, 3e-4)
+"""Candidates of the size of a step; 0 leaves the model as it is, where every step makes it worse."""
 DECAYS = (0.0, 1e-3, 1e-2)
 RMS_FLOOR = 1e-8
 
@@ -75,9 +76,10 @@ class ContinuousCache:
         place = torch.arange(seg_len, device=hidden.device)[:, None] + self._states.shape[1]  # of each query
         entry = torch.arange(states.shape[1], device=hidden.device)
         seen = (entry < place) & (entry >= place - self._size)  # (L, C + L)
-        scores = (hidden @ states.mT).masked_fill(~seen, -torch.inf)  # (B, L, C + L)
+        scores = hidden @ states.mT  # (B, L, C + L)
         same = tokens[:, None, :] == targets[:, :, None]
-        found = torch.stack([((theta * scores).softmax(-1) * same).sum(-1) for theta in self._thetas])
+        shares = ((theta * scores).masked_fill(~seen, -torch.inf).softmax(-1) for theta in self._thetas)
+        found = torch.stack([(share * same).sum(-1) for share in shares])
         self._states, self._tokens = states[:, -self._size :], tokens[:, -self._size :]
         return found
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txlcli.core.dropout import WordDropout
 from txlcli.errors import RecipeError
 from txlcli.model_settings import ModelSettings
 
@@ -64,25 +65,37 @@ def _matrix(rows: int, columns: int) -> nn.Parameter:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """One table per band, with projections to model width where the bands have them."""
+    """One table per band, with projections to model width where the bands have them.
 
-    def __init__(self, bands: list[Band], d_model: int) -> None:
+    Args:
+        bands: of the vocabulary.
+        d_model: d.
+        word_dropout: share of words dropped while training.
+    """
+
+    def __init__(self, bands: list[Band], d_model: int, *, word_dropout: float = 0.0) -> None:
         super().__init__()
         self.bands = bands
         self.d_model = d_model
         self.tables = nn.ParameterList(_matrix(band.size, band.width) for band in bands)  # (n, w)
         widths = {str(band.projection): band.width for band in bands if band.projection is not None}
         self.projections = nn.ParameterDict({name: _matrix(d_model, width) for name, width in widths.items()})  # (d, w)
+        self.word_dropout = WordDropout(word_dropout, bands[-1].end)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(...) ids -> (..., d) vectors, not yet scaled."""
+        dropped: Tensor = self.word_dropout(self._vectors(tokens), tokens)
+        return dropped
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
         if len(self.bands) == 1:
             return self._embed(0, tokens)
         flat = tokens.flatten()  # (T,)
         embedded = self.tables[0].new_zeros(len(flat), self.d_model)
         for number, band in enumerate(self.bands):
             rows = ((flat >= band.first) & (flat < band.end)).nonzero()[:, 0]
-            embedded = embedded.index_copy(0, rows, self._embed(number, flat[rows] - band.first))
+            if len(rows) or torch.is_grad_enabled():  # in training a band without rows has a gradient of zeros
+                embedded = embedded.index_copy(0, rows, self._embed(number, flat[rows] - band.first))
         return embedded.unflatten(0, tokens.shape)
 
     def _embed(self, number: int, ids: Tensor) -> Tensor:
@@ -90,8 +103,9 @@ class AdaptiveEmbedding(nn.Module):
         projection = self.bands[number].projection
         if projection is None:
             return vectors
-        # The sums of residuals begin here: never in 16 bits, whatever the product was.
-        return F.linear(vectors, self.projections[str(projection)]).to(vectors.dtype)
+        # The sums of residuals begin here, so never in 16 bits; and to cast a matrix costs more than it saves here.
+        with torch.autocast(vectors.device.type, enabled=False):
+            return F.linear(vectors, self.projections[str(projection)])
 
 
 class AdaptiveSoftmax(nn.Module):

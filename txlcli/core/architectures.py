@@ -6,7 +6,8 @@ from txlcli.core.decoding import Decoder, SameLength
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.model import TransformerXL
 from txlcli.core.reader import Reader
-from txlcli.model_settings import ModelSettings, TransformerSettings
+from txlcli.core.rnn import RecurrentModel, StateReader
+from txlcli.model_settings import ModelSettings, RnnSettings, TransformerSettings
 
 
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
@@ -15,6 +16,8 @@ def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
     Raises:
         RecipeError: a cutoff lies beyond the vocabulary.
     """
+    if isinstance(settings, RnnSettings):
+        return RecurrentModel(settings, vocab_size)
     assert isinstance(settings, TransformerSettings)
     return TransformerXL(settings, vocab_size)
 
@@ -31,9 +34,13 @@ def make_reader(
 ) -> Reader:
     """What reads a text with a model; the arguments are those of an evaluation.
 
+    A model that carries a state has no use for `mem_len`, `same_length` and `max_distance`.
+
     Raises:
         UsageError: the model has learned fewer positions than a segment has.
     """
+    if isinstance(model, RecurrentModel):
+        return StateReader(model, lanes=lanes, seg_len=seg_len, precision=precision)
     assert isinstance(model, TransformerXL)
     return Decoder(
         model,

@@ -1,7 +1,8 @@
 """One safetensors file per checkpoint: tensors and plain JSON, never a pickle.
 
-Tensors are named by what they belong to: `model.` (weights), `optimizer.`, `memory.`, `rng.`. The JSON sits in the
-file's metadata. The file is written beside its place and renamed, so a reader sees the old one or the new one, whole.
+Tensors are named by what they belong to: `model.` (weights), `average.` (their mean), `optimizer.`, `memory.`, `rng.`.
+The JSON sits in the file's metadata. The file is written beside its place and renamed, so a reader sees the old one or
+the new one, whole.
 """
 
 import json
@@ -36,6 +37,11 @@ class Checkpoint:
     def group(self, name: str) -> dict[str, Tensor]:
         """The tensors of one group, by their names within it."""
         return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
+
+    @property
+    def weights_to_evaluate(self) -> str:
+        """The group of them: the mean of the weights where their training has begun one."""
+        return "average" if self.group("average") else "model"
 
 
 def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -108,8 +114,10 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         optimizer.state[parameter][key] = value.to(parameter.device)
 
 
-def build_model(settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path) -> LanguageModel:
-    """The model with the checkpoint's weights.
+def build_model(
+    settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path, *, group: str = "model"
+) -> LanguageModel:
+    """The model with the checkpoint's weights, or with another group of tensors that are named as they are.
 
     Raises:
         RunError: tensors are missing, left over, or of another shape.
@@ -117,7 +125,7 @@ def build_model(settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
     try:
-        model.load_state_dict(checkpoint.group("model"), assign=True)
+        model.load_state_dict(checkpoint.group(group), assign=True)
     except RuntimeError as error:
         details = " ".join(str(error).split())
         raise RunError(f"{path}: the weights do not fit the run's settings ({details})") from error

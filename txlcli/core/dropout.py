@@ -1,4 +1,7 @@
-"""Dropout: which activations are kept while a model trains."""
+"""Dropout: which activations are kept while a model trains.
+
+Axes: B lanes, L segment, d width, V vocabulary.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +26,32 @@ def keep_mask(shape: torch.Size, share: float, device: torch.device) -> Tensor:
     return (words.view(torch.int16)[:count] >= dropped - STEPS // 2).view(shape)
 
 
-class Dropout(nn.Module):
-    """Zeroes each entry with probability `share` while training and scales the rest by 1 / (1 - share)."""
+def _times(hidden: Tensor, kept: Tensor, share: float) -> Tensor:
+    """What a small mask keeps of `hidden`, times 1 / (1 - share); the mask is broadcast."""
+    exact = torch.promote_types(hidden.dtype, torch.float32)  # a 16-bit mask would round the scale
+    return (hidden * (kept.to(exact) / (1 - share))).to(hidden.dtype)
 
-    def __init__(self, share: float) -> None:
+
+class Dropout(nn.Module):
+    """Zeroes each entry with probability `share` while training and scales the rest by 1 / (1 - share).
+
+    Args:
+        share: dropped, at least 0 and less than 1.
+        variational: draw one mask for all positions of a segment, or for all distances (Gal & Ghahramani 2016).
+    """
+
+    def __init__(self, share: float, *, variational: bool = False) -> None:
         super().__init__()
         self.share = share
+        self.variational = variational
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape -> the same shape."""
+        """Any shape -> the same shape; where the mask is shared, its axes end in positions and channels."""
         if not self.training or self.share == 0:
             return hidden
+        if self.variational:
+            shape = torch.Size((*hidden.shape[:-2], 1, hidden.shape[-1]))
+            return _times(hidden, keep_mask(shape, self.share, hidden.device), self.share)
         if hidden.device.type != "cpu":
             return F.dropout(hidden, self.share)
         kept = keep_mask(hidden.shape, self.share, hidden.device)
@@ -41,4 +59,29 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
-        return f"share={self.share}"
+        return f"share={self.share}, variational={self.variational}"
+
+
+class WordDropout(nn.Module):
+    """Zeroes the vectors of whole words while training, every occurrence together, and scales those of the others.
+
+    Args:
+        share: of the vocabulary that is dropped, at least 0 and less than 1.
+        vocab_size: V.
+    """
+
+    def __init__(self, share: float, vocab_size: int) -> None:
+        super().__init__()
+        self.share = share
+        self.vocab_size = vocab_size
+
+    def forward(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """The embeddings (B, L, d) of tokens (B, L) -> the same shape."""
+        if not self.training or self.share == 0:
+            return embedded
+        kept = keep_mask(torch.Size((self.vocab_size,)), self.share, embedded.device)
+        return _times(embedded, kept[tokens][..., None], self.share)
+
+    def extra_repr(self) -> str:
+        """What print(model) shows."""
+        return f"share={self.share}, vocab_size={self.vocab_size}"

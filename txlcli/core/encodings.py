@@ -81,7 +81,7 @@ class RelativeEncoding(Encoding):
         self.position_bias = nn.Parameter(torch.empty(pairs, n_heads, d_head))
         layers = range(settings.n_layers)
         self.w_k_position = nn.ModuleList(nn.Linear(d_model, n_heads * d_head, bias=False) for _ in layers)
-        self.dropout = Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """All of (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""

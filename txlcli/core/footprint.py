@@ -42,7 +42,8 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
 def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> dict[str, int]:
     """Bytes that a training step holds at its peak, by purpose; workspace of single operations comes on top.
 
-    Activations are those that the backward pass will read, counted by a forward pass over tensors without contents.
+    Activations are those that the backward pass will read, counted by a forward pass over tensors without contents. The
+    kernel of an LSTM keeps its gates in a workspace of its own, which is not among them.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     states = 2 if train.optimizer == "adam" else int(train.momentum > 0)

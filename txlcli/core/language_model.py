@@ -29,7 +29,7 @@ class LanguageModel(nn.Module, ABC):
         self.settings = settings
         self.vocab_size = vocab_size
         cut = bands(settings, vocab_size)
-        self.embedding = AdaptiveEmbedding(cut, settings.d_model)
+        self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
         self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings)
 
     @property

@@ -20,11 +20,11 @@ from txlcli.settings import LossPart
 class FeedForward(nn.Module):
     """The position-wise sublayer, without its residual and norm."""
 
-    def __init__(self, d_model: int, d_inner: int, dropout: float) -> None:
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        self.ff_1 = nn.Linear(d_model, d_inner)
-        self.ff_2 = nn.Linear(d_inner, d_model)
-        self.dropout = Dropout(dropout)
+        self.ff_1 = nn.Linear(settings.d_model, settings.d_inner)
+        self.ff_2 = nn.Linear(settings.d_inner, settings.d_model)
+        self.dropout = Dropout(settings.share("inner_dropout"), variational=settings.variational_dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
@@ -42,9 +42,9 @@ class Layer(nn.Module):
         self.pre_norm = settings.norm != "post"
         self.attention = Attention(d_model, settings.n_heads, settings.d_head, settings.attention_dropout)
         self.attention_norm = nn.LayerNorm(d_model, settings.norm_eps)
-        self.feed_forward = FeedForward(d_model, settings.d_inner, settings.dropout)
+        self.feed_forward = FeedForward(settings)
         self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
-        self.dropout = Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def attention_input(self, hidden: Tensor) -> Tensor:
         """What queries, keys and values are projected from, of any layer inputs (B, x, d)."""
@@ -99,7 +99,9 @@ class TransformerXL(LanguageModel):
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
-        self.dropout = Dropout(settings.dropout)
+        variational = settings.variational_dropout
+        self.embedding_dropout = Dropout(settings.share("embedding_dropout"), variational=variational)
+        self.output_dropout = Dropout(settings.share("output_dropout"), variational=variational)
         bands = self.embedding.bands
         self.auxiliary = None
         if settings.auxiliary_losses:
@@ -131,7 +133,7 @@ class TransformerXL(LanguageModel):
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(B, L) tokens at positions (L,) -> (B, L, d) embeddings with what the encoding adds to them."""
         embedded = self.embedding(tokens) * self.settings.d_model**0.5
-        dropped: Tensor = self.dropout(self.encoding.enter(embedded, positions))
+        dropped: Tensor = self.embedding_dropout(self.encoding.enter(embedded, positions))
         return dropped
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
@@ -179,7 +181,7 @@ class TransformerXL(LanguageModel):
         return outputs, kept
 
     def _finished(self, hidden: Tensor) -> Tensor:
-        finished: Tensor = self.dropout(self.final_norm(hidden))
+        finished: Tensor = self.output_dropout(self.final_norm(hidden))
         return finished
 
     def objective(

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from txlcli.core import checkpoint
 from txlcli.core.architectures import make_model
+from txlcli.core.averaging import make_average
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.device import autocast
 from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.optimizer import Plateau, make_optimizer, scheduled_lr
 from txlcli.core.segments import Place, Tokens, TrainingSegments
-from txlcli.errors import RunError, TrainingError
+from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.model_settings import ModelSettings
 from txlcli.settings import EvalSettings, TrainSettings
 
@@ -55,6 +56,8 @@ class ValidReport:
     tokens: int
     seconds: float
     best: bool
+    averaged: bool
+    """Whether it read the mean of the weights (train.average), not those of the last step."""
 
 
 Report = StepReport | ValidReport
@@ -97,6 +100,7 @@ class Training:
         self.valid, self.folder, self.identity = valid, folder, identity
         self.device = model.device
         self.optimizer = make_optimizer(model, settings)
+        self.average = make_average(model, settings)
         self.plateau = Plateau(settings)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self.step = 0
@@ -182,6 +186,7 @@ class Training:
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
         self.step += 1
         grad_norm = self._apply_gradients()
+        self.average.update()
         self.place = self.segments.next_place(self.place)
         return total, grad_norm, inputs.numel()
 
@@ -221,14 +226,15 @@ class Training:
                 raise _Stopped
 
         try:
-            scores = score(
-                self.model,
-                self.valid.inputs,
-                self.valid.targets,
-                valid_reading(self.settings),
-                precision=self.settings.precision,
-                on_tokens=stop_early,
-            )
+            with self.average.in_place():
+                scores = score(
+                    self.model,
+                    self.valid.inputs,
+                    self.valid.targets,
+                    valid_reading(self.settings),
+                    precision=self.settings.precision,
+                    on_tokens=stop_early,
+                )
         except _Stopped:
             return
         loss_nats = scores.total_nats / len(scores.losses_nats)
@@ -237,10 +243,13 @@ class Training:
         self.validated = self.step
         best = loss_nats < self.best_nats
         self.plateau.see(improved=best)
+        averaged = self.average.active
         if best:
             self.best_nats = loss_nats
-            self._save(self.best_path, {})
-        yield ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, best)
+            with self.average.in_place():
+                self._save(self.best_path, {})
+        self.average.see(loss_nats)
+        yield ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, best, averaged)
 
     def _empty_memories(self) -> list[Memory]:
         lanes = self.settings.batch_size // self.settings.accumulate
@@ -258,6 +267,7 @@ class Training:
             "place": asdict(self.place),
             "validated": self.validated,
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
+            "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
             "scaler": self.scaler.state_dict(),
         }
@@ -282,7 +292,7 @@ class Training:
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer)
-        groups = {"memory": memory, "rng": rng, "optimizer": optimizer}
+        groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.tensors()}
         self._save(
             self.last_path,
             {
@@ -297,6 +307,7 @@ class Training:
 
         Raises:
             RunError: the file holds weights to evaluate, and not what going on needs.
+            RecipeError: the run so far has made no mean of the kind that train.average names.
         """
         state = saved.state
         if not saved.group("rng"):
@@ -307,6 +318,7 @@ class Training:
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
         self.scaler.load_state_dict(state["scaler"])
+        self._restore_average(saved)
         checkpoint.restore_optimizer(self.model, self.optimizer, saved.group("optimizer"))
         for name, tensor in saved.group("memory").items():
             part, layer = name.split(".")
@@ -315,6 +327,16 @@ class Training:
         torch.set_rng_state(rng["cpu"])
         if self.device.type == "cuda" and "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"], self.device)
+
+    def _restore_average(self, saved: Checkpoint) -> None:
+        state = saved.state.get("average", {"kind": "none"})  # files written before there were averages have none
+        if state["kind"] != self.settings.average:
+            raise RecipeError(
+                f'{self.last_path}: trained with train.average = "{state["kind"]}", which cannot become '
+                f'"{self.settings.average}" on the way; start a new run instead'
+            )
+        if state["kind"] != "none":
+            self.average.restore(state, saved.group("average"))
 
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:

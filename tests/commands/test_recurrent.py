@@ -1,0 +1,180 @@
+"""LSTM and QRNN through the commands; what means nothing for a state is refused."""
+
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, reports, write_texts
+from tests.commands.test_eval import cells, headings
+from tests.commands.test_speed import THROUGHPUT_KEYS
+
+ARCHS = ("lstm", "qrnn")
+NO_STATE = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
+
+
+def recipe_of(arch):
+    text = RECIPE.replace("n_layers = 2", f'arch = "{arch}"\nn_layers = 2\nd_hidden = 11').replace(
+        "mem_len = 5", "mem_len = 0"
+    )
+    for line in NO_STATE:
+        text = text.replace(line, "")
+    return text
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent") / "here"
+    write_texts(folder)
+    done("prepare", folder / "novel", "--data-dir", folder / "data")
+    for arch in ARCHS:
+        (folder / f"{arch}.toml").write_text(recipe_of(arch))
+        done("train", folder / f"{arch}.toml", "--data-dir", folder / "data", "--runs-dir", folder / "runs")
+    return folder
+
+
+@pytest.fixture
+def here(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_training_says_that_a_state_is_carried_and_saves_it(here, arch):
+    result = done("train", f"{arch}.toml", "--name", "again")
+    assert "3 lanes x 5 tokens, a state carried along, 7 steps" in result.stderr
+    tensors = load_file(here / "runs/again/last.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("memory.")}
+    last = {"lstm": (3, 8), "qrnn": (3, 0, 11)}[arch]
+    second = {"lstm": (3, 11), "qrnn": (3, 1, 8)}[arch]
+    assert shapes == {"memory.0.0": (3, 11), "memory.0.1": second, "memory.0.2": (3, 8), "memory.0.3": last}
+    assert any(tensor.count_nonzero() for name, tensor in tensors.items() if name.startswith("memory."))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(here, arch):
+    done("train", f"{arch}.toml", "--name", "parts", "--max-steps", 3)
+    done("train", "--resume", "runs/parts")
+    assert Saved(here / "runs/parts/last.safetensors") == Saved(here / f"runs/{arch}/last.safetensors")
+    losses = [
+        [line["loss_nats"] for line in reports(f"runs/{name}") if line["kind"] == "valid"] for name in ("parts", arch)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_evaluation_has_one_row_without_memory_length_or_slowdown(here, arch):
+    table, told = done("eval", arch), json_of("eval", arch)
+    (row,) = told["rows"]
+    assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token", "one lane", "vanilla", "slowdown"]
+    (line,) = cells(table)
+    assert line[:4] == ["- *", "state", f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
+    assert line[5:] == ["-", "-", "-"]
+    assert "A state is carried along the text. L = 5, fp32; 3 lanes, of which 2 start without context." in table.stdout
+    assert "vanilla:" not in table.stdout
+    assert (row["attn_len_min"], row["attn_len_max"], row["slowdown"]) == (None, None, None)
+    assert (told["max_distance"], told["same_length"]) == (None, None)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_result_does_not_depend_on_the_segments_that_are_read(here, arch):
+    losses = [
+        json_of("eval", arch, "--seg-len", length, "--batch-size", 1)["rows"][0]["loss_nats"] for length in (1, 5, 64)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_16_bits_evaluate_to_nearly_the_same(here, arch):
+    exact, rough = (json_of("eval", arch, "--precision", kind)["rows"][0]["loss_nats"] for kind in ("fp32", "bf16"))
+    assert exact != rough
+    assert rough == pytest.approx(exact, rel=1e-2)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_generation_repeats_itself_for_the_same_seed(here, arch):
+    texts = [done("generate", arch, "--prompt", "the fox", "--tokens", 20, "--seed", seed).stdout for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("the fox")
+    assert done("generate", arch, "--tokens", 5, "--context", 30).stdout
+
+
+def test_speed_times_all_but_table_9(here):
+    result = done("speed", "lstm", "--repeat", 1)
+    assert "a model that carries a state has no attention length: Table 9 is left out" in result.stderr
+    assert "XL" not in result.stdout
+    assert "run runs/lstm on cpu (" in result.stdout
+    told = json_of("speed", "qrnn.toml", "--repeat", 1)
+    assert told["slowdown"] == []
+    assert [row["work"] for row in told["throughput"]] == [
+        "evaluation, 1 lane, L 5",
+        "evaluation, 3 lanes, L 5",
+        "one token at a time, L 1",
+        "training, 3 lanes, L 5",
+    ]
+    for row in told["throughput"]:
+        assert set(row) == THROUGHPUT_KEYS
+        assert 0 < row["share_of_peak"] < 1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_plan_counts_the_recurrent_layers(here, arch):
+    # d = 8, W = 11, two layers, V = 256.
+    layers = {"lstm": 4 * 11 * (8 + 11 + 2) + 4 * 8 * (11 + 8 + 2), "qrnn": 3 * 11 * (2 * 8 + 1) + 3 * 8 * (11 + 1)}
+    plan = json_of("train", f"{arch}.toml", "--dry-run")
+    assert plan["parameters_by_part"] == {"embedding": 256 * 8, "softmax": 256, "recurrent layers": layers[arch]}
+    assert plan["parameters"] == card(f"runs/{arch}")["parameters"] == sum(plan["parameters_by_part"].values())
+    assert plan["step_bytes"]["memory"] == 4 * 3 * {"lstm": 2 * (11 + 8), "qrnn": 11 + 8 + 8}[arch]
+    assert plan["step_bytes"]["activations"] > 0
+    assert plan["mem_len"] is None
+    table = done("train", f"{arch}.toml", "--dry-run").stdout
+    assert "a state carried along" in table
+    assert "parameters, recurrent layers" in table
+
+
+CARRIES = 'runs/{arch} carries a state (arch = "{arch}"), which is all its memory; leave out '
+STATE = 'arch = "{arch}": its state is its memory, not 5'
+REFUSED = [
+    (["eval", "{arch}", "--mem-len", "5"], CARRIES + "--mem-len"),
+    (["eval", "{arch}", "--mem-len", "0"], CARRIES + "--mem-len"),
+    (["eval", "{arch}", "--attn-len", "5"], CARRIES + "--attn-len"),
+    (["eval", "{arch}", "--max-distance", "none"], CARRIES + "--max-distance"),
+    (["eval", "{arch}", "--no-same-length"], CARRIES + "--same-length"),
+    (["eval", "{arch}", "--plot", "curve.svg"], CARRIES + "--plot"),
+    (
+        ["speed", "{arch}", "--attn-len", "800"],
+        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --attn-len",
+    ),
+    (
+        ["speed", "{arch}", "--plot", "speed.svg"],
+        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --plot",
+    ),
+    (
+        ["train", "{arch}.toml", "--set", "train.mem_len=5"],
+        "{arch}.toml with --set train.mem_len=5: [train] mem_len must be 0 with " + STATE,
+    ),
+    (
+        ["train", "{arch}.toml", "--set", "eval.mem_len=5"],
+        "{arch}.toml with --set eval.mem_len=5: [eval] mem_len must be 0 with " + STATE,
+    ),
+    (
+        ["train", "{arch}.toml", "--set", "model.n_heads=3"],
+        '{arch}.toml with --set model.n_heads=3: [model] has no key "n_heads"',
+    ),
+    (["train", "{arch}.toml", "--set", "model.position=learned"], '[model] has no key "position"'),
+]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(case[0][2:]) for case in REFUSED])
+def test_what_means_nothing_for_a_state_is_refused(here, arch, arguments, message):
+    assert message.format(arch=arch) in refusal(*(word.format(arch=arch) for word in arguments))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_it_cannot_be_exported(here, arch):
+    message = refusal("export", arch, "out", code=1)
+    assert message == "only Transformer-XL itself has a place in Hugging Face's layout; this run is a baseline"
+    assert not (here / "out").exists()
