@@ -78,6 +78,7 @@ def test_json_says_everything_that_decides_the_numbers(here):
         "max_distance": 10,
         "same_length": "m",
         "precision": "fp32",
+        "search": None,
         "slowdown_windows": 3,
         "paper": None,
     }

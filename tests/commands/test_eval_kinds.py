@@ -112,3 +112,44 @@ def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
     found = [json_of("eval", "word", "--cache", 30, "--split", split, *SHORT)["rows"][1] for split in ("test", "valid")]
     assert found[0]["adaptation"] == found[1]["adaptation"]
     assert found[0]["loss_nats"] != found[1]["loss_nats"]
+
+
+def test_auto_finds_the_memory_on_valid_and_applies_it_to_test(here):
+    told = json_of("eval", "byte", "--mem-len", "auto", *SHORT)
+    search = told["search"]
+    lengths = [one["length"] for one in search["tried"]]
+    assert (search["option"], search["split"], search["threshold"]) == ("--mem-len", "valid", 0.001)
+    assert lengths == sorted(set(lengths))
+    assert lengths[:2] == [0, 1]
+    assert [row["mem_len"] for row in told["rows"]] == [search["found"]]
+    on_valid = json_of("eval", "byte", "--split", "valid", "--mem-len", ",".join(map(str, lengths)), *SHORT)
+    assert [one["loss_nats"] for one in search["tried"]] == [row["loss_nats"] for row in on_valid["rows"]]
+    again = json_of("eval", "byte", "--mem-len", search["found"], *SHORT)
+    assert again["rows"][0]["loss_nats"] == told["rows"][0]["loss_nats"]
+    result = done("eval", "byte", "--mem-len", "auto", *SHORT)
+    assert f"--mem-len {search['found']} is the shortest of {len(lengths)} lengths up to {lengths[-1]}" in " ".join(
+        result.stdout.split()
+    )
+    assert f"--mem-len {lengths[0]}: valid perplexity" in result.stderr
+
+
+def test_auto_finds_the_window_of_a_model_without_memory(here):
+    train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
+    told = json_of("eval", "windows", "--attn-len", "auto", *SHORT)
+    assert max(one["length"] for one in told["search"]["tried"]) <= 5  # it has learned no more positions
+    assert told["rows"][0]["attn_len_max"] == told["search"]["found"]
+    message = refusal("eval", "windows", "--mem-len", "auto")
+    assert message == "runs/windows was trained without memory; give --attn-len auto instead of --mem-len"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--attn-len", "auto", "--stride", 2], "--stride 2 is longer than the shortest window that is tried, 1"),
+        (["--mem-len", "auto", "--cache", 9], "--cache and --dynamic take one --mem-len and no --attn-len"),
+        (["--mem-len", "auto", "--attn-len", "auto"], "--attn-len evaluates windows without memory"),
+        (["--mem-len", "0,auto"], "--mem-len 0,auto: 'auto' is no whole number; write lengths like 160,640"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(here, options, message):
+    assert message in refusal("eval", "byte", *options)

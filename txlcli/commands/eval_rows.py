@@ -17,14 +17,20 @@ NO_SLOWDOWN = {"one_lane_ms_per_token": None, "vanilla_ms_per_token": None, "slo
 
 
 def over_memory(
-    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", lengths: list[int], *, shown: bool
+    opened: "OpenRun",
+    source: ScoredText,
+    reading: "EvalSettings",
+    lengths: list[int],
+    *,
+    shown: bool,
+    timed: bool = True,
 ) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """A row for each memory length, and the losses per token by it."""
+    """A row for each memory length, with its slowdown where it is timed; and the losses per token by it."""
     rows, per_token = [], {}
     for length in lengths:
         how = dataclasses.replace(reading, mem_len=length)
         scores = _score(opened, source, how, shown=shown)
-        rows.append({**row(opened, source, how, scores), **_slowdown(opened, how)})
+        rows.append({**row(opened, source, how, scores), **(_slowdown(opened, how) if timed else NO_SLOWDOWN)})
         per_token[length] = scores.losses_nats
     return rows, per_token
 

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def as_result(
-    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", rows: list[dict[str, Any]]
+    opened: "OpenRun",
+    source: ScoredText,
+    reading: "EvalSettings",
+    rows: list[dict[str, Any]],
+    search: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The object that --json prints, and that the table is made of."""
     attends = not opened.run.settings.model.recurrent_state
@@ -31,6 +35,7 @@ def as_result(
         "precision": opened.precision,
         "slowdown_windows": SLOWDOWN_WINDOWS,
         "paper": source.paper,
+        "search": search,
         "rows": rows,
     }
 
@@ -113,9 +118,20 @@ def _caption_of_adaptation(result: dict[str, Any]) -> str:
 def _context_of(result: dict[str, Any]) -> list[str]:
     """What the numbers are to be compared with."""
     said = [f"{key}: {value}" for key, value in result["conventions"].items()]
+    if result["search"] is not None:
+        said.insert(0, _of_search(result["search"]))
     if result["paper"] is not None:
         said.insert(0, f"The paper's result for this recipe: {result['paper']} {result['metric']}.")
     return said
+
+
+def _of_search(search: dict[str, Any]) -> str:
+    tried = [one["length"] for one in search["tried"]]
+    ending = "" if search["gains_ended"] else f"; {max(tried)}, the longest that could be tried, still gained"
+    return (
+        f"{search['option']} {search['found']} is the shortest of {len(tried)} lengths up to {max(tried)} whose "
+        f"perplexity on {search['split']} no longer one lowers by {search['threshold']:.1%}{ending}."
+    )
 
 
 def plot_curve(path: Path, result: dict[str, Any]) -> None:

@@ -1,0 +1,71 @@
+"""Searches for `txl eval --mem-len auto` and `--attn-len auto`: the length on the validation split where gains end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console, effective_length
+from txlcli.commands import eval_rows, eval_texts
+from txlcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from txlcli.opening import OpenRun
+    from txlcli.settings import EvalSettings
+
+AUTO = "auto"
+STEPS = 16  # parts of the trained length that lengths are told apart by
+
+
+def search(
+    opened: "OpenRun",
+    reading: "EvalSettings",
+    option: str,
+    stride: int,
+    positions: int | None,
+    data_dir: Path,
+    *,
+    shown: bool,
+) -> dict[str, Any]:
+    """The shortest memory ("--mem-len") or window ("--attn-len") that does no worse than longer ones.
+
+    Raises:
+        UsageError: the run cannot be read that way.
+        StoreError: there is no valid split to search on.
+    """
+    train, model = opened.run.settings.train, opened.run.settings.model
+    recurrent = option == "--mem-len"
+    if recurrent and train.mem_len == 0:
+        raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
+    step = max(1, (train.mem_len if recurrent else train.seg_len) // STEPS)
+    if stride > step:
+        raise UsageError(
+            f"--stride {stride} is longer than the shortest window that is tried, {step}; give at most that"
+        )
+    valid = eval_texts.of_split(opened, "valid", positions, data_dir)
+    longest = len(valid.targets)
+    if not recurrent and getattr(model, "position", None) == "learned":
+        longest = min(longest, model.n_positions)  # type: ignore[attr-defined]
+    console.say(
+        f"searching on {len(valid.targets):,} tokens of valid, in steps of {step}, for the length beyond which "
+        f"perplexity falls by less than {effective_length.THRESHOLD:.1%}"
+    )
+
+    def loss_at(length: int) -> float:
+        if recurrent:
+            rows, _ = eval_rows.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
+        else:
+            rows, _ = eval_rows.over_windows(opened, valid, reading, [length], stride, shown=shown)
+        console.say(f"{option} {length}: valid perplexity {rows[0]['ppl']:.3f}, {rows[0]['bpc']:.4f} bits")
+        return float(rows[0]["loss_nats"])
+
+    found = effective_length.find(loss_at, least=0 if recurrent else step, step=step, longest=longest)
+    console.say(
+        f"found {option} {found.length}{'' if found.ended else '; the longest that could be tried still gains'}"
+    )
+    return {
+        "option": option,
+        "split": "valid",
+        "threshold": effective_length.THRESHOLD,
+        "found": found.length,
+        "gains_ended": found.ended,
+        "tried": [{"length": length, "loss_nats": loss} for length, loss in found.tried.items()],
+    }
