@@ -27,11 +27,13 @@ def draw_curves(
     x_label: str,
     y_label: str,
     title: str,
+    log_x: bool = False,
     log_y: bool = False,
 ) -> None:
     """Draw named curves, each (x values, y values), into a file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -42,6 +44,9 @@ def draw_curves(
     axes.set_ylabel(y_label)
     axes.set_title(title)
     axes.grid(alpha=0.3)
+    if log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
     if log_y:
         axes.set_yscale("log")
     if len(curves) > 1:

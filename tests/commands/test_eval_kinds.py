@@ -21,7 +21,10 @@ def test_windows_are_evaluated_by_length(here):
     strided = json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)["rows"][0]
     assert (strided["attn_len_min"], strided["attn_len_max"]) == (5, 7)
     table = done("eval", "byte", "--attn-len", "3,7", *SHORT).stdout
-    assert "Without memory: windows of the text computed anew, one prediction per window, fp32." in table
+    assert (
+        "Without memory: windows of the text computed anew, one prediction per window, max_distance = 10, fp32."
+        in table
+    )
 
 
 def test_one_window_over_the_whole_text_is_one_segment(here):

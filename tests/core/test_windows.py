@@ -27,14 +27,14 @@ def stream(count):
     return tokens[:-1], tokens[1:]
 
 
-def by_definition(model, inputs, targets, attn_len):
+def by_definition(model, inputs, targets, attn_len, max_distance=None):
     """The loss of each target, from a forward pass over its own window."""
     losses = []
     for place, target in enumerate(targets):
         window = torch.from_numpy(inputs[max(0, place + 1 - attn_len) : place + 1])[None]
         empty = [past[:, :0] for past in model.first_memory(1, 0)]
         with torch.no_grad():
-            hidden, _ = model(window, empty, mem_len=0)
+            hidden, _ = model(window, empty, mem_len=0, max_distance=max_distance)
             losses.append(-model.log_probs(hidden)[0, -1, target].item())
     return losses
 
@@ -49,6 +49,15 @@ def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind
     np.testing.assert_allclose(scores.losses_nats, by_definition(model, inputs, targets, N), rtol=1e-5)
     assert seen == sorted(seen)
     assert seen[-1] == 23
+
+
+def test_distances_beyond_the_largest_share_an_encoding():
+    model = small_model()
+    inputs, targets = stream(23)
+    near = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=3, max_distance=3).losses_nats
+    np.testing.assert_allclose(near, by_definition(model, inputs, targets, N, max_distance=3), rtol=1e-5)
+    far = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=3).losses_nats
+    assert not np.allclose(near, far, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 5, N, N + 1, 20, 23])

@@ -19,6 +19,7 @@ from txlcli.options import (
     DeviceOption,
     Json,
     Plot,
+    Precision,
     PrecisionOption,
     RunsDir,
     parse_lengths,
@@ -85,12 +86,73 @@ def evaluate(
 
     Example: txl eval --mem-len 0,64,128,256
     """
-    from txlcli import loss_file, opening, plots
+    from txlcli import loss_file, plots
 
     if plot is not None:
         plots.check_path(plot)
     if losses is not None:
         loss_file.check_path(losses)
+    opened, source, result, per_token = _evaluated(
+        wanted,
+        split=split,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        stride=stride,
+        seg_len=seg_len,
+        max_distance=max_distance,
+        same_length=same_length,
+        cache=cache,
+        dynamic=dynamic,
+        batch_size=batch_size,
+        positions=positions,
+        text=text,
+        plot=plot,
+        device=device,
+        precision=precision,
+        data_dir=data_dir,
+        runs_dir=runs_dir,
+        shown=not json,
+    )
+    if json:
+        console.show_json(result)
+    else:
+        eval_table.show(result)
+    if losses is not None:  # after the result: a full disk must not cost it
+        _write_losses(losses, opened, source, per_token)
+    if plot is not None:
+        eval_table.plot_curve(plot, result)
+
+
+def measure(wanted: str, **options: Any) -> dict[str, Any]:
+    """Evaluate a run as `txl eval` does with these options, and give the object that --json prints."""
+    return _evaluated(wanted, **options)[2]
+
+
+def _evaluated(
+    wanted: str | None,
+    *,
+    split: str | None = None,
+    mem_len: str | None = None,
+    attn_len: str | None = None,
+    stride: int | None = None,
+    seg_len: int | None = None,
+    max_distance: str | None = None,
+    same_length: bool | None = None,
+    cache: int | None = None,
+    dynamic: bool = False,
+    batch_size: int | None = None,
+    positions: int | None = None,
+    text: str | None = None,
+    plot: Path | None = None,
+    device: Device = Device.auto,
+    precision: Precision | None = None,
+    data_dir: Path = DATA_DIR,
+    runs_dir: Path = RUNS_DIR,
+    shown: bool = True,
+) -> "tuple[OpenRun, ScoredText, dict[str, Any], dict[int, Any]]":
+    """The run, the text, the result, and the losses per token by length."""
+    from txlcli import opening
+
     _check_source(split, text)
     changes = _changes(seg_len, max_distance, batch_size)
     wish = _wish(mem_len, attn_len, stride, cache, dynamic)
@@ -108,20 +170,12 @@ def evaluate(
         source = eval_texts.of_split(opened, split or "test", positions, data_dir)
     search = None
     if wish.searched:
-        search = eval_search.search(opened, reading, wish.searched, wish.stride, positions, data_dir, shown=not json)
+        search = eval_search.search(opened, reading, wish.searched, wish.stride, positions, data_dir, shown=shown)
         wish = wish.found(search["found"])
-    rows, per_token = _rows(opened, source, reading, wish, data_dir, shown=not json)
+    rows, per_token = _rows(opened, source, reading, wish, data_dir, shown=shown)
     best = min(rows, key=lambda row: row["loss_nats"])
     marked = [{**row, "best": row is best} for row in rows]
-    result = eval_table.as_result(opened, source, reading, marked, search)
-    if json:
-        console.show_json(result)
-    else:
-        eval_table.show(result)
-    if losses is not None:  # after the result: a full disk must not cost it
-        _write_losses(losses, opened, source, per_token)
-    if plot is not None:
-        eval_table.plot_curve(plot, result)
+    return opened, source, eval_table.as_result(opened, source, reading, marked, search), per_token
 
 
 def _changes(seg_len: int | None, max_distance: str | None, batch_size: int | None) -> dict[str, Any]:

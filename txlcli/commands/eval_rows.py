@@ -54,6 +54,7 @@ def over_windows(
                 attn_len=length,
                 stride=stride,
                 windows=reading.batch_size,
+                max_distance=reading.max_distance,
                 precision=opened.precision,
                 on_tokens=bar.reach,
             )

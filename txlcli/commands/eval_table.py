@@ -102,7 +102,8 @@ def _lanes(result: dict[str, Any]) -> str:
 def _caption_of_windows(result: dict[str, Any]) -> str:
     stride = result["rows"][0]["stride"]
     how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
-    said = f"* best. Without memory: windows of the text computed anew, {how}, {result['precision']}."
+    far = f"max_distance = {result['max_distance'] or 'none'}"
+    said = f"* best. Without memory: windows of the text computed anew, {how}, {far}, {result['precision']}."
     return "\n".join([said, *_context_of(result)])
 
 

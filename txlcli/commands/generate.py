@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from txlcli.vocab import Vocab
 
 SPLIT = "test"
+TOP_K, CONTEXT = 40, 512
 LEAST_TEMPERATURE = 1e-3
 
 
@@ -85,19 +86,36 @@ def generate(
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     how = Sampling(
         temperature=1.0 if temperature is None else temperature,
-        top_k=(40 if top_k is None else top_k) or None,
+        top_k=(TOP_K if top_k is None else top_k) or None,
         top_p=top_p,
         greedy=greedy,
     )
     if prompt is not None:
         start = _prompt(opened, prompt)
     else:
-        start = _from_split(opened, data_dir, at, context or 512, tokens, seed, needs_reference=reference)
+        start = _from_split(opened, data_dir, at, context or CONTEXT, tokens, seed, needs_reference=reference)
     console.say(f"generating with {opened.run.folder}, after {start.title}")
     texts = _Texts(opened, start, reference=reference, json=json)
     for number in range(samples):
         texts.add(number, samples, _draw(opened, start, how, tokens, seed + number))
     texts.end()
+    if json:
+        console.show_json(texts.as_result())
+
+
+def draw_beside_reference(
+    wanted: str, *, tokens: int, context: int, seed: int, device: Device, data_dir: Path, runs_dir: Path
+) -> dict[str, Any]:
+    """One text from a random place of the test split, as `txl generate --reference --json` prints it."""
+    from txlcli import opening
+    from txlcli.core.generation import Sampling
+
+    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=None)
+    start = _from_split(opened, data_dir, None, context, tokens, seed, needs_reference=True)
+    console.say(f"generating with {opened.run.folder}, after {start.title}")
+    texts = _Texts(opened, start, reference=True, json=True)
+    texts.add(0, 1, _draw(opened, start, Sampling(temperature=1.0, top_k=TOP_K), tokens, seed))
+    return texts.as_result()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,20 +235,22 @@ class _Texts:
 
     def end(self) -> None:
         """Show what comes after the last text."""
-        if self._json:
-            result: dict[str, Any] = {
-                "run": self._run,
-                "context": self._spelled(self._start.context),
-                "samples": self._drawn,
-            }
-            if self._start.position is not None:
-                result["position"] = self._start.position
-            if self._reference:
-                result["reference"] = self._spelled(self._start.continuation)
-            console.show_json(result)
-        elif self._reference:
+        if self._reference and not self._json:
             _headline("reference")
             console.show_text(self._spelled(self._start.continuation))
+
+    def as_result(self) -> dict[str, Any]:
+        """The object that --json prints, of the texts that were collected for it."""
+        result: dict[str, Any] = {
+            "run": self._run,
+            "context": self._spelled(self._start.context),
+            "samples": self._drawn,
+        }
+        if self._start.position is not None:
+            result["position"] = self._start.position
+        if self._reference:
+            result["reference"] = self._spelled(self._start.continuation)
+        return result
 
     def _spelled(self, ids: list[int]) -> str:
         return self._start.detokenize(self._vocab.decode(ids))

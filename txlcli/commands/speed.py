@@ -59,10 +59,45 @@ def speed(
     Example: txl speed stdlib --attn-len 128,256,512
     """
     from txlcli import plots
-    from txlcli.core.device import describe
 
     if plot is not None:
         plots.check_path(plot)
+    result = measure(
+        wanted,
+        attn_len=attn_len,
+        repeat=repeat,
+        plot=plot,
+        overrides=overrides,
+        device=device,
+        precision=precision,
+        data_dir=data_dir,
+        runs_dir=runs_dir,
+        shown=not json,
+    )
+    if plot is not None:
+        _plot(plot, result)
+    if json:
+        console.show_json(result)
+    else:
+        _show(result)
+
+
+def measure(
+    wanted: str | None,
+    *,
+    attn_len: str | None = None,
+    repeat: int = 3,
+    plot: Path | None = None,
+    overrides: list[str] | None = None,
+    device: Device = Device.auto,
+    precision: Precision | None = None,
+    data_dir: Path = DATA_DIR,
+    runs_dir: Path = RUNS_DIR,
+    shown: bool = True,
+) -> dict[str, Any]:
+    """Time a run or a recipe as `txl speed` does, and give the object that --json prints."""
+    from txlcli.core.device import describe
+
     lengths = parse_lengths("--attn-len", attn_len or TABLE_9, least=2)
     title, settings, model = _subject(wanted, overrides or [], device, precision, (data_dir, runs_dir))
     if settings.model.recurrent_state:
@@ -73,8 +108,8 @@ def speed(
     console.say(f"timing {title} on {describe(place)}, {used}")
     if not lengths:
         console.say("a model that carries a state has no attention length: Table 9 is left out")
-    bench = _Bench(model, settings, used, repeat, shown=not json)
-    result = {
+    bench = _Bench(model, settings, used, repeat, shown=shown)
+    return {
         "model": title,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "device": describe(place),
@@ -84,12 +119,6 @@ def speed(
         "slowdown": [bench.slowdown(length) for length in lengths],
         "throughput": bench.throughput(),
     }
-    if plot is not None:
-        _plot(plot, result)
-    if json:
-        console.show_json(result)
-    else:
-        _show(result)
 
 
 def _subject(

@@ -73,24 +73,70 @@ def train(
     changes += [f"train.precision={precision.value}"] if precision else []
     changes += [f"train.seed={seed}"] if seed is not None else []
     changes += [f"log.every={log_every}"] if log_every else []
+    places: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir}
+    limits: dict[str, Any] = {"max_steps": max_steps, "max_minutes": max_minutes}
     if resume is not None:
         if wanted is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
-        run, training = _resumed(resume, changes, runs_dir, data_dir, device)
-    elif wanted is not None:
-        settings = recipe.load(wanted, changes)
-        curves.check_tensorboard(settings.log)
-        folder = _new_folder(wanted, name, runs_dir, force=force)
-        if dry_run:
-            _forecast(wanted, settings, folder, data_dir, device, json=json)
-            return
-        store = _store_for(settings, data_dir)
-        run = _new_run(wanted, settings, folder, store)
-        training = _begun(run, store, device, force=force)
-    else:
+        training = go_on(resume, changes, **places, **limits, json=json)
+    elif wanted is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
+    elif dry_run:
+        settings = _loaded(wanted, changes)
+        _forecast(wanted, settings, _new_folder(wanted, name, runs_dir, force=force), data_dir, device, json=json)
+        return
+    else:
+        training = learn(wanted, changes, name=name, force=force, **places, **limits, json=json)
+    if not json:
+        _show_end(training, data_dir)
+
+
+def learn(
+    wanted: str,
+    changes: list[str],
+    *,
+    name: str | None,
+    device: Device,
+    data_dir: Path,
+    runs_dir: Path,
+    force: bool = False,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    json: bool = False,
+) -> "Training":
+    """Train a recipe with changes into a new run, to its end or a limit."""
+    settings = _loaded(wanted, changes)
+    folder = _new_folder(wanted, name, runs_dir, force=force)
+    store = _store_for(settings, data_dir)
+    run = _new_run(wanted, settings, folder, store)
+    training = _begun(run, store, device, force=force)
     with _kept_only_with_weights(run):
         _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+    return training
+
+
+def go_on(
+    resume: str,
+    changes: list[str],
+    *,
+    device: Device,
+    data_dir: Path,
+    runs_dir: Path,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    json: bool = False,
+) -> "Training":
+    """Train a run that stopped, from exactly there, to its end or a limit."""
+    run, training = _resumed(resume, changes, runs_dir, data_dir, device)
+    with _kept_only_with_weights(run):
+        _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+    return training
+
+
+def _loaded(wanted: str, changes: list[str]) -> Settings:
+    settings = recipe.load(wanted, changes)
+    curves.check_tensorboard(settings.log)
+    return settings
 
 
 @contextmanager
@@ -338,8 +384,6 @@ def _carry_out(
         raise Interrupted(f"stopped; {saved}; {go_on}", code)
     if training.step < last:
         console.say(f"{saved} of {last:,}; {go_on}")
-    if not json:
-        _show_end(run, training, data_dir)
 
 
 def _command(*words: str, data_dir: Path) -> str:
@@ -347,7 +391,8 @@ def _command(*words: str, data_dir: Path) -> str:
     return shlex.join(["txl", *words, *([] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)])])
 
 
-def _show_end(run: Run, training: "Training", data_dir: Path) -> None:
+def _show_end(training: "Training", data_dir: Path) -> None:
+    run = runs.open_run(training.folder)
     best = f"{metrics.in_metric(training.best_nats, run.metric):.3f}"
     rows = [
         ["run", str(run.folder)],

@@ -42,7 +42,7 @@ def reader_of_one_text(model: LanguageModel, how: EvalSettings, *, precision: st
         UsageError: the model has learned fewer positions than a segment has.
     """
     if isinstance(model, TransformerXL) and how.mem_len == 0:
-        return WindowReader(model, attn_len=how.seg_len, precision=precision)
+        return WindowReader(model, attn_len=how.seg_len, precision=precision, max_distance=how.max_distance)
     return make_reader(
         model,
         lanes=1,

@@ -22,7 +22,9 @@ from txlcli.core.segments import Tokens
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
-def window_decoder(model: TransformerXL, attn_len: int, *, windows: int, precision: str) -> Decoder:
+def window_decoder(
+    model: TransformerXL, attn_len: int, *, windows: int, precision: str, max_distance: int | None = None
+) -> Decoder:
     """A decoder that holds one window, and nothing before it.
 
     Raises:
@@ -35,6 +37,7 @@ def window_decoder(model: TransformerXL, attn_len: int, *, windows: int, precisi
         mem_len=attn_len,
         seg_len=chunk,
         precision=precision,
+        max_distance=max_distance,
         memory_start="empty",
         period=attn_len,
     )
@@ -48,6 +51,7 @@ def score_windows(
     attn_len: int,
     stride: int,
     windows: int,
+    max_distance: int | None = None,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
 ) -> Scores:
@@ -60,6 +64,7 @@ def score_windows(
         attn_len: N.
         stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
         windows: W.
+        max_distance: distances beyond it share one encoding.
         precision: number format of matrix products.
         on_tokens: called with the number of tokens scored so far.
 
@@ -71,9 +76,15 @@ def score_windows(
     )
     losses = torch.empty(len(targets), device=model.device)
     started = time.perf_counter()
+    length = min(attn_len, len(targets))
+    decoders: dict[int, Decoder] = {}  # by windows: the first batch and the last one may have fewer than the others
     for firsts, counted in _batches(len(targets), attn_len, stride, windows):
-        length = min(attn_len, len(targets))
-        decoder = window_decoder(model, length, windows=len(firsts), precision=precision)
+        if len(firsts) not in decoders:
+            decoders[len(firsts)] = window_decoder(
+                model, length, windows=len(firsts), precision=precision, max_distance=max_distance
+            )
+        decoder = decoders[len(firsts)]
+        decoder.reset()
         places = torch.tensor(firsts, device=model.device)[:, None] + torch.arange(
             length, device=model.device
         )  # (W, N)
@@ -103,14 +114,15 @@ class WindowReader(Reader):
         model: its weights are read now.
         attn_len: N.
         precision: number format of matrix products.
+        max_distance: distances beyond it share one encoding.
 
     Raises:
         UsageError: the model has learned fewer positions than the window has.
     """
 
-    def __init__(self, model: TransformerXL, *, attn_len: int, precision: str) -> None:
+    def __init__(self, model: TransformerXL, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
         super().__init__(model, seg_len=attn_len, precision=precision)
-        self._decoder = window_decoder(model, attn_len, windows=1, precision=precision)
+        self._decoder = window_decoder(model, attn_len, windows=1, precision=precision, max_distance=max_distance)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     @property
