@@ -43,6 +43,23 @@ def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
     assert {3, 2} <= set(marks)
 
 
+def test_a_curve_without_marks_is_a_line_only(tmp_path):
+    draw(tmp_path / "curve.svg", styles={"vanilla": {"marker": ""}})
+    root = ElementTree.parse(tmp_path / "curve.svg").getroot()
+    groups = root.iter("{http://www.w3.org/2000/svg}g")
+    lines = [element for element in groups if element.get("id", "").startswith("line2d_")]
+    marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
+    assert 3 in marks
+    assert 2 not in marks
+
+
+def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
+    curve = {"run": ([1, 2, 3], [9000, 700, 600])}
+    plots.draw_curves(tmp_path / "curve.svg", curve, x_label="steps", y_label="ppl", title="log", log_y=True)
+    text = (tmp_path / "curve.svg").read_text()
+    assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
+
+
 def test_a_missing_value_leaves_a_gap(tmp_path):
     curve = {"run": ([1, 2, 3], [2.0, None, 3.0])}
     plots.draw_curves(tmp_path / "curve.png", curve, x_label="x", y_label="y", title="gap")

@@ -45,14 +45,17 @@ def show_json(result: Any) -> None:
     show_text(json.dumps(result, ensure_ascii=False, allow_nan=False))
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
-    """Write a table to stdout; the first column is left-aligned, the others to the right."""
+def show_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", *, ruled: bool = False
+) -> None:
+    """Write a table to stdout; the first column is left-aligned, the others to the right; `ruled` divides its rows."""
     table = Table(
         title=title,
         caption=caption or None,
         title_justify="left",
         caption_justify="left",
         show_header=any(columns),
+        show_lines=ruled,
     )
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)

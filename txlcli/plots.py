@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from txlcli.errors import TxlError, UsageError
 
@@ -29,17 +30,18 @@ def draw_curves(
     title: str,
     log_x: bool = False,
     log_y: bool = False,
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Draw named curves, each (x values, y values), into a file."""
+    """Draw named curves, each (x values, y values), into a file; `styles` are matplotlib's words for a curve's line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
-        axes.plot(x, y, marker="o", label=name)
+        axes.plot(x, y, **{"marker": "o", "label": name, **(styles or {}).get(name, {})})
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title)
@@ -49,6 +51,9 @@ def draw_curves(
         axes.xaxis.set_major_formatter(ScalarFormatter())
     if log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     if len(curves) > 1:
         axes.legend()
     try:

@@ -3,6 +3,7 @@
 runs/RUN/run.json            recipe, resolved settings, store, vocabulary fingerprint, parameters
 runs/RUN/vocab.json          the vocabulary, so that text can be read and written without the store
 runs/RUN/metrics.jsonl       one line per report of training
+runs/RUN/evals.jsonl         one line per row of `txl eval`
 runs/RUN/last.safetensors    the checkpoint that --resume goes on from
 runs/RUN/best.safetensors    the weights with the lowest validation loss
 """
@@ -22,6 +23,7 @@ from txlcli.settings import Settings
 
 FORMAT = 1
 CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
+EVALS = "evals.jsonl"
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def find(wanted: str | None, runs_dir: Path) -> Run:
         folders = list(_trained_folders(runs_dir))
         if not folders:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
-        return open_run(max(folders, key=_last_written))
+        return open_run(max(folders, key=last_written))
     folders = [folder for folder in (Path(wanted), runs_dir / wanted) if folder.is_dir()]
     for folder in folders:  # a folder of that name that is no run, a corpus say, must not hide the run
         if (folder / CARD).is_file():
@@ -217,6 +219,11 @@ def find(wanted: str | None, runs_dir: Path) -> Run:
 def names(runs_dir: Path) -> list[str]:
     """The names of all runs, sorted."""
     return sorted(folder.name for folder in _all_folders(runs_dir))
+
+
+def newest_first(runs_dir: Path) -> list[Path]:
+    """The folders of all runs, with weights or without; the one that was saved last comes first."""
+    return sorted(_all_folders(runs_dir), key=lambda folder: (-last_written(folder), folder.name))
 
 
 def any_run(runs_dir: Path) -> bool:
@@ -242,7 +249,8 @@ def _all_folders(runs_dir: Path) -> Iterator[Path]:
     return (card.parent for card in runs_dir.glob(f"*/{CARD}") if not card.parent.name.startswith("."))
 
 
-def _last_written(folder: Path) -> float:
+def last_written(folder: Path) -> float:
+    """When a run was saved last, in seconds of the epoch."""
     return max((folder / name).stat().st_mtime for name in (CARD, LAST) if (folder / name).exists())
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console
-from txlcli.commands import eval_adapted, eval_rows, eval_search, eval_table, eval_texts
+from txlcli.commands import eval_adapted, eval_record, eval_rows, eval_search, eval_table, eval_texts
 from txlcli.commands.eval_search import AUTO
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import UnknownNameError, UsageError
@@ -117,6 +117,7 @@ def evaluate(
         console.show_json(result)
     else:
         eval_table.show(result)
+    eval_record.keep(opened, source, result)
     if losses is not None:  # after the result: a full disk must not cost it
         _write_losses(losses, opened, source, per_token)
     if plot is not None:

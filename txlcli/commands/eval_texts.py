@@ -29,6 +29,12 @@ class ScoredText:
     conventions: dict[str, str]
     paper: float | None = None
     """What the paper reports for the run's recipe on this split, in the corpus's metric."""
+    corpus: str | None = None
+    """The corpus of the store; None for a text of the user's own."""
+    split: str | None = None
+    """The split that it is, or the head of; None for a text of the user's own."""
+    whole: bool = True
+    """Whether all that can be predicted is."""
 
 
 def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Path) -> ScoredText:
@@ -47,7 +53,18 @@ def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Pat
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
     scored = _scored(store, split, len(targets))
     paper = _published(opened.run, store, split)
-    return ScoredText(f"{store.name} {split}", inputs, targets, scored, store.unit, store.conventions, paper)
+    return ScoredText(
+        f"{store.name} {split}",
+        inputs,
+        targets,
+        scored,
+        store.unit,
+        store.conventions,
+        paper,
+        corpus=store.corpus,
+        split=split,
+        whole=len(targets) == len(ids) - (store.vocab.boundary is None),
+    )
 
 
 def _published(run: "Run", store: "TokenStore", split: str) -> float | None:

@@ -1,0 +1,513 @@
+"""`txl runs`: the list, runs side by side, a run among the paper's results."""
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.commands.novel import card, done, json_of, refusal, reports, txl
+from tests.test_cli import HEAVY, python
+from tests.test_plots import MAGIC
+from txlcli import recipe
+
+LN2 = 0.6931471805599453
+KINDS = ["byte", "char", "sentencepiece", "word"]
+
+
+def width(result):
+    return max(len(line) for line in result.stdout.splitlines())
+
+
+def rows_of(result):
+    """The body of a printed table: for each ruled row its cells, each with its lines."""
+    rows = [[]]
+    for line in result.stdout.splitlines():
+        if line.startswith("├"):
+            rows.append([])
+        elif line.startswith("│"):
+            rows[-1].append([cell.strip() for cell in line.strip("│").split("│")])
+    return [list(zip(*lines, strict=True)) for lines in rows]
+
+
+def lines_of(result):
+    """The body of a printed table of one-line rows."""
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def listed(*arguments):
+    return {entry["name"]: entry for entry in json_of("runs", *arguments)["runs"]}
+
+
+def change_card(folder, change):
+    path = folder / "run.json"
+    content = card(folder)
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def saved_at(folder, seconds):
+    for file in folder.iterdir():
+        os.utime(file, (seconds, seconds))
+
+
+# The list
+
+
+def test_the_list_has_every_run_the_newest_first(here):
+    for seconds, name in enumerate(("word", "char", "sentencepiece", "byte"), 1_700_000_000):
+        saved_at(here / "runs" / name, seconds)
+    result = done("runs")
+    assert result.stderr == ""
+    assert "4 runs in runs\n" in result.stdout
+    assert [row[0][0] for row in rows_of(result)] == ["byte", "sentencepiece", "char", "word"]
+    assert list(listed()) == ["byte", "sentencepiece", "char", "word"]
+    assert done("runs", "list").stdout == result.stdout
+
+
+def test_a_row_says_recipe_store_parameters_steps_and_the_best_validation(here):
+    entry = listed()["byte"]
+    losses = [line["loss_nats"] for line in reports("runs/byte") if line["kind"] == "valid"]
+    assert entry == {
+        "name": "byte",
+        "folder": "runs/byte",
+        "saved": entry["saved"],
+        "recipe": "tiny",
+        "store": "novel",
+        "parameters": card("runs/byte")["parameters"],
+        "metric": "bpc",
+        "state": "finished",
+        "step": 7,
+        "max_steps": 7,
+        "best_valid": pytest.approx(min(losses) / LN2),
+        "best_valid_step": 7,
+        "best_test": None,
+        "best_test_mem_len": None,
+    }
+    (row,) = (row for row in rows_of(done("runs")) if row[0][0] == "byte")
+    assert row[0] == ("byte", "tiny", "novel")
+    assert row[1][:2] == (f"{entry['parameters']:,}", "finished")
+    assert row[2][:2] == ("7", "7")
+    assert row[3][:2] == (f"{entry['best_valid']:.3f}", "bpc")
+    assert row[4][0] == "-"
+    assert " ".join(row[5][:2]) == entry["saved"].replace("T", " ")[:16]
+
+
+def test_words_are_listed_in_perplexity(here):
+    lowest = min(line["loss_nats"] for line in reports("runs/word") if line["kind"] == "valid")
+    entry = listed()["word"]
+    assert (entry["metric"], entry["best_valid"]) == ("ppl", pytest.approx(math.exp(lowest)))
+
+
+def test_what_was_stopped_is_unfinished_and_what_was_killed_is_interrupted(here):
+    done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
+    assert (listed()["half"]["state"], listed()["half"]["step"]) == ("unfinished", 3)
+    with (here / "runs/half/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "train", "step": 5, "loss_nats": 3.0}) + "\n")
+    assert (listed()["half"]["state"], listed()["half"]["step"]) == ("interrupted", 3)
+    done("train", "--resume", "half")
+    assert (listed()["half"]["state"], listed()["half"]["step"]) == ("finished", 7)
+
+
+def test_the_list_of_the_longest_recipe_names_fits_a_terminal(here):
+    for name in recipe.packaged_names():
+        shutil.copytree(here / "runs/byte", here / "runs" / name)
+        large = {"parameters": 277_231_820, "recipe": name}
+        change_card(here / "runs" / name, lambda content, large=large: content.update(large))
+        change_card(here / "runs" / name, lambda content: content["settings"]["train"].update(max_steps=4_000_000))
+    result = done("runs")
+    assert "vanilla-enwik8-64l" in result.stdout
+    assert width(result) <= 80
+
+
+def test_no_run_at_all_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = 'no run under runs; run "txl train stdlib" first, or say where with --runs-dir'
+    assert refusal("runs", code=1) == expected
+    assert refusal("runs", "--json", code=1) == expected
+    (tmp_path / "elsewhere").mkdir()
+    assert refusal("runs", "--runs-dir", "elsewhere", code=1) == expected.replace("under runs", "under elsewhere")
+
+
+def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
+    path = here / "runs/char/metrics.jsonl"
+    path.write_text(path.read_text() + "nonsense\n")
+    (here / "runs/word/run.json").write_text("{}")
+    result = done("runs", "--json")
+    number = len(path.read_text().splitlines())
+    assert sorted(result.stderr.splitlines()) == [
+        f"runs/char/metrics.jsonl: line {number} is damaged; delete that line to read the others",
+        "runs/word/run.json: damaged (KeyError: 'format'); restore it from a copy",
+    ]
+    states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)["runs"]}
+    assert states == {"byte": "finished", "char": "damaged", "sentencepiece": "finished", "word": "damaged"}
+    assert [row[1][1] for row in rows_of(done("runs"))].count("damaged") == 2
+
+
+@pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
+def test_an_option_before_the_command_is_refused(here, option):
+    message = refusal("runs", *option, "compare", "byte", "char")
+    assert message == f"{option[0]} comes last: txl runs compare ... {option[0]}"
+
+
+# What an evaluation leaves behind
+
+
+def recorded(name):
+    return [json.loads(line) for line in Path("runs", name, "evals.jsonl").read_text().splitlines()]
+
+
+def test_an_evaluation_is_kept_with_the_run(here):
+    told = json_of("eval", "byte", "--mem-len", "0,5")
+    rows = recorded("byte")
+    assert [row["mem_len"] for row in rows] == [0, 5]
+    for row, shown in zip(rows, told["rows"], strict=True):
+        assert {key: row[key] for key in shown if key != "best"} == {
+            key: value for key, value in shown.items() if key != "best"
+        }
+        same = ("step", "text", "unit", "metric", "conventions", "seg_len", "max_distance", "same_length", "precision")
+        assert {key: row[key] for key in same} == {key: told[key] for key in same}
+        assert (row["split"], row["whole"], row["weights"]) == ("test", True, "best.safetensors")
+        assert "best" not in row
+        assert row["when"].endswith("+00:00")
+    best = min(row["loss_nats"] for row in rows)
+    entry = listed()["byte"]
+    assert entry["best_test"] == pytest.approx(best / LN2)
+    assert entry["best_test_mem_len"] == next(row["mem_len"] for row in rows if row["loss_nats"] == best)
+
+
+def test_evaluations_add_up(here):
+    done("eval", "char")
+    done("eval", "char", "--split", "valid")
+    assert [row["split"] for row in recorded("char")] == ["test", "valid"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "split", "whole"),
+    [
+        (["--positions", 9], "test", False),
+        (["--positions", 100_000], "test", True),
+        (["--text", "novel/test.txt"], None, True),
+        (["--split", "train"], "train", True),
+    ],
+)
+def test_only_the_whole_test_split_counts_as_a_test(here, arguments, split, whole):
+    done("eval", "word", *arguments)
+    (row,) = recorded("word")
+    assert (row["split"], row["whole"]) == (split, whole)
+    assert (listed()["word"]["best_test"] is not None) == (split == "test" and whole)
+
+
+def test_what_learns_from_the_text_is_recorded_and_no_test_result(here):
+    done("eval", "byte", "--cache", 20)
+    rows = recorded("byte")
+    assert [row["method"] for row in rows] == ["model", "cache 20"]
+    assert listed()["byte"]["best_test"] == pytest.approx(rows[0]["bpc"])
+
+
+def test_a_run_that_cannot_be_written_is_left_as_it_is(here):
+    (here / "runs/byte/evals.jsonl").mkdir()
+    result = done("eval", "byte", "--json")
+    assert json.loads(result.stdout)["rows"]
+    assert result.stderr.splitlines()[-1] == (
+        "runs/byte/evals.jsonl: not recorded there (Is a directory); the run's folder cannot be written"
+    )
+
+
+# Side by side
+
+
+@pytest.fixture
+def two(here):
+    """Beside the byte run one of twice the rate that was stopped."""
+    change = ["--set", "train.lr=6e-2", "--set", "model.norm=pre"]
+    done("train", "tiny.toml", "--name", "fast", "--max-steps", 5, *change)
+    return here
+
+
+def test_only_the_settings_that_differ_are_shown(two):
+    told = json_of("runs", "compare", "byte", "fast")
+    assert told["settings"] == {"model.norm": ["post", "pre"], "train.lr": [0.03, 0.06]}
+    assert told["same_text"] is True
+    rows = {row[0]: row[1:] for row in lines_of(done("runs", "compare", "byte", "fast"))}
+    assert rows["model.norm"] == ["post", "pre"]
+    assert rows["train.lr"] == ["0.03", "0.06"]
+    assert rows["state"] == ["finished", "unfinished"]
+    assert rows["step"] == ["7", "5"]
+    assert "train.max_steps" not in rows
+
+
+def test_best_and_last_losses_and_speed_are_those_of_the_reports(two):
+    done("eval", "fast")
+    for name, told in zip(("byte", "fast"), json_of("runs", "compare", "byte", "fast")["runs"], strict=True):
+        valid = [line["loss_nats"] / LN2 for line in reports(f"runs/{name}") if line["kind"] == "valid"]
+        train = [line for line in reports(f"runs/{name}") if line["kind"] == "train"]
+        assert told["best_valid"] == pytest.approx(min(valid))
+        assert told["last_valid"] == pytest.approx(valid[-1])
+        assert told["last_train"] == pytest.approx(train[-1]["loss_nats"] / LN2)
+        rates = [line["tokens_per_s"] for line in train]
+        assert min(rates) <= told["tokens_per_s"] <= max(rates)
+        assert told["parameters"] == card(f"runs/{name}")["parameters"]
+        assert (told["best_test"] is not None) == (name == "fast")
+
+
+def test_the_comparison_fits_a_terminal_and_names_the_metric_once(two):
+    result = done("runs", "compare", "byte", "fast")
+    assert width(result) <= 80
+    assert [row[0] for row in lines_of(result)][4:9] == [
+        "best valid bpc",
+        "at step",
+        "last valid bpc",
+        "last train bpc",
+        "best test bpc",
+    ]
+
+
+def test_runs_with_the_same_settings_say_so(here):
+    shutil.copytree("runs/byte", "runs/again")
+    result = done("runs", "compare", "byte", "again")
+    assert "The settings are the same." in result.stdout
+    assert "cannot be compared" not in result.stdout
+
+
+def test_other_texts_are_said_and_every_loss_has_its_metric(here):
+    result = done("runs", "compare", "byte", "word")
+    assert "Other texts or vocabularies: these losses cannot be compared." in result.stdout
+    (row,) = (row for row in lines_of(result) if row[0] == "best valid")
+    assert [cell.split()[1] for cell in row[1:]] == ["bpc", "ppl"]
+    assert json_of("runs", "compare", "byte", "word")["same_text"] is False
+
+
+def points(path):
+    """How many marks each curve of an SVG figure has, in the order drawn; none for a curve that is a line only."""
+    root = ElementTree.parse(path).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    (axes,) = (group for group in root.iter(f"{space}g") if group.get("id") == "axes_1")
+    curves = [group for group in axes if group.get("id", "").startswith("line2d_")]
+    return [sum(1 for _ in curve.iter(f"{space}use")) for curve in curves]
+
+
+def test_the_figure_has_a_line_of_training_and_marks_of_validation_for_each_run(two):
+    result = done("runs", "compare", "byte", "fast", "--plot", "curves.svg")
+    assert result.stderr.splitlines()[-1] == "drawn to curves.svg"
+    validations = [sum(line["kind"] == "valid" for line in reports(f"runs/{name}")) for name in ("byte", "fast")]
+    assert points("curves.svg") == [0, validations[0], 0, validations[1]]
+    assert validations == [2, 1]
+
+
+@pytest.mark.parametrize("x", ["steps", "tokens", "hours"])
+@pytest.mark.parametrize("names", [("byte", "fast"), ("word", "sentencepiece")])
+def test_curves_are_drawn_against_steps_tokens_and_hours(two, x, names):
+    done("runs", "compare", *names, "--plot", "curves.png", "--x", x)
+    assert Path("curves.png").read_bytes().startswith(MAGIC[".png"])
+
+
+def test_places_on_the_axes_are_steps_times_tokens_and_hours_that_grow(here):
+    from txlcli import history, runs
+    from txlcli.commands.runs_compare import Axis, _places
+
+    found = history.read(runs.open_run(Path("runs/byte")))
+    steps = [line["step"] for line in reports("runs/byte")]
+    assert _places(found, Axis.steps) == steps
+    assert _places(found, Axis.tokens) == [step * 3 * 5 for step in steps]
+    hours = _places(found, Axis.hours)
+    assert hours == sorted(hours)
+    assert 0 < hours[0] < hours[-1] < 1
+
+
+def test_hours_that_were_not_recorded_are_refused(two):
+    path = two / "runs/fast/metrics.jsonl"
+    lines = [{**line, "tokens_per_s": None} for line in reports("runs/fast")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done("runs", "compare", "byte", "fast", "--plot", "steps.png")
+    message = refusal("runs", "compare", "byte", "fast", "--plot", "hours.png", "--x", "hours", code=1)
+    assert message == "runs/fast/metrics.jsonl does not say how long it took; take --x steps or tokens"
+    assert not Path("hours.png").exists()
+
+
+def test_a_run_without_reports_is_not_drawn(two):
+    (two / "runs/fast/metrics.jsonl").unlink()
+    done("runs", "compare", "byte", "fast")
+    message = refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
+    assert message == "runs/fast has no reports of a training in metrics.jsonl; leave it out of --plot"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["byte"], f"compare takes two runs or more, not 1; name others (known: {', '.join(KINDS)})"),
+        ([], f"compare takes two runs or more, not 0; name others (known: {', '.join(KINDS)})"),
+        (["byte", "runs/byte"], "runs/byte is named twice; name each run once"),
+        (["byte", "chr"], f'unknown run "chr"; did you mean "char"? (known: {", ".join(KINDS)})'),
+        (
+            ["byte", "word", "--plot", "c.png"],
+            "--plot draws one metric, these runs have two (byte in bpc, word in ppl); compare runs of one",
+        ),
+        (
+            ["byte", "char", "--plot", "c.gif"],
+            "--plot c.gif: the ending decides the format; use one of .png, .svg, .pdf",
+        ),
+        (
+            ["byte", "char", "--x", "hours"],
+            "--x hours goes with --plot FILE: it says what the curves are drawn against",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(here, arguments, message):
+    assert refusal("runs", "compare", *arguments) == message
+    assert not list(here.glob("c.*"))
+
+
+def test_a_damaged_line_stops_a_comparison(here):
+    path = here / "runs/char/metrics.jsonl"
+    path.write_text("nonsense\n" + path.read_text())
+    assert refusal("runs", "compare", "byte", "char", code=1) == (
+        "runs/char/metrics.jsonl: line 1 is damaged; delete that line to read the others"
+    )
+
+
+# Among the paper's results
+
+
+def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
+    """Make a run look as if it had been trained on a benchmark."""
+    folder = Path("runs", name)
+    change_card(folder, lambda content: content.update(vocab_size=vocab_size, parameters=24_525_160))
+    change_card(folder, lambda content: content["settings"]["corpus"].update(store=store))
+    lines = [{"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": valid_tokens or 73_760, "seconds": 1.0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [
+        {"corpus": store.partition("-")[0], "split": "test", "whole": True, "loss_nats": loss, "tokens": tokens}
+        | {"attn_len_max": 140, "mem_len": 140, "step": 7}
+        for loss, tokens in test
+    ]
+    (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_our_row_stands_in_its_place_among_all_systems(here):
+    as_benchmark("word", "ptb", 10_000, test=[(4.25, 82_430), (4.05, 82_430)])
+    result = done("runs", "published", "word")
+    rows = lines_of(result)
+    assert len(rows) == 12
+    place = [row[0] for row in rows].index("> runs/word")
+    assert rows[place] == ["> runs/word", "24M", "54.60", "57.40"]
+    assert rows[place - 1] == ["Merity et al. (2017) - AWD-LSTM+Finetune †", "24M", "60.0", "57.3"]
+    assert rows[place + 1] == ["Pham et al. (2018) - Efficient NAS", "24M", "60.8", "58.6"]
+    assert "> valid: validation during training, step 7\n" in result.stdout
+    assert "> test: txl eval, attention length 140, step 7\n" in result.stdout
+    assert "not comparable" not in result.stdout
+    assert width(result) <= 80
+
+
+def test_without_a_test_result_the_validation_places_it_and_that_is_said(here):
+    as_benchmark("word", "ptb", 10_000)
+    result = done("runs", "published", "word")
+    rows = lines_of(result)
+    assert rows[2] == ["> runs/word", "24M", "54.60", "-"]  # 54.52 < 54.60 < 55.3
+    assert "> test: none yet; txl eval runs/word --split test\n" in result.stdout
+    assert "> placed by its validation result.\n" in result.stdout
+
+
+def test_the_place_as_json(here):
+    as_benchmark("word", "ptb", 10_000, test=[(4.05, 82_430)])
+    told = json_of("runs", "published", "word")
+    assert (told["table"], told["corpus"], told["metric"]) == (5, "ptb", "ppl")
+    ours = [row for row in told["rows"] if row["run"]]
+    assert [(row["name"], row["valid"], row["test"]) for row in ours] == [
+        ("word", pytest.approx(math.exp(4.0)), pytest.approx(math.exp(4.05)))
+    ]
+    results = [row["test"] for row in told["rows"]]
+    assert results == sorted(results)
+    assert told["ours"]["comparable"] is True
+
+
+def test_another_tokenizer_is_not_put_among_them(here):
+    as_benchmark("sentencepiece", "ptb-sp290", 290, test=[(2.0, 82_430)])
+    result = done("runs", "published", "sentencepiece")
+    assert len(lines_of(result)) == 11
+    assert "> runs" not in result.stdout
+    assert "not comparable: its vocabulary has 290 symbols, the benchmark's 10,000 symbols" in result.stdout
+    assert json_of("runs", "published", "sentencepiece")["ours"]["comparable"] is False
+    assert width(result) <= 80
+
+
+def test_a_part_of_a_split_is_not_put_among_them(here):
+    as_benchmark("byte", "enwik8", 205, valid_tokens=1000, test=[(0.5, 1000)])
+    result = done("runs", "published", "byte")
+    assert "> runs" not in result.stdout
+    assert "not comparable: test (txl eval, attention length 140, step 7): " in result.stdout
+
+
+def test_rows_that_read_other_bytes_are_marked(here):
+    as_benchmark("byte", "enwik8", 205, valid_tokens=4_999_999)
+    marked = [row[0] for row in lines_of(done("runs", "published", "byte")) if row[0].endswith("~")]
+    assert len(marked) == 3
+    assert all(name.startswith("Dai et al. (2019)") for name in marked)
+    assert "~ not comparable: " in done("runs", "published", "byte").stdout
+    assert "~" not in done("runs", "published", "enwik8").stdout
+
+
+@pytest.mark.parametrize("name", ["byte", "word"])
+def test_a_corpus_that_is_not_the_papers_is_refused_in_one_line(here, name):
+    store = card(f"runs/{name}")["settings"]["corpus"]["store"]
+    assert refusal("runs", "published", name) == (
+        f"runs/{name} was trained on {store}, not a corpus of the paper; take a run of wt103, enwik8, text8, lm1b or "
+        'ptb, or "txl runs published ptb" for a table alone'
+    )
+
+
+@pytest.mark.parametrize(("corpus", "rows"), [("wt103", 10), ("enwik8", 11), ("text8", 7), ("lm1b", 13), ("ptb", 11)])
+def test_a_corpus_alone_gives_its_table_and_fits_a_terminal(tmp_path, monkeypatch, corpus, rows):
+    monkeypatch.chdir(tmp_path)
+    result = done("runs", "published", corpus)
+    assert (len(lines_of(result)), result.stderr) == (rows, "")
+    assert width(result) <= 80
+    assert json_of("runs", "published", corpus)["ours"] is None
+
+
+def test_a_run_of_a_corpus_name_comes_before_the_corpus(here):
+    shutil.copytree("runs/byte", "runs/ptb")
+    assert refusal("runs", "published", "ptb").startswith("runs/ptb was trained on novel, not a corpus of the paper")
+
+
+def test_without_a_run_the_newest_one_is_taken_and_named(here):
+    as_benchmark("word", "ptb", 10_000)
+    for name in KINDS:
+        saved_at(here / "runs" / name, 1_700_000_000 + (name == "word"))
+    result = done("runs", "published")
+    assert result.stderr == "the newest run: runs/word\n"
+    assert "> runs/word" in result.stdout
+
+
+def test_an_unknown_run_is_refused_with_a_suggestion(here):
+    assert refusal("runs", "published", "wrd") == (
+        f'unknown run "wrd"; did you mean "word"? (known: {", ".join(KINDS)})'
+    )
+
+
+def test_without_any_run_there_is_nothing_to_set_beside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = refusal("runs", "published", code=1)
+    assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "compare", "byte", "char"], ["runs", "published", "ptb"]])
+def test_looking_at_runs_loads_nothing_heavy(here, words):
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
+from txlcli.cli import app
+app({words!r})
+"""
+    ended = python("-c", script)
+    assert (ended.returncode, ended.stderr) == (0, "[]\n")
+
+
+def test_a_word_that_is_no_command_gets_a_suggestion():
+    result = txl("runs", "comparre")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Did you mean 'compare'?" in result.stderr

@@ -1,0 +1,50 @@
+"""Keeps what `txl eval` found with the run, in evals.jsonl."""
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console, history, runs
+from txlcli.commands.eval_texts import ScoredText
+
+if TYPE_CHECKING:
+    from txlcli.opening import OpenRun
+
+CIRCUMSTANCES = (
+    "step",
+    "text",
+    "unit",
+    "metric",
+    "conventions",
+    "seg_len",
+    "max_distance",
+    "same_length",
+    "precision",
+)
+
+
+def keep(opened: "OpenRun", source: ScoredText, result: dict[str, Any]) -> None:
+    """Add the rows of a result to the run's evals.jsonl; a run that cannot be written is said, and left as it is."""
+    circumstances = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "weights": opened.run.best_or_last.name,
+        "corpus": source.corpus,
+        "split": source.split,
+        "whole": source.whole,
+        **{key: result[key] for key in CIRCUMSTANCES},
+    }
+    rows = [{**circumstances, **_finite(row)} for row in result["rows"]]
+    try:
+        history.record(opened.run, rows)
+    except OSError as error:
+        path = opened.run.folder / runs.EVALS
+        console.say(f"{path}: not recorded there ({error.strerror}); the run's folder cannot be written")
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """The row without its mark of the best, which is of this sweep only; JSON has no infinity."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+        if key != "best"
+    }

@@ -1,0 +1,120 @@
+"""`txl runs`: list the runs, compare them, set one beside the paper's tables."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from txlcli import console, history, metrics, runs
+from txlcli.commands import runs_compare, runs_published
+from txlcli.errors import RunError, TxlError, UsageError
+from txlcli.history import History
+from txlcli.options import RUNS_DIR, Json, RunsDir
+
+COLUMNS = ("run\nrecipe\nstore", "parameters\nstate", "step\nof", "valid", "test", "saved")
+CAPTION = (
+    "valid: best validation during training; test: best recorded by txl eval.\n"
+    "unfinished: saved, txl train --resume RUN; interrupted: killed, or at work."
+)
+
+app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+    """List runs, compare them, set one beside the paper's.
+
+    Without a command: the list, the newest run first.
+
+    Example: txl runs
+    """
+    if context.invoked_subcommand is None:
+        _list(runs_dir, json=json)
+    elif json or runs_dir != RUNS_DIR:
+        option = "--json" if json else "--runs-dir"
+        raise UsageError(f"{option} comes last: txl runs {context.invoked_subcommand} ... {option}")
+
+
+@app.command("list")
+def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+    """List the training runs, as "txl runs" does.
+
+    Example: txl runs list --json
+    """
+    _list(runs_dir, json=json)
+
+
+app.command("compare")(runs_compare.compare)
+app.command("published")(runs_published.published_)
+
+
+def _list(runs_dir: Path, *, json: bool) -> None:
+    folders = runs.newest_first(runs_dir)
+    if not folders:
+        raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or say where with --runs-dir')
+    entries = [_entry(folder) for folder in folders]
+    if json:
+        console.show_json({"runs_dir": str(runs_dir), "runs": entries})
+    else:
+        title = f"{len(entries)} run{'s' if len(entries) > 1 else ''} in {runs_dir}"
+        console.show_table(title, COLUMNS, [_row(entry) for entry in entries], CAPTION, ruled=True)
+
+
+def _entry(folder: Path) -> dict[str, Any]:
+    """What there is to say of a run in a list; one that is damaged is named and does not hide the others."""
+    saved = datetime.fromtimestamp(runs.last_written(folder)).astimezone().isoformat(timespec="seconds")
+    try:
+        known = _facts(history.read(runs.open_run(folder)))
+    except TxlError as error:
+        console.say(str(error))
+        known = {**dict.fromkeys(FACTS), "state": "damaged"}
+    return {"name": folder.name, "folder": str(folder), "saved": saved, **known}
+
+
+FACTS = (
+    "recipe",
+    "store",
+    "parameters",
+    "metric",
+    "state",
+    "step",
+    "max_steps",
+    "best_valid",
+    "best_valid_step",
+    "best_test",
+    "best_test_mem_len",
+)
+
+
+def _facts(found: History) -> dict[str, Any]:
+    run, valid, test = found.run, found.best_valid, found.best_eval("test")
+    values = (
+        run.recipe_name,
+        run.settings.corpus.store,
+        run.parameters,
+        run.metric,
+        found.state,
+        found.step,
+        run.settings.train.max_steps if found.state != "imported" else None,
+        metrics.in_metric(valid["loss_nats"], run.metric) if valid else None,
+        valid["step"] if valid else None,
+        metrics.in_metric(test["loss_nats"], run.metric) if test else None,
+        test.get("mem_len") if test else None,
+    )
+    return dict(zip(FACTS, values, strict=True))
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    date, _, time = entry["saved"].partition("T")
+    when = f"{date}\n{time[:5]}"
+    if entry["state"] == "damaged":
+        return [entry["name"], "-\ndamaged", "-", "-", "-", when]
+    numbers = [
+        f"{entry[key]:.3f}\n{entry['metric']}" if entry[key] is not None else "-" for key in ("best_valid", "best_test")
+    ]
+    steps = f"{entry['step']:,}\n{entry['max_steps']:,}" if entry["max_steps"] else "-"
+    model = f"{entry['parameters']:,}\n{entry['state']}"
+    # A store of the recipe's own name needs no line.
+    lines = [entry["name"], *dict.fromkeys((entry["recipe"], entry["store"]))]
+    return ["\n".join(lines), model, steps, *numbers, when]

@@ -1,0 +1,223 @@
+"""`txl runs compare`: runs side by side, their curves in one figure."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from txlcli import console, history, metrics, recipe, runs
+from txlcli.errors import RunError, UsageError
+from txlcli.history import History
+from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
+
+NOT_COMPARED = ("published",)  # what the paper says is no setting
+OTHER_TEXTS = "Other texts or vocabularies: these losses cannot be compared."
+
+
+class Axis(StrEnum):
+    """What a curve is drawn against."""
+
+    steps = "steps"
+    tokens = "tokens"
+    hours = "hours"
+
+
+def compare(
+    wanted: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN RUN...", help="Two runs or more, by name or folder.")
+    ] = None,
+    plot: Plot = None,
+    x: Annotated[Axis, typer.Option("--x", help="What the curves of --plot are drawn against.")] = Axis.steps,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Set runs side by side.
+
+    Shows the settings that differ, best and last losses, tokens per second, parameters.
+    --plot draws their training and validation curves.
+
+    Example: txl runs compare stdlib stdlib-2 --plot curves.png
+    """
+    from txlcli import plots
+
+    if plot is not None:
+        plots.check_path(plot)
+    elif x is not Axis.steps:
+        raise UsageError(f"--x {x.value} goes with --plot FILE: it says what the curves are drawn against")
+    found = [history.read(run) for run in _chosen(wanted or [], runs_dir)]
+    curves = _curves(found, x) if plot is not None else {}
+    result = _result(found)
+    if json:
+        console.show_json(result)
+    else:
+        _show(result)
+    if plot is not None:
+        _draw(plot, found, curves, x)
+
+
+def _chosen(wanted: Sequence[str], runs_dir: Path) -> list[runs.Run]:
+    """The runs that are named, two or more, each once."""
+    chosen = [runs.find(word, runs_dir) for word in wanted]
+    if len(chosen) < 2:
+        known = ", ".join(runs.names(runs_dir)) or "none yet"
+        raise UsageError(f"compare takes two runs or more, not {len(chosen)}; name others (known: {known})")
+    folders = [run.folder.resolve() for run in chosen]
+    twice = next((run for run, folder in zip(chosen, folders, strict=True) if folders.count(folder) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice.folder} is named twice; name each run once")
+    return chosen
+
+
+def _result(found: Sequence[History]) -> dict[str, Any]:
+    """The object that --json prints, and that the table is made of."""
+    return {
+        "runs": [_facts(one) for one in found],
+        "settings": _differences([recipe.to_table(one.run.settings) for one in found]),
+        "same_text": len({(one.run.settings.corpus.store, one.run.vocab_fingerprint) for one in found}) == 1,
+    }
+
+
+def _facts(found: History) -> dict[str, Any]:
+    run = found.run
+
+    def loss(report: dict[str, Any] | None) -> float | None:
+        return (
+            metrics.in_metric(report["loss_nats"], run.metric) if report and report["loss_nats"] is not None else None
+        )
+
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "recipe": run.recipe_name,
+        "metric": run.metric,
+        "parameters": run.parameters,
+        "state": found.state,
+        "step": found.step,
+        "best_valid": loss(found.best_valid),
+        "best_valid_step": found.best_valid["step"] if found.best_valid else None,
+        "last_valid": loss(found.last_valid),
+        "last_train": loss(found.last_train),
+        "best_test": loss(found.best_eval("test")),
+        "tokens_per_s": found.tokens_per_s,
+    }
+
+
+def _differences(tables: Sequence[dict[str, dict[str, Any]]]) -> dict[str, list[Any]]:
+    """Settings by their full names where they are not the same everywhere; None where one is off or has no such key."""
+    names = {
+        (section, key): None
+        for table in tables
+        for section, keys in table.items()
+        for key in keys
+        if section not in NOT_COMPARED
+    }
+    values = {f"{section}.{key}": [table[section].get(key) for table in tables] for section, key in names}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
+
+
+def _show(result: dict[str, Any]) -> None:
+    facts = result["runs"]
+    metric = facts[0]["metric"] if len({one["metric"] for one in facts}) == 1 else None
+
+    def losses(key: str) -> list[str]:
+        unit = "" if metric else " {metric}"
+        return ["-" if one[key] is None else f"{one[key]:.3f}{unit.format(**one)}" for one in facts]
+
+    def counts(key: str) -> list[str]:
+        return ["-" if one[key] is None else f"{one[key]:,.0f}" for one in facts]
+
+    named = f" {metric}" if metric else ""
+    rows = [
+        ["recipe", *(one["recipe"] for one in facts)],
+        ["parameters", *counts("parameters")],
+        ["state", *(one["state"] for one in facts)],
+        ["step", *counts("step")],
+        [f"best valid{named}", *losses("best_valid")],
+        ["  at step", *counts("best_valid_step")],
+        [f"last valid{named}", *losses("last_valid")],
+        [f"last train{named}", *losses("last_train")],
+        [f"best test{named}", *losses("best_test")],
+        ["tokens/s", *counts("tokens_per_s")],
+        *([name, *map(_in_words, values)] for name, values in result["settings"].items()),
+    ]
+    said = [] if result["settings"] else ["The settings are the same."]
+    said += [] if result["same_text"] else [OTHER_TEXTS]
+    console.show_table("runs compared", ["", *(one["name"] for one in facts)], rows, "\n".join(said))
+
+
+def _in_words(value: Any) -> str:
+    """A setting as a recipe writes it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _curves(found: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
+    """The curves of every run, by its name and their kind.
+
+    Raises:
+        UsageError: the runs have different metrics.
+        RunError: a run has no reports, or they do not say how long they took.
+    """
+    measured = {one.run.metric: one.run.name for one in found}
+    if len(measured) > 1:
+        said = ", ".join(f"{name} in {metric}" for metric, name in measured.items())
+        raise UsageError(f"--plot draws one metric, these runs have two ({said}); compare runs of one")
+    curves = {}
+    for name, one in zip(_names(found), found, strict=True):
+        if not one.reports:
+            raise RunError(f"{one.run.folder} has no reports of a training in {runs.METRICS}; leave it out of --plot")
+        places = _places(one, x)
+        for kind in ("train", "valid"):
+            points = [(at, report) for at, report in zip(places, one.reports, strict=True) if report["kind"] == kind]
+            losses = [float("nan") if report["loss_nats"] is None else report["loss_nats"] for _, report in points]
+            curves[name, kind] = (
+                [at for at, _ in points],
+                [metrics.in_metric(loss, one.run.metric) for loss in losses],
+            )
+    return curves
+
+
+def _names(found: Sequence[History]) -> list[str]:
+    """The runs' names; their folders where two have the same name."""
+    names = [one.run.name for one in found]
+    return [one.run.name if names.count(one.run.name) == 1 else str(one.run.folder) for one in found]
+
+
+def _places(found: History, x: Axis) -> list[float]:
+    """Where each report lies on the axis."""
+    if x is Axis.hours:
+        hours = found.hours()
+        if hours is None:
+            raise RunError(f"{found.run.folder / runs.METRICS} does not say how long it took; take --x steps or tokens")
+        return hours
+    scale = found.tokens_per_step if x is Axis.tokens else 1
+    return [float(report["step"] * scale) for report in found.reports]
+
+
+def _draw(
+    path: Path, found: Sequence[History], curves: dict[tuple[str, str], tuple[list[float], list[float]]], x: Axis
+) -> None:
+    from txlcli import plots
+
+    metric = found[0].run.metric
+    colours = {name: f"C{number}" for number, name in enumerate(_names(found))}
+    styles = {}
+    for name, kind in curves:
+        style = {"marker": "", "linewidth": 1.0, "alpha": 0.45} if kind == "train" else {"markersize": 4.0}
+        styles[f"{name}, {kind}"] = {"color": colours[name], **style}
+    stores = list(dict.fromkeys(one.run.settings.corpus.store for one in found))
+    plots.draw_curves(
+        path,
+        {f"{name}, {kind}": curve for (name, kind), curve in curves.items()},
+        x_label=x.value,
+        y_label=metrics.METRIC_TITLES[metric],
+        title=", ".join(stores),
+        log_y=metric == "ppl",
+        styles=styles,
+    )
+    console.say(f"drawn to {path}")
