@@ -58,6 +58,15 @@ def write(
         for mem_len, losses in losses_nats.items():
             dataset = file.create_dataset(f"mem_len_{mem_len}", data=losses)
             dataset.attrs["mem_len"] = mem_len
+    replace_file(path, content)
+
+
+def replace_file(path: Path, content: io.BytesIO) -> None:
+    """Put a file that was made in memory in its place, whole.
+
+    Raises:
+        StoreError: the file cannot be written; what was there before is untouched.
+    """
     beside = path.with_name(path.name + ".new")
     try:
         beside.write_bytes(content.getbuffer())

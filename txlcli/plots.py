@@ -9,16 +9,20 @@ from txlcli.errors import TxlError, UsageError
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def check_path(path: Path) -> None:
+def check_path(path: Path, option: str = "--plot") -> None:
     """Refuse a file that cannot become a figure, before anything is computed for it.
+
+    Args:
+        path: of the figure.
+        option: what named it.
 
     Raises:
         UsageError: unknown ending, or a folder that is not there.
     """
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"--plot {path}: the ending decides the format; use one of {', '.join(FORMATS)}")
+        raise UsageError(f"{option} {path}: the ending decides the format; use one of {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise UsageError(f"--plot {path}: there is no folder {path.parent}; make it first")
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
 
 
 def draw_curves(

@@ -5,6 +5,7 @@ The JSON sits in the file's metadata. The file is written beside its place and r
 the new one, whole.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -44,6 +45,14 @@ class Checkpoint:
     def weights_to_evaluate(self) -> str:
         """The group of them: the mean of the weights where their training has begun one."""
         return "average" if self.group("average") else "model"
+
+    def weights_digest(self) -> str:
+        """SHA-256 of the weights to evaluate: the same digest is the same function."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.group(self.weights_to_evaluate).items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

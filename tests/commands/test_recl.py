@@ -1,0 +1,392 @@
+"""txl recl: the group, its losses, Table 8 and the two figures."""
+
+import json
+import math
+import shutil
+from xml.etree import ElementTree
+
+import h5py
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.commands.novel import RECIPE, done, json_of, on_a_full_disk, refusal, txl
+from txlcli.commands import recl
+
+GRID = ["--start", 3, "--step", 4, "--longest", 15]
+SMALL = [*GRID, "--positions", 40]
+
+
+def train(*changes, name):
+    wishes = [word for change in changes for word in ("--set", change)]
+    done("train", "tiny.toml", "--name", name, *wishes)
+
+
+@pytest.fixture
+def group(here):
+    """A model with memory, a window of learned positions, an LSTM: all on the bytes of the novel."""
+    train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="window")
+    lstm = RECIPE.replace("n_heads = 3\nd_head = 5\nd_inner = 11\n", 'arch = "lstm"\n').replace(
+        "mem_len = 5", "mem_len = 0"
+    )
+    (here / "lstm.toml").write_text(lstm)
+    done("train", "lstm.toml", "--name", "state")
+    return ["byte", "window", "state"]
+
+
+def change_weights(run, change):
+    """Put other weights into the checkpoint that is evaluated."""
+    path = f"runs/{run}/best.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file({name: change(name, tensor) for name, tensor in load_file(path).items()}, path, metadata)
+
+
+def computed(result):
+    """What the lines on stderr say is still to be computed."""
+    lines = result.stderr.splitlines()
+    return next(line for line in lines if "to compute" in line)
+
+
+def kept(path="runs/recl.h5"):
+    """All losses of a file by what they depend on and their context."""
+    with h5py.File(path) as file:
+        return {
+            (json.loads(part.attrs["facts"])["reading"]["context"], name): part[name]["losses_nats"][()]
+            for part in file.values()
+            for name in part
+        }
+
+
+def test_every_model_of_a_group_gets_its_recl_for_every_r(group):
+    told = json_of("recl", *group, *SMALL)
+    assert told["context_tokens"] == [3, 7, 11, 15]
+    assert (told["text"], told["unit"], told["positions"], told["threshold"]) == ("novel test", "byte", 40, 0.01)
+    assert [model["run"] for model in told["models"]] == ["runs/byte", "runs/window", "runs/state"]
+    assert [model["context"] for model in told["models"]] == ["memory", "window", "state"]
+    for model in told["models"]:
+        assert [point["top_r"] for point in model["recl"]] == [0.1, 0.5, 1.0]
+        assert model["ppl"] == pytest.approx([math.exp(nats) for nats in model["loss_nats"]])
+        for point in model["recl"]:
+            assert [(gain["from_tokens"], gain["to_tokens"]) for gain in point["gains"]] == [(3, 7), (7, 11), (11, 15)]
+            assert point["recl_tokens"] in told["context_tokens"]
+
+
+def test_the_numbers_follow_from_the_losses_that_are_kept(group):
+    told = json_of("recl", *group, *SMALL, "--top-r", "0.1")
+    losses = kept()
+    at = {kind: losses[kind, "context_3"] for kind in ("memory", "window", "state")}
+    baseline = np.min(list(at.values()), axis=0)
+    hardest = np.argsort(-baseline, kind="stable")[:4]  # a tenth of 40
+    longer = np.minimum(baseline[hardest], losses["memory", "context_7"][hardest]).mean()
+    gain = told["models"][0]["recl"][0]["gains"][0]
+    assert gain["baseline_nats"] == pytest.approx(baseline[hardest].mean())
+    assert gain["relative_gain"] == pytest.approx(1 - math.exp(longer - baseline[hardest].mean()), abs=1e-6)
+    assert told["models"][0]["loss_nats"][0] == pytest.approx(at["memory"].mean())
+
+
+def test_a_window_of_five_learned_positions_gains_nothing_from_more(group):
+    window = json_of("recl", *group, *SMALL, "--threshold", 1e-9)["models"][1]
+    assert window["longest_window_tokens"] == 5
+    assert window["loss_nats"][1] == window["loss_nats"][2] == window["loss_nats"][3] != window["loss_nats"][0]
+    assert ("window", "context_5") in kept()
+
+
+def test_windows_of_all_positions_agree_with_eval(here):
+    train("train.mem_len=0", "eval.mem_len=0", name="vanilla")
+    done("eval", "vanilla", "--attn-len", 7, "--losses", "eval.h5")
+    with h5py.File("eval.h5") as file:
+        by_eval = file["mem_len_7"][()]
+    json_of("recl", "vanilla", "--start", 3, "--step", 4, "--longest", 7, "--positions", 100)
+    with h5py.File("runs/recl.h5") as file:
+        (part,) = file.values()
+        positions, losses = part["context_7"]["positions"][()], part["context_7"]["losses_nats"][()]
+    np.testing.assert_allclose(losses, by_eval[positions], rtol=1e-5)
+
+
+def test_a_run_that_was_trained_without_memory_reads_windows_whatever_eval_says(here):
+    train("train.mem_len=0", name="vanilla")
+    assert json_of("recl", "vanilla", *SMALL)["models"][0]["context"] == "window"
+
+
+def test_the_table_has_the_form_of_table_8(group):
+    result = done("recl", *group, *SMALL, "--threshold", 1e-9)
+    assert result.stdout.startswith("RECL on novel test, 40 positions\n")
+    assert [word in result.stdout for word in ("r = 0.1", "r = 0.5", "r = 1", "byte", "window", "state")] == [True] * 6
+    assert "byte: L = 5, M = 5, same_length = m, max_distance = 10; fp32" in result.stdout
+    assert "window: one window of at most 5 tokens, no memory; fp32" in result.stdout
+    assert "state: a state, zeros before the context; fp32" in result.stdout
+    assert ">= 15" in result.stdout
+    assert ">=: every step gained; give a greater --longest." in result.stdout
+
+
+def test_a_group_that_never_gains_is_told_that_the_grid_begins_too_late(here):
+    result = done("recl", "byte", *SMALL, "--threshold", 0.999)
+    assert "3: no step gained, so it may be less; give a smaller --start." in result.stdout
+    assert ">=" not in result.stdout
+
+
+def test_the_cost_is_said_before_it_starts(group):
+    first, second = done("recl", *group, *SMALL).stderr.splitlines()[:2]
+    assert first == "RECL on novel test: 40 positions x 4 context lengths (3 to 15 tokens) x 3 models"
+    # memory and state read 40 x (3 + 7 + 11 + 15) tokens, the window 40 x (3 + 5): 2 x 1440 + 320
+    assert second.startswith("400 losses to compute, 3,200 tokens to read, about ")
+    assert second.endswith("; kept in runs/recl.h5")
+
+
+def test_another_r_or_threshold_computes_nothing(group):
+    first = json_of("recl", *group, *SMALL)
+    before = (recl.RUNS_DIR / recl.LOSSES).stat().st_mtime_ns
+    again = done("recl", *group, *SMALL, "--top-r", "0.3", "--threshold", 0.2, "--json")
+    assert computed(again) == "every loss is known from runs/recl.h5: nothing to compute"
+    assert (recl.RUNS_DIR / recl.LOSSES).stat().st_mtime_ns == before
+    assert [model["loss_nats"] for model in json.loads(again.stdout)["models"]] == [
+        model["loss_nats"] for model in first["models"]
+    ]
+
+
+def test_kept_losses_are_taken_as_they_are(here):
+    json_of("recl", "byte", *SMALL)
+    with h5py.File("runs/recl.h5", "r+") as file:
+        (part,) = file.values()
+        part["context_7"]["losses_nats"][:] = 1.5
+    assert json_of("recl", "byte", *SMALL)["models"][0]["loss_nats"][1] == 1.5
+
+
+def test_a_longer_grid_and_more_positions_compute_only_what_is_new(here):
+    done("recl", "byte", *SMALL)
+    longer = done("recl", "byte", "--start", 3, "--step", 4, "--longest", 19, "--positions", 40)
+    fresh = [place for place in positions_at(19) if place not in positions_at(15)]
+    assert computed(longer).startswith(f"{40 + 4 * len(fresh)} losses to compute, ")
+    more = done("recl", "byte", *GRID, "--positions", 60)
+    assert computed(more).startswith(
+        f"{4 * len(set(positions_of(60)) - {*positions_of(40), *positions_at(19)})} losses"
+    )
+
+
+def positions_of(count, longest=15):
+    from txlcli.core.contexts import sample_positions
+    from txlcli.token_store import TokenStore
+
+    tokens = len(TokenStore.open("data/novel.h5").ids("test")) - 1  # the first byte has no context
+    return sample_positions(tokens, longest=longest, wanted=count, seed=1111).tolist()
+
+
+def positions_at(longest):
+    return positions_of(40, longest)
+
+
+def test_other_weights_are_computed_anew(here):
+    before = json_of("recl", "byte", *SMALL)["models"][0]
+    change_weights("byte", lambda name, tensor: tensor * 1.5)
+    after = done("recl", "byte", *SMALL, "--json")
+    assert computed(after).startswith("160 losses to compute")
+    assert json.loads(after.stdout)["models"][0]["loss_nats"] != before["loss_nats"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "wishes"),
+    [
+        (None, ["--split", "valid"]),
+        (None, ["--precision", "bf16"]),
+        (("mem_len", 3), []),
+        (("seg_len", 4), []),
+        (("max_distance", 2), []),
+    ],
+)
+def test_another_text_or_reading_is_computed_anew(here, edit, wishes):
+    done("recl", "byte", *SMALL)
+    if edit:
+        path = here / "runs/byte/run.json"
+        card = json.loads(path.read_text())
+        card["settings"]["eval"][edit[0]] = edit[1]
+        path.write_text(json.dumps(card))
+    assert computed(done("recl", "byte", *SMALL, *wishes)).startswith("160 losses to compute")
+
+
+def test_another_seed_scores_other_positions(here):
+    first = json_of("recl", "byte", *SMALL)
+    other = json_of("recl", "byte", *SMALL, "--seed", 5)
+    assert (first["seed"], other["seed"]) == (1111, 5)
+    assert other["models"][0]["loss_nats"] != first["models"][0]["loss_nats"]
+
+
+def test_losses_go_where_they_are_wished(here):
+    done("recl", "byte", *SMALL, "--losses", "mine.h5")
+    assert len(kept("mine.h5")) == 4
+    assert not (here / "runs/recl.h5").exists()
+    assert "every loss is known from mine.h5" in done("recl", "byte", *SMALL, "--losses", "mine.h5").stderr
+
+
+def test_a_batch_of_one_gives_the_same_losses(group):
+    plain = json_of("recl", *group, *SMALL)
+    single = json_of("recl", *group, *SMALL, "--batch-size", 1, "--losses", "single.h5")
+    for one, other in zip(plain["models"], single["models"], strict=True):
+        assert one["loss_nats"] == pytest.approx(other["loss_nats"], rel=1e-5)
+
+
+def test_the_figures_hold_a_curve_for_every_model(group):
+    told = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png").stderr
+    assert told.endswith("drawn to gains.svg\ndrawn to ppl.png\n")
+    root = ElementTree.parse("gains.svg").getroot()
+    lines = [part for part in root.iter("{http://www.w3.org/2000/svg}g") if part.get("id", "").startswith("line2d_")]
+    marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
+    assert marks.count(3) >= 3  # from 3, 7 and 11 tokens
+    with open("ppl.png", "rb") as file:
+        assert file.read(4) == b"\x89PNG"
+
+
+def test_the_work_is_a_function_of_its_own(here):
+    result = recl.measure(["byte"], recl.Wishes(start=3, step=4, longest=15, positions=40), shown=False)
+    assert result == json_of("recl", "byte", *SMALL)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(here):
+    shutil.copytree("runs/byte", "other/byte")
+    result = done("recl", "byte", "other/byte", *SMALL)
+    assert "runs/byte" in result.stdout
+    assert "other/byte" in result.stdout
+
+
+def test_all_positions_are_scored_where_there_are_few(here):
+    eligible = len(positions_of(10_000))
+    assert eligible < recl.POSITIONS
+    assert json_of("recl", "byte", *GRID)["positions"] == eligible
+    assert json_of("recl", "byte", *GRID, "--positions", eligible)["positions"] == eligible
+    message = refusal("recl", "byte", *GRID, "--positions", eligible + 1)
+    assert message == (
+        f"--positions {eligible + 1}: novel test has {eligible} tokens with 15 tokens before them; give at most so many"
+    )
+
+
+def test_a_context_longer_than_the_split_is_refused(here):
+    tokens = len(positions_of(10_000)) + 14
+    message = refusal("recl", "byte", "--start", tokens - 3, "--step", 4)
+    assert message == (
+        f"novel test has {tokens} tokens to predict, none of them with {tokens + 33} tokens before it; "
+        f"give --longest {tokens} at most, or a smaller --step"
+    )
+    fits = ["--start", tokens - 4, "--step", 4, "--longest", tokens]
+    assert json_of("recl", "byte", *fits)["positions"] == 1
+
+
+def test_runs_of_two_corpora_are_refused(here):
+    message = refusal("recl", "byte", "word", *SMALL)
+    assert message == (
+        "runs/byte was trained on novel, runs/word on word; a group is compared on one corpus, leave one of them out"
+    )
+
+
+def test_runs_of_two_vocabularies_are_refused(here):
+    path = here / "runs/other/run.json"
+    shutil.copytree("runs/byte", "runs/other")
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps({**card, "vocab_fingerprint": "0" * 64}))
+    message = refusal("recl", "byte", "other", *SMALL, code=1)
+    assert message == (
+        "runs/byte and runs/other have different vocabularies; "
+        "their losses per token cannot be compared, leave one of them out"
+    )
+
+
+@pytest.mark.parametrize("twice", [["byte", "byte"], ["byte", "runs/byte"]])
+def test_a_run_named_twice_is_refused(here, twice):
+    assert refusal("recl", *twice, *SMALL) == "runs/byte is named twice; name each run of the group once"
+
+
+def test_a_run_without_weights_is_refused(here):
+    shutil.copytree("runs/byte", "runs/young", ignore=shutil.ignore_patterns("*.safetensors"))
+    message = refusal("recl", "byte", "young", *SMALL, code=1)
+    assert message == "runs/young has saved no weights yet; train it first, or leave it out"
+
+
+def test_an_unknown_run_gets_a_suggestion(here):
+    message = refusal("recl", "byet", *SMALL)
+    assert message.startswith('unknown run "byet"; did you mean "byte"? (known: ')
+
+
+def test_weights_that_are_not_finite_are_named_and_not_kept(here):
+    change_weights("byte", lambda name, tensor: tensor * math.nan)
+    message = refusal("recl", "byte", *SMALL, code=1)
+    assert message == (
+        "runs/byte: a loss is not finite at a context of 3 tokens; evaluate it with --precision fp32, or train it again"
+    )
+    assert kept() == {}
+
+
+def test_what_was_computed_before_something_went_wrong_is_kept(here):
+    train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="window")
+    change_weights("window", lambda name, tensor: spoil_last_row(tensor) if "position_tables" in name else tensor)
+    assert refusal("recl", "window", *SMALL, code=1).startswith(
+        "runs/window: a loss is not finite at a context of 5 tokens"
+    )
+    assert list(kept()) == [("window", "context_3")]
+
+
+def spoil_last_row(table):
+    table[-1] = math.nan
+    return table
+
+
+def test_a_full_disk_is_found_before_anything_is_computed(here):
+    done("recl", "byte", *SMALL)
+    before = kept()
+    result = on_a_full_disk(1000, "recl", "byte", *map(str, SMALL), "--split", "valid")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[1:] == [
+        "error: runs/recl.h5: the losses cannot be written (File too large); check the folder and the free space"
+    ]
+    assert kept().keys() == before.keys()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        (["--top-r", "0.1,1.5"], "--top-r 0.1,1.5: r is a share of the positions; give numbers above 0, at most 1"),
+        (["--top-r", "0"], "--top-r 0: r is a share of the positions; give numbers above 0, at most 1"),
+        (["--top-r", "nan"], "--top-r nan: r is a share of the positions; give numbers above 0, at most 1"),
+        (["--top-r", "a tenth"], "--top-r a tenth: write numbers like 0.1,0.5,1.0"),
+        (
+            ["--threshold", 1],
+            "--threshold 1: it is a share of the perplexity, 0.01 for 1 %; give a number between 0 and 1",
+        ),
+        (
+            ["--longest", 6],
+            "--longest 6 leaves no step from --start 3 by --step 4; give at least 7",
+        ),
+        (["--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: valid, test)'),
+        (["--plot", "gains.jpg"], "--plot gains.jpg: the ending decides the format; use one of .png, .svg, .pdf"),
+        (["--plot-ppl", "ppl"], "--plot-ppl ppl: the ending decides the format; use one of .png, .svg, .pdf"),
+        (["--losses", "nowhere/a.h5"], "--losses nowhere/a.h5: there is no folder nowhere; make it first"),
+        (
+            ["--losses", "data/novel.h5"],
+            "--losses data/novel.h5: holds no losses of txl recl; give another name or remove it",
+        ),
+    ],
+)
+def test_wishes_that_cannot_be_honoured_are_refused(here, wishes, message):
+    assert refusal("recl", "byte", *SMALL, *wishes) == message
+    assert not (here / "runs/recl.h5").exists()
+
+
+@pytest.mark.parametrize("option", ["--start", "--step", "--positions", "--batch-size"])
+def test_lengths_begin_at_one(here, option):
+    result = txl("recl", "byte", option, 0)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: Invalid value for '{option}': Input should be greater than or equal to 1")
+
+
+def test_at_least_one_run_is_named(here):
+    result = txl("recl")
+    assert result.exit_code == 2
+    assert "Missing argument 'RUN...'" in result.stderr
+
+
+def test_a_perplexity_that_overflows_leaves_a_gap():
+    assert recl._finite(math.inf) is None
+    assert recl._finite(2.5) == 2.5
+
+
+def test_the_caption_says_how_much_one_step_is(here):
+    assert "4 more gain less than 2.5 % of perplexity" in done("recl", "byte", *SMALL, "--threshold", 0.025).stdout
