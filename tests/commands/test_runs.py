@@ -435,6 +435,14 @@ def test_another_tokenizer_is_not_put_among_them(here):
     assert width(result) <= 80
 
 
+def test_a_run_without_any_result_says_how_to_get_one(here):
+    as_benchmark("word", "ptb", 10_000)
+    (here / "runs/word/metrics.jsonl").unlink()
+    result = done("runs", "published", "word")
+    assert "runs/word is not in the table yet; txl eval runs/word --split test\n" in result.stdout
+    assert len(lines_of(result)) == 11
+
+
 def test_a_part_of_a_split_is_not_put_among_them(here):
     as_benchmark("byte", "enwik8", 205, valid_tokens=1000, test=[(0.5, 1000)])
     result = done("runs", "published", "byte")

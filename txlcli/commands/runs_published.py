@@ -140,7 +140,8 @@ def _caption(result: dict[str, Any]) -> str:
         if not ours["sources"]["test"]:
             said.append("> placed by its validation result.")
     elif ours is not None:
-        said.append(f"{ours['run']} is not in the table: it has nothing to compare yet.")
+        next_step = "" if ours["reasons"] else f" yet; {_evaluation('test', ours['run'])}"
+        said.append(f"{ours['run']} is not in the table{next_step}")
     if ours is not None:
         said += [f"not comparable: {reason}" for reason in ours["reasons"]]
     if not all(row["same_symbols"] for row in result["rows"]):
@@ -150,4 +151,8 @@ def _caption(result: dict[str, Any]) -> str:
 
 
 def _lacking(split: str, folder: str) -> str:
-    return f"none yet; {shlex.join(['txl', 'eval', folder, '--split', split])}"
+    return f"none yet; {_evaluation(split, folder)}"
+
+
+def _evaluation(split: str, folder: str) -> str:
+    return shlex.join(["txl", "eval", folder, "--split", split])
