@@ -21,6 +21,7 @@ KINDS = {
     "memory of zeros": (lambda: small_model(memory_start="zeros"), MEMORY),
     "memory, absolute positions": (lambda: small_model(position="sinusoid"), EvalSettings(5, 7, same_length="off")),
     "window": (small_model, NONE),
+    "window, near distances": (small_model, EvalSettings(5, 0, max_distance=6)),
     "window, absolute positions": (lambda: small_model(position="sinusoid"), NONE),
     "window, learned positions": (lambda: small_model(position="learned", n_positions=LEARNED), NONE),
     "lstm": (lambda: small_rnn("lstm"), NONE),
@@ -38,7 +39,7 @@ def by_definition(kind, model, how, context):
     tokens = torch.from_numpy(context)[None]
     if kind.startswith("window"):
         empty = [past[:, :0] for past in model.first_memory(1, 0)]
-        return model.log_probs(model(tokens, empty, mem_len=0)[0])[0, -1]
+        return model.log_probs(model(tokens, empty, mem_len=0, max_distance=how.max_distance)[0])[0, -1]
     if kind in ("lstm", "qrnn"):
         memory = model.first_memory(1, 0)
         for token in tokens.split(1, dim=1):

@@ -97,7 +97,7 @@ def context_losses(
 def _reader(model: LanguageModel, how: EvalSettings, context_len: int, *, lanes: int, precision: str) -> Reader:
     """What reads c tokens from nothing."""
     if isinstance(model, TransformerXL) and how.mem_len == 0:
-        return window_decoder(model, context_len, windows=lanes, precision=precision)
+        return window_decoder(model, context_len, windows=lanes, precision=precision, max_distance=how.max_distance)
     return make_reader(
         model,
         lanes=lanes,
