@@ -11,8 +11,19 @@ import typer
 from typer.core import TyperGroup
 
 from txlcli import __version__, console
+from txlcli.commands import (
+    attention,
+    export_run,
+    generate,
+    import_run,
+    prepare,
+    quickstart,
+    recipes,
+    recl,
+    speed,
+    train,
+)
 from txlcli.commands import eval as eval_
-from txlcli.commands import export_run, generate, import_run, prepare, quickstart, recipes, recl, speed, train
 from txlcli.commands import runs as runs_
 from txlcli.errors import TxlError, did_you_mean
 
@@ -106,6 +117,7 @@ app.command("speed")(speed.speed)
 app.command("generate")(generate.generate)
 app.add_typer(runs_.app, name="runs")
 app.command("recl")(recl.recl)
+app.command("attention")(attention.attention)
 app.add_typer(recipes.app, name="recipes")
 app.command("import")(import_run.import_run)
 app.command("export")(export_run.export_run)

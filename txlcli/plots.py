@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txlcli.errors import TxlError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -60,6 +63,15 @@ def draw_curves(
         axes.yaxis.set_minor_formatter(NullFormatter())
     if len(curves) > 1:
         axes.legend()
+    save(figure, path)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure into a file; the ending decides the format.
+
+    Raises:
+        TxlError: it cannot be written.
+    """
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

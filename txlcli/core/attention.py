@@ -232,6 +232,10 @@ class Attention(nn.Module):
         """Keys and values (B, H, K, D) of the context (B, K, d)."""
         return split_heads(self.w_k_content(context), self.n_heads), split_heads(self.w_v(context), self.n_heads)
 
+    def project_queries(self, segment: Tensor) -> Tensor:
+        """Scaled queries (B, H, L, D) of the segment (B, L, d)."""
+        return split_heads(self.w_q(segment), self.n_heads) * self.scale
+
     def forward(self, segment: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> Tensor:
         """Attend from the segment (B, L, d) to keys and values (B, H, K, D); gives (B, L, d).
 
@@ -240,7 +244,7 @@ class Attention(nn.Module):
             keys: what `project_keys` gave for memory and segment.
             terms: what else the score is made of.
         """
-        query = split_heads(self.w_q(segment), self.n_heads) * self.scale  # (B, H, L, D)
+        query = self.project_queries(segment)
         by_position = None if terms.position_key is None else self._biased(query, terms.position_bias)
         out = attend(
             self._biased(query, terms.content_bias),

@@ -93,9 +93,10 @@ class Decoder(Reader):
             dtype = model.dtype
         with torch.inference_mode():
             self._buffers = [_KeyBuffer(shape, model.device, dtype) for _ in model.layers]
-            reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)
+            self.reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)
+            """Keys that a query sees at most."""
             with self._autocast:
-                terms = self.model.score_terms(reach, max_distance=max_distance)
+                terms = self.model.score_terms(self.reach, max_distance=max_distance)
             self._terms = [_contiguous(one) for one in terms]
         self._period = period or seg_len
         model.encoding.check_positions(self._period)

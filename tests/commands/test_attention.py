@@ -1,0 +1,339 @@
+"""txl attention: the figures, the table, the JSON, and what it refuses."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.commands.novel import done, json_of, refusal, text_of, write_texts
+from tests.commands.test_eval import cells, headings
+from tests.commands.test_recurrent import recipe_of
+from tests.test_plots import MAGIC
+from txlcli import opening
+from txlcli.commands.attention_figures import Wish, make
+from txlcli.core.maps import strongest
+
+POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
+POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
+POSITIONS["learned"] = ["--set", "model.position=learned", "--set", "model.n_positions=5", "--set", "train.mem_len=0"]
+N_VALID = len(text_of("valid").encode()) - 1  # bytes that have one before them
+FILES = ["figure5.png", "figure6.png", "figure7.png"]
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Runs of other kinds of models."""
+    folder = tmp_path_factory.mktemp("others") / "here"
+    write_texts(folder)
+    where = ["--data-dir", folder / "data"]
+    done("prepare", folder / "novel", *where)
+    where += ["--runs-dir", folder / "runs"]
+    (folder / "lstm.toml").write_text(recipe_of("lstm"))
+    done("train", folder / "lstm.toml", *where)
+    for name, changes in POSITIONS.items():
+        done("train", folder / "tiny.toml", "--name", name, *changes, *where)
+    return folder
+
+
+@pytest.fixture
+def other(others, tmp_path, monkeypatch):
+    shutil.copytree(others, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_three_figures_are_drawn_beside_the_weights(here):
+    result = done("attention", "byte")
+    assert names_in(here / "runs/byte/figures") == FILES
+    for name in FILES:
+        assert (here / "runs/byte/figures" / name).read_bytes().startswith(MAGIC[".png"])
+    assert (
+        f"looking at {N_VALID - 5} tokens of novel valid with runs/byte (best.safetensors, step 7), L = 5, M = 5\n"
+        in result.stderr
+    )
+    for number, name in zip((5, 6, 7), FILES, strict=True):
+        assert f"Figure {number} drawn to runs/byte/figures/{name}\n" in result.stderr
+
+
+def test_the_table_shows_what_the_json_says(here):
+    table, told = done("attention", "byte", "--out", "a"), json_of("attention", "byte", "--out", "b")
+    assert headings(table) == ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
+    for row, layer in zip(cells(table), (1, 2), strict=True):
+        heads = [head for head in told["heads"] if head["layer"] == layer]
+        assert [head["head"] for head in heads] == [1, 2, 3]
+        widest = max(heads, key=lambda head: head["width_tokens"])
+        assert row == [
+            str(layer),
+            f"{sum(head['mean_distance_tokens'] for head in heads) / 3:.1f}",
+            f"{sum(head['entropy_nats'] for head in heads) / 3:.2f}",
+            f"{sum(head['memory_share'] for head in heads) / 3:.1%}",
+            f"{layer}.{widest['head']}",
+            f"{widest['width_tokens']:.1f}",
+        ]
+    assert f"Attention of runs/byte on novel valid, {N_VALID - 5} tokens\n" in table.stdout
+    assert "L = 5, M = 5, up to 5 keys per query, same_length = m, max_distance = 10, fp32." in table.stdout
+    shown = ", ".join(f"{head['layer']}.{head['head']}" for head in told["figure6"]["heads"])
+    assert f"Figure 6: heads {shown} from token {told['figure6']['at']} on." in table.stdout
+    assert "Figure 7" not in table.stdout
+
+
+def test_json_holds_the_numbers_behind_the_figures(here):
+    told = json_of("attention", "byte", "--positions", 31, "--at", 9)
+    five, six, seven = (told.pop(f"figure{number}") for number in (5, 6, 7))
+    heads = told.pop("heads")
+    assert told == {
+        "run": "runs/byte",
+        "step": 7,
+        "text": "novel valid",
+        "unit": "byte",
+        "position": "relative",
+        "seg_len": 5,
+        "mem_len": 5,
+        "attn_len_max": 5,
+        "max_distance": 10,
+        "same_length": "m",
+        "precision": "fp32",
+        "first_position": 5,
+        "positions": 31,
+        "files": [f"runs/byte/figures/{name}" for name in FILES],
+    }
+    for averaged in (five, seven["a"], seven["b"], seven["d"]):
+        assert np.shape(averaged) == (2, 3, 5)
+        np.testing.assert_allclose(np.sum(averaged, axis=-1), 1, atol=1e-5)
+    assert not np.allclose(five, seven["b"], atol=1e-4)
+    averaged = np.array(five)
+    for head in heads:
+        row = averaged[head["layer"] - 1, head["head"] - 1]
+        assert head["mean_distance_tokens"] == pytest.approx(sum(row * range(5)), rel=1e-4)
+        assert head["width_tokens"] == pytest.approx(np.exp(-sum(row * np.log(row))), rel=1e-4)
+    data = text_of("valid").encode()
+    assert six["at"] == 9
+    byte_names = [chr(byte) if 32 <= byte < 127 else {10: "\\n"}.get(byte, f"\\x{byte:02x}") for byte in data]
+    assert six["targets"] == byte_names[10:26]
+    assert six["context"] == byte_names[5:10]
+    widest = sorted(heads, key=lambda head: -head["width_tokens"])[:3]
+    pairs = [(head["layer"], head["head"]) for head in six["heads"]]
+    assert pairs == [(head["layer"], head["head"]) for head in widest]
+    for head in six["heads"]:
+        attention = np.array(head["attention"], dtype=float)
+        assert attention.shape == (16, 5)
+        assert np.nansum(attention[0]) == pytest.approx(1, abs=1e-5)
+        assert [np.flatnonzero(row).tolist() for row in strongest(attention)] == head["top"]
+        assert [len(row) for row in head["top"]] == [1] * 5 + [0] * 11  # the sixth target sees nothing of it any more
+
+
+def test_heads_are_named_by_layer_and_head_from_1(here):
+    told = json_of("attention", "byte", "--heads", "2.3,1.1,2.3", "--figure", 6)
+    assert [(head["layer"], head["head"]) for head in told["figure6"]["heads"]] == [(2, 3), (1, 1)]
+    every = json_of("attention", "byte", "--auto", 6, "--figure", 6, "--out", "all")["figure6"]["heads"]
+    attention = {(head["layer"], head["head"]): head["attention"] for head in every}
+    assert len(attention) == 6
+    for head in told["figure6"]["heads"]:
+        assert head["attention"] == attention[head["layer"], head["head"]]
+    assert attention[2, 3] != attention[1, 1]
+
+
+def test_auto_takes_the_widest_heads(here):
+    told = json_of("attention", "byte", "--auto", 1)
+    (shown,) = told["figure6"]["heads"]
+    widest = max(told["heads"], key=lambda head: head["width_tokens"])
+    assert (shown["layer"], shown["head"]) == (widest["layer"], widest["head"])
+
+
+def test_of_two_heads_both_are_shown(untouched):
+    done("prepare", "novel")
+    done("train", "tiny.toml", "--set", "model.n_layers=1", "--set", "model.n_heads=2", "--max-steps", 1)
+    assert len(json_of("attention")["figure6"]["heads"]) == 2
+
+
+def test_places_before_the_text_have_no_name(untouched):
+    done("prepare", "novel")
+    done("train", "tiny.toml", "--set", "eval.same_length=off", "--max-steps", 1)
+    told = json_of("attention", "--at", 6)
+    assert told["attn_len_max"] == 10
+    assert told["figure6"]["context"] == [""] * 3 + list("the fox")
+    nowhere = {tuple(row[:3]) for head in told["figure6"]["heads"] for row in head["attention"]}
+    assert nowhere == {(None, None, None)}
+
+
+def test_only_the_figures_asked_for_are_drawn_and_told(here):
+    told = json_of("attention", "byte", "--figure", "7,5", "--out", "deep/er", "--format", "svg")
+    assert names_in(here / "deep/er") == ["figure5.svg", "figure7.svg"]
+    assert told["files"] == ["deep/er/figure5.svg", "deep/er/figure7.svg"]
+    assert told["figure6"] is None
+    assert (here / "deep/er/figure5.svg").read_bytes().startswith(MAGIC[".svg"])
+    assert json_of("attention", "byte", "--figure", 5)["figure7"] is None
+
+
+def test_lengths_and_split_are_those_asked_for(here):
+    told = json_of("attention", "word", "--mem-len", 11, "--seg-len", 3, "--split", "test", "--positions", 20)
+    assert (told["mem_len"], told["seg_len"], told["attn_len_max"], told["first_position"]) == (11, 3, 11, 12)
+    assert (told["text"], told["positions"], told["max_distance"]) == ("word test", 20, 10)
+    assert np.shape(told["figure5"]) == (2, 3, 11)
+
+
+def test_the_newest_run_is_taken_and_named(here):
+    done("train", "tiny.toml", "--name", "newest")
+    assert "with runs/newest (" in done("attention", "--positions", 20).stderr
+    assert names_in(here / "runs/newest/figures") == FILES
+
+
+def test_the_piece_of_text_is_drawn_by_the_seed(here):
+    told = [
+        json_of("attention", "byte", "--figure", 6, "--seed", seed, "--positions", 18, "--out", f"{number}")["figure6"]
+        for number, seed in enumerate((1, 1, 5, 7))
+    ]
+    assert told[0] == told[1]
+    assert {one["at"] for one in told} == {5, 6, 7}  # 16 rows fit
+    assert all(len(one["targets"]) == 16 for one in told)
+
+
+def test_figures_are_overwritten_only_with_force(here):
+    done("attention", "byte", "--figure", 6, "--heads", "1.1")
+    path = here / "runs/byte/figures/figure6.png"
+    before = path.read_bytes()
+    assert refusal("attention", "byte", "--heads", "2.1", code=1) == (
+        "runs/byte/figures/figure6.png exists; choose another --out, or overwrite it with --force"
+    )
+    assert (path.read_bytes(), names_in(path.parent)) == (before, ["figure6.png"])
+    done("attention", "byte", "--heads", "2.1", "--force")
+    assert path.read_bytes() != before
+    assert names_in(path.parent) == FILES
+
+
+def test_a_run_with_figures_is_still_a_run(here):
+    done("attention", "byte", "--positions", 9)
+    assert "byte" in refusal("attention", "bite")
+    done("eval", "byte", "--mem-len", 0)
+
+
+def test_other_code_can_make_the_figures(here):
+    opened = opening.open_run("byte", here / "runs", device="cpu", precision=None)
+    wish = Wish(figures=(5,), positions=20)
+    result = make(opened, wish, folder=here / "own", ending="pdf", force=False, data_dir=here / "data", shown=False)
+    assert result["files"] == [str(here / "own/figure5.pdf")]
+    assert (here / "own/figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
+
+
+def test_shaws_positions_have_two_terms(other):
+    result = done("attention", "shaw")
+    assert "Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d)." in result.stdout
+    assert list(json_of("attention", "shaw", "--force")["figure7"]) == ["a", "b"]
+
+
+def test_a_score_of_one_term_has_no_figure_7(other):
+    result = done("attention", "sinusoid")
+    assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
+    assert 'Figure 7: none; position = "sinusoid" scores by term (a) alone.' in result.stdout
+    assert refusal("attention", "sinusoid", "--figure", "7", "--force") == (
+        'runs/sinusoid has position = "sinusoid", whose score is term (a) alone, so there is nothing for Figure 7 to '
+        "compare; give --figure 5,6"
+    )
+
+
+def test_a_model_without_memory_is_read_by_segments(other):
+    told = json_of("attention", "learned", "--mem-len", 0)
+    assert (told["attn_len_max"], told["first_position"], told["positions"]) == (5, 0, N_VALID)
+    assert {head["memory_share"] for head in told["heads"]} == {0}
+    assert refusal("attention", "learned", "--mem-len", 5) == (
+        "runs/learned was trained without memory and with absolute positions; give --mem-len 0"
+    )
+    assert refusal("attention", "learned", "--mem-len", 0, "--seg-len", 6, "--force") == (
+        "the model has learned 5 positions, so it cannot read 6 tokens at once"
+    )
+
+
+def test_a_state_has_no_attention(other):
+    assert refusal("attention", "lstm") == (
+        'runs/lstm carries a state (arch = "lstm") and has no attention; name a run with arch = "transformer"'
+    )
+
+
+@pytest.mark.parametrize("heads", ["3.1", "0.1", "1.4", "2.0", "1.1,2.30"])
+def test_an_unknown_head_is_refused(here, heads):
+    name = heads.rpartition(",")[2]
+    assert refusal("attention", "byte", "--heads", heads) == (
+        f"--heads {name}: runs/byte has 2 layers of 3 heads; write layer.head, 1.1 to 2.3"
+    )
+
+
+@pytest.mark.parametrize("heads", ["1", "1.1.1", "a.b", "1.1,", "-1.1"])
+def test_what_is_no_head_is_refused(here, heads):
+    name = heads.split(",")[-1]
+    assert refusal("attention", "byte", f"--heads={heads}") == (
+        f"--heads {heads}: {name!r} is no head; write layer.head, both from 1, like 2.3,5.1"
+    )
+
+
+def test_heads_and_auto_exclude_each_other(here):
+    assert refusal("attention", "byte", "--heads", "1.1", "--auto", 2) == (
+        "--heads names the heads that --auto would choose; leave out one of them"
+    )
+    assert refusal("attention", "byte", "--auto", 7) == "--auto 7: runs/byte has 6 heads; give at most that"
+
+
+@pytest.mark.parametrize("figure", ["4", "5;6", "", "five"])
+def test_other_figures_are_refused(here, figure):
+    assert refusal("attention", "byte", "--figure", figure) == (
+        f'--figure {figure}: write 5, 6 or 7, several like 5,6, or "all"'
+    )
+
+
+@pytest.mark.parametrize("option", [("--heads", "1.1"), ("--auto", 2), ("--at", 9)])
+def test_what_only_figure_6_shows_is_refused_without_it(here, option):
+    assert refusal("attention", "byte", "--figure", "5,7", *option) == (
+        f"{option[0]} is about Figure 6; leave it out, or add 6 to --figure 5,7"
+    )
+
+
+def test_positions_beyond_the_split_are_refused(here):
+    assert refusal("attention", "byte", "--positions", N_VALID - 4) == (
+        f"--positions {N_VALID - 4}: novel valid has {N_VALID - 5} with a full memory of 5; give at most that"
+    )
+    assert json_of("attention", "byte", "--positions", N_VALID - 5)["positions"] == N_VALID - 5
+    assert refusal("attention", "byte", "--mem-len", 100_000, "--force") == (
+        f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000; give a shorter --mem-len"
+    )
+
+
+@pytest.mark.parametrize("at", [4, 25])
+def test_a_token_that_is_not_looked_at_is_refused(here, at):
+    assert refusal("attention", "byte", "--positions", 20, "--at", at) == (
+        f"--at {at}: the tokens looked at are 5 to 24; name one of these, or change --positions"
+    )
+    assert json_of("attention", "byte", "--positions", 20, "--at", 24)["figure6"]["targets"]
+
+
+def test_more_heads_than_a_picture_holds_are_refused(untouched):
+    done("prepare", "novel")
+    done("train", "tiny.toml", "--set", "model.n_layers=9", "--max-steps", 1)
+    assert refusal("attention", "--auto", 25) == "Figure 6 has room for 24 heads; choose fewer by --heads or --auto"
+
+
+def test_wrong_words_get_a_suggestion(here):
+    assert refusal("attention", "byte", "--split", "vaild") == (
+        'unknown split "vaild"; did you mean "valid"? (known: train, valid, test)'
+    )
+    assert refusal("attention", "btye").startswith('unknown run "btye"; did you mean "byte"?')
+    assert "'gif' is not one of 'png', 'svg', 'pdf'" in refusal("attention", "byte", "--format", "gif")
+
+
+def test_a_folder_that_cannot_be_one_is_refused(here):
+    (here / "taken").write_text("")
+    assert refusal("attention", "byte", "--out", "taken") == "--out taken: is a file; name a folder"
+    assert refusal("attention", "byte", "--out", "taken/in", code=1) == (
+        "taken/in: cannot be made (Not a directory); choose another --out"
+    )
+
+
+def test_a_run_without_weights_is_refused(here):
+    for path in (here / "runs/byte").glob("*.safetensors"):
+        path.unlink()
+    error = refusal("attention", "byte", code=1)
+    assert error.startswith("runs/byte/last.safetensors: ")
+    assert "; " in error
+    assert not (here / "runs/byte/figures").exists()
