@@ -20,6 +20,7 @@ from txlcli.commands import (
     quickstart,
     recipes,
     recl,
+    reproduce,
     speed,
     train,
 )
@@ -118,6 +119,7 @@ app.command("generate")(generate.generate)
 app.add_typer(runs_.app, name="runs")
 app.command("recl")(recl.recl)
 app.command("attention")(attention.attention)
+app.command("reproduce")(reproduce.reproduce)
 app.add_typer(recipes.app, name="recipes")
 app.command("import")(import_run.import_run)
 app.command("export")(export_run.export_run)

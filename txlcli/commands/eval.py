@@ -126,7 +126,9 @@ def evaluate(
 
 def measure(wanted: str, **options: Any) -> dict[str, Any]:
     """Evaluate a run as `txl eval` does with these options, and give the object that --json prints."""
-    return _evaluated(wanted, **options)[2]
+    opened, source, result, _ = _evaluated(wanted, **options)
+    eval_record.keep(opened, source, result)
+    return result
 
 
 def _evaluated(

@@ -1,0 +1,166 @@
+"""txl reproduce, on the small novel with models of a few steps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.novel import done, json_of, refusal
+from txlcli.reproduction import scales
+from txlcli.reproduction.items import ITEMS
+
+SHORT = ("train.max_steps=3", "train.valid_every=3")
+STATE = ("model.d_hidden=7", "train.mem_len=0", "eval.mem_len=0")
+
+
+def models():
+    alone = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
+    changes = dict.fromkeys(scales.PAPER.models, ())
+    changes |= {key: alone for key in changes if "vanilla" in key or "adaptive" in key}
+    small = {key: scales.Model(key, "tiny.toml", (*SHORT, *extra)) for key, extra in changes.items()}
+    small |= scales._ablation("ablation", (*SHORT, "train.seg_len=4"), "tiny.toml", 4, (6, 8))
+    small |= scales._sentences(SHORT, "tiny.toml", 5)
+    for key, arch in (("words-lstm", "lstm"), ("words-qrnn", "qrnn")):
+        small[key] = scales.Model(key, "state.toml", (f"model.arch={arch}",))
+    return small
+
+
+@pytest.fixture
+def shrunk(here, monkeypatch):
+    """The tiny scale, on the novel."""
+    recipe = Path("tiny.toml").read_text(encoding="utf-8")
+    transformer = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
+    for line in transformer:
+        recipe = recipe.replace(line, "")
+    recipe = recipe.replace("[model]\n", '[model]\narch = "lstm"\n').replace("mem_len = 5", "mem_len = 0")
+    Path("state.toml").write_text(recipe.replace("max_steps = 7", "max_steps = 3"), encoding="utf-8")
+    scale = scales.Scale(
+        name="tiny",
+        says="Of no use.",
+        texts={"novel": scales.Text("novel", "novel")},
+        models=models(),
+        positions=40,
+        stride=1,
+        attn_lens=(8, 4),
+        recl_start=2,
+        recl_longest=6,
+        recl_positions=20,
+        sample_tokens=(5, 7),
+        context=5,
+    )
+    monkeypatch.setattr(scales, "tiny", lambda ptb_is_here: scale)
+    monkeypatch.setattr("txlcli.reproduction.pictures.TIMED", "tiny.toml")
+    return here
+
+
+def test_everything_is_made_and_stands_in_one_report(shrunk):
+    result = json_of("reproduce", "all")
+    folder = Path("reproduction-tiny")
+    assert result["report"] == [str(folder / "report.md"), str(folder / "report.html")]
+    assert list(result["sections"]) == list(ITEMS)
+    markdown, page = (Path(path).read_text(encoding="utf-8") for path in result["report"])
+    for section in result["sections"].values():
+        assert f"## {section['title']}" in markdown
+        assert section["scale"] == "tiny"
+        assert section["commands"] or section["name"] == "table9"
+        for file, _ in section["figures"]:
+            assert f"]({file})" in markdown
+            assert (folder / file).read_bytes().startswith(b"\x89PNG")
+    assert page.count('src="data:image/png;base64,') == sum(
+        len(section["figures"]) for section in result["sections"].values()
+    )
+    assert [text for text, _ in result["sections"]["appendix-e"]["texts"]][:2] == [
+        "Context 1",
+        "Generated text 1, 5 tokens",
+    ]
+
+
+def test_finished_trainings_are_used_again_and_others_go_on(shrunk):
+    done("reproduce", "table7")
+    runs = sorted(Path("runs").glob("tiny-short-*"))
+    assert [run.name for run in runs] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
+    before = {run: (run / "last.safetensors").stat().st_mtime_ns for run in runs}
+    first = json.loads(Path("reproduction-tiny/reproduction.json").read_text(encoding="utf-8"))
+    done("reproduce", "table7")
+    assert {run: (run / "last.safetensors").stat().st_mtime_ns for run in runs} == before
+    again = json.loads(Path("reproduction-tiny/reproduction.json").read_text(encoding="utf-8"))
+    assert again["sections"]["table7"]["grids"] == first["sections"]["table7"]["grids"]
+
+
+def test_a_training_that_stopped_goes_on(shrunk):
+    key = "short-xl"
+    changes = [
+        word for change in scales.get("tiny", ptb_is_here=False).models[key].changes for word in ("--set", change)
+    ]
+    done("train", "tiny.toml", "--name", f"tiny-{key}-1111", "--seed", 1111, "--max-steps", 1, *changes)
+    result = done("reproduce", "table7")
+    assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in result.stderr
+
+
+def test_seeds_are_averaged_and_the_report_keeps_what_was_made_before(shrunk):
+    done("reproduce", "table7")
+    result = json_of("reproduce", "table4", "--seeds", 2)
+    values = result["sections"]["table4"]["data"]["Transformer-XL Base"]["test"]["values"]
+    assert len(values) == 2
+    assert values[0] != values[1]
+    report = Path("reproduction-tiny/report.md").read_text(encoding="utf-8")
+    assert report.index("## Table 4") < report.index("## Table 7")
+    assert f"{sum(values) / 2:.3f} ± " in report
+
+
+def test_the_commands_of_the_report_do_the_same_by_hand(shrunk):
+    section = json_of("reproduce", "table7")["sections"]["table7"]
+    train, evaluation = (
+        next(line for line in section["commands"] if line.startswith(f"txl {word}")) for word in ("train", "eval")
+    )
+    words = train.split()[1:]
+    words[words.index("--name") + 1] = "by-hand"
+    done(*words)
+    told = json_of(*evaluation.replace("tiny-short-xl-1111", "by-hand").split()[1:])
+    assert told["rows"][0]["ppl"] == section["data"]["short-xl"][0]
+
+
+def test_the_list_says_what_is_missing_and_makes_nothing(shrunk):
+    rows = {row["item"]: row for row in json_of("reproduce", "--list")["items"]}
+    assert list(rows) == list(ITEMS)
+    assert (rows["table7"]["models"], rows["table7"]["missing"]) == (3, 3)
+    assert rows["table7"]["training_flops"] > 0
+    assert not Path("reproduction-tiny").exists()
+    done("reproduce", "table7")
+    again = json_of("reproduce", "table7", "--list")["items"][0]
+    assert (again["missing"], again["training_flops"]) == (0, 0)
+    table = done("reproduce", "--list").stdout
+    assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], 'reproduce what? Name a table or figure, e.g. "txl reproduce table6"; --list has all of them'),
+        (["tabel6"], 'unknown table or figure "tabel6"; did you mean "table6"?'),
+        (["figure1"], 'unknown table or figure "figure1"; did you mean "figure7"?'),
+        (["table6", "--scale", "huge"], "'huge' is not one of"),
+        (["table6", "--seeds", "0"], "Invalid value for '--seeds'"),
+        (["table6", "--out", "texts"], "texts exists and is no reproduction; give another --out"),
+    ],
+)
+def test_a_wrong_wish_is_refused(shrunk, arguments, message):
+    Path("texts").mkdir(exist_ok=True)
+    Path("texts/mine.txt").write_text("mine")
+    assert message in refusal("reproduce", *arguments)
+    assert not Path("reproduction-tiny").exists()
+
+
+def test_a_run_of_other_settings_is_not_taken(shrunk):
+    done("train", "tiny.toml", "--name", "tiny-short-xl-1111", "--seed", 1111)
+    message = refusal("reproduce", "table7", code=1)
+    assert message == "runs/tiny-short-xl-1111 was trained with other settings; remove it, or give another --runs-dir"
+
+
+def test_a_report_of_another_scale_or_a_damaged_one_is_left_alone(shrunk):
+    done("reproduce", "table7", "--out", "mine")
+    assert refusal("reproduce", "table7", "--scale", "paper", "--out", "mine") == (
+        "mine holds a reproduction at tiny scale; give another --out"
+    )
+    Path("mine/reproduction.json").write_text("{")
+    assert "damaged" in refusal("reproduce", "table7", "--out", "mine", code=1)

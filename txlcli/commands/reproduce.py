@@ -1,0 +1,183 @@
+"""`txl reproduce`: the paper's tables and figures, ours beside the paper's."""
+
+import json as json_
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txlcli import console
+from txlcli.errors import RunError, TxlError, UsageError
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, Json, RunsDir
+
+if TYPE_CHECKING:
+    from txlcli.reproduction.report import Section
+    from txlcli.reproduction.scales import Scale
+
+MARK = "reproduction.json"
+
+
+class ScaleName(StrEnum):
+    """How large the models are."""
+
+    tiny = "tiny"
+    small = "small"
+    paper = "paper"
+
+
+def reproduce(
+    wanted: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ITEM...", help="table1 to table10, figure3 to figure7, appendix-e, or all."),
+    ] = None,
+    scale: Annotated[
+        ScaleName, typer.Option("--scale", help="tiny: minutes on two cores; small: one GPU; paper: as published.")
+    ] = ScaleName.tiny,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each model; numbers are averaged.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the report; reproduction-SCALE by default.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Say what each would cost, and make none.")] = False,
+    device: DeviceOption = Device.auto,
+    data_dir: DataDir = DATA_DIR,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Make the paper's tables and figures again.
+
+    Prepares texts, trains what is missing (finished runs are used again, others go on), evaluates, and writes
+    report.md and report.html, our numbers beside the paper's.
+
+    Example: txl reproduce table6
+    """
+    from txlcli.reproduction import items, scales
+    from txlcli.reproduction.workshop import Workshop
+
+    names = items.chosen(wanted or ([items.ALL] if listed else []))
+    if not names:
+        raise UsageError('reproduce what? Name a table or figure, e.g. "txl reproduce table6"; --list has all of them')
+    size = scales.get(scale.value, ptb_is_here=(data_dir / "ptb.h5").is_file())
+    if listed:
+        _list(names, size, seeds, device, data_dir, runs_dir, json=json)
+        return
+    folder = out if out is not None else Path(f"reproduction-{scale.value}")
+    kept = _open_folder(folder, scale.value)
+    shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
+    made = []
+    for number, name in enumerate(names, 1):
+        console.say(f"\n{name} ({number} of {len(names)}), {scale.value} scale")
+        section = _make(shop, name, folder)
+        made.append(section)
+        kept[name] = section.to_table()
+        _write(folder, scale.value, kept)  # after each, so that a stop costs one
+    result = _as_result(folder, made)
+    if json:
+        console.show_json(result)
+    else:
+        _show(folder, made)
+
+
+def _make(shop: Any, name: str, folder: Path) -> "Section":
+    import dataclasses
+
+    from txlcli.core.device import describe, pick_device
+    from txlcli.reproduction.items import ITEMS
+
+    with shop.noting() as (commands, seconds):
+        section = ITEMS[name].make(shop, folder)
+    hardware = describe(pick_device(shop.device.value))
+    return dataclasses.replace(section, commands=commands, seconds=seconds[0], hardware=hardware)
+
+
+def _open_folder(folder: Path, scale: str) -> dict[str, Any]:
+    """What the folder's report says already; the folder is made where there is none."""
+    path = folder / MARK
+    if path.is_file():
+        try:
+            kept = json_.loads(path.read_text(encoding="utf-8"))
+            if kept["scale"] == scale:
+                return dict(kept["sections"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path}: damaged ({error}); remove the folder, or give another --out") from error
+        raise UsageError(f"{folder} holds a reproduction at {kept['scale']} scale; give another --out")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is no reproduction; give another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TxlError(f"{folder}: cannot be made ({error.strerror}); give another --out") from error
+    return {}
+
+
+def _write(folder: Path, scale: str, kept: dict[str, Any]) -> None:
+    """The report of everything made so far, in the paper's order."""
+    from txlcli import __version__
+    from txlcli.reproduction import report
+    from txlcli.reproduction.items import ITEMS
+
+    sections = [report.Section.from_table(kept[name]) for name in ITEMS if name in kept]
+    title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale} scale"
+    footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
+    texts = {
+        MARK: json_.dumps({"scale": scale, "sections": kept}),
+        "report.md": report.to_markdown(title, sections, footer),
+        "report.html": report.to_html(title, sections, footer, folder),
+    }
+    try:
+        for name, text in texts.items():
+            beside = folder / f".{name}.new"
+            beside.write_text(text, encoding="utf-8")
+            shutil.move(beside, folder / name)
+    except OSError as error:
+        raise TxlError(f"{folder}: the report cannot be written ({error.strerror}); free some space") from error
+
+
+def _as_result(folder: Path, made: "list[Section]") -> dict[str, Any]:
+    """The object that --json prints."""
+    sections = {section.name: section.to_table() for section in made}
+    return {"report": [str(folder / "report.md"), str(folder / "report.html")], "sections": sections}
+
+
+def _show(folder: Path, made: "list[Section]") -> None:
+    for section in made:
+        for grid in section.grids:
+            console.show_table(section.title, grid.columns, grid.rows, grid.caption)
+        for claim in section.claims:
+            verdict = "as in the paper" if claim.held else "NOT as in the paper"
+            console.show_text(f"{verdict}: {claim.text} ({claim.detail})")
+        if section.grids or section.claims:
+            console.show_text("")
+    console.show_text(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
+
+
+def _list(
+    names: list[str], size: "Scale", seeds: int, device: Device, data_dir: Path, runs_dir: Path, *, json: bool
+) -> None:
+    """What the trainings of each item take that are not there yet."""
+    from txlcli.reproduction.costs import Costs
+
+    costs = Costs(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
+    rows = [costs.of(name) for name in names]
+    if json:
+        console.show_json({"scale": size.name, "peak_flops_per_s": costs.peak, "items": rows})
+        return
+    from txlcli.commands.dry_run import duration
+
+    lines = [
+        [
+            row["item"],
+            f"{row['models']}",
+            f"{row['missing']}",
+            f"{row['training_flops']:.2g}",
+            duration(row["seconds"]) if row["missing"] else "-",
+        ]
+        for row in rows
+    ]
+    caption = (
+        f"{size.says}\nTime: of the trainings that are missing, at {costs.share:.0%} of the {costs.peak / 1e9:,.0f} "
+        "GFLOP/s that a matrix product reached just now.\nModels that several items share count for each. Evaluation "
+        "comes on top."
+    )
+    console.show_table(f"{size.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, caption)

@@ -1,0 +1,124 @@
+"""Tables 1 to 5: the benchmarks."""
+
+import itertools
+from dataclasses import asdict, dataclass
+
+from txlcli import published
+from txlcli.reproduction.report import Claim, Grid, Section
+from txlcli.reproduction.workshop import Measured, Workshop
+
+# For each table the models that txl trains: the word of a model, and the name of its row in the paper.
+ROWS: dict[int, tuple[tuple[str, str], ...]] = {
+    1: (
+        ("words-qrnn", "QRNN"),
+        ("words-xl", "Transformer-XL Standard"),
+        ("words-adaptive-input", "Adaptive Input"),
+        ("words-xl-large", "Transformer-XL Large"),
+    ),
+    2: (
+        ("bytes-vanilla-12", "12L Transformer"),
+        ("bytes-xl-12", "12L Transformer-XL"),
+        ("bytes-vanilla-64", "64L Transformer"),
+        ("bytes-xl-18", "18L Transformer-XL"),
+        ("bytes-xl-24", "24L Transformer-XL"),
+    ),
+    3: (
+        ("chars-vanilla-12", "12L Transformer"),
+        ("chars-vanilla-64", "64L Transformer"),
+        ("chars-xl-24", "24L Transformer-XL"),
+    ),
+    4: (("sentences-xl", "Transformer-XL Base"), ("sentences-xl-large", "Transformer-XL Large")),
+    5: (("ptb-xl", "Transformer-XL"),),
+}
+COLUMNS = ["system", "parameters", "valid", "test", "paper: parameters", "paper: valid", "paper: test"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one of our models reaches."""
+
+    model: str
+    parameters: int
+    valid: Measured
+    test: Measured
+
+
+def models(number: int) -> tuple[str, ...]:
+    """The models that a table needs."""
+    return tuple(key for key, _ in ROWS[number])
+
+
+def make(shop: Workshop, number: int) -> Section:
+    """One of Tables 1 to 5: every row of the paper's, with our numbers where txl has the model."""
+    table = published.BENCHMARKS[number - 1]
+    found = {}
+    for key, name in ROWS[number]:
+        splits = {split: _over_seeds(shop, key, split, table.metric) for split in ("valid", "test")}
+        found[name] = Standing(key, shop.run(key).parameters, **splits)
+    rows = [_row(row, found.get(row.name)) for row in table.rows]
+    ours = [(row, found[row.name]) for row in table.rows if row.name in found]
+    return Section(
+        name=f"table{number}",
+        title=f"Table {number}: {table.title}",
+        scale=shop.scale.name,
+        notes=[shop.scale.says, *_stand_ins(shop, models(number))],
+        grids=[Grid(COLUMNS, rows, _caption(shop, table.metric))],
+        claims=_claims(ours, table.metric),
+        data={name: asdict(one) for name, one in found.items()},
+    )
+
+
+def read_as_trained(shop: Workshop, key: str, seed: int, split: str, metric: str) -> float:
+    """A model's result, read as its recipe says; windows where it has no memory."""
+    run = shop.run(key, seed)
+    train = run.settings.train
+    windows = {}
+    if train.mem_len == 0 and not run.settings.model.recurrent_state:
+        windows = {"attn_len": str(train.seg_len), "stride": min(shop.scale.stride, train.seg_len)}
+    return float(shop.evaluated(run, split, **windows)["rows"][0][metric])
+
+
+def _over_seeds(shop: Workshop, key: str, split: str, metric: str) -> Measured:
+    return Measured(tuple(read_as_trained(shop, key, seed, split, metric) for seed in shop.seeds))
+
+
+def _row(row: published.Result, found: Standing | None) -> list[str]:
+    ours = ["", "", ""]
+    if found is not None:
+        ours = [f"{found.parameters:,}", str(found.valid), str(found.test)]
+    printed = [row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"]
+    return [row.label, *ours, *printed]
+
+
+def _caption(shop: Workshop, metric: str) -> str:
+    seeds = len(shop.seeds)
+    said = f"{metric}, lower is better. Ours: {'one seed' if seeds == 1 else f'mean and deviation of {seeds} seeds'}"
+    scored = f", the first {shop.scale.positions:,} tokens of each split" if shop.scale.positions else ""
+    return f"{said}{scored}. Empty: a system that txl does not have."
+
+
+def _stand_ins(shop: Workshop, keys: tuple[str, ...]) -> list[str]:
+    """What is trained for each row."""
+    if shop.scale.name == "paper":
+        return []
+    said = []
+    for key in keys:
+        settings = shop.model(key).settings()
+        said.append(f"{key}: {settings.model.n_layers} layers on {settings.corpus.store}")
+    return [f"Models: {'; '.join(said)}."]
+
+
+def _claims(ours: list[tuple[published.Result, Standing]], metric: str) -> list[Claim]:
+    """The order of the paper's rows, for each two that are neighbours in it."""
+    ranked = sorted(ours, key=lambda pair: pair[0].test)
+    claims = []
+    for (better, own), (worse, other) in itertools.pairwise(ranked):
+        if better.test < worse.test:
+            text = f"{better.name} is ahead of {worse.name} ({better.test} and {worse.test} {metric} in the paper)"
+            claims.append(compared(text, own.test, other.test))
+    return claims
+
+
+def compared(text: str, better: Measured, worse: Measured) -> Claim:
+    """A claim that one number is lower than another."""
+    return Claim(text, better.mean < worse.mean, f"here {better} and {worse}")

@@ -1,0 +1,115 @@
+"""Table 8, Figures 3 and 4: how much context the models make use of."""
+
+from pathlib import Path
+from typing import Any
+
+from txlcli import published
+from txlcli.commands import recl, recl_table
+from txlcli.reproduction.report import Claim, Grid, Section
+from txlcli.reproduction.workshop import Workshop
+
+GROUPS = (
+    ("words-xl", "words-qrnn", "words-lstm"),
+    ("ablation-xl-full", "ablation-shaw-full", "ablation-alone-xl-full", "ablation-alone-learned-half"),
+)
+MODELS = tuple(key for group in GROUPS for key in group)
+
+
+def table8(shop: Workshop) -> Section:
+    """The relative effective context length of two groups of models."""
+    measured = _measure(shop)
+    rows, data = [], {}
+    for row, key in zip(published.TABLE_8.rows, MODELS, strict=True):
+        own = [_in_words(point) for point in measured[key]["recl"]]
+        rows.append([row.model, *own, *(str(number) for number in row.recl)])
+        data[key] = measured[key]["recl"]
+    shares = [f"r = {share}" for share in published.TOP_R]
+    return Section(
+        name="table8",
+        title=f"Table 8: {published.TABLE_8.title}",
+        scale=shop.scale.name,
+        notes=[shop.scale.says, _protocol(shop)],
+        grids=[
+            Grid(
+                ["model", *shares, *(f"paper: {share}" for share in shares)],
+                rows,
+                "In tokens; >= where the grid ended first.",
+            )
+        ],
+        claims=_claims(measured),
+        data=data,
+    )
+
+
+def figure(shop: Workshop, number: int, folder: Path) -> Section:
+    """Figure 3, the gains; or Figure 4, perplexity by context length."""
+    draw = {3: recl_table.plot_gains, 4: recl_table.plot_perplexities}[number]
+    figures = []
+    for place, group in enumerate(GROUPS, 1):
+        file = f"figure{number}-group{place}.png"
+        draw(folder / file, _of_group(shop, group))
+        figures.append([file, f"Figure {number}, model group {place}: {', '.join(group)}"])
+    titles = {3: "unnormalised relative perplexity gains, r = 0.1", 4: "perplexity against context length"}
+    return Section(
+        name=f"figure{number}",
+        title=f"Figure {number}: {titles[number]}",
+        scale=shop.scale.name,
+        notes=[shop.scale.says, _protocol(shop)],
+        figures=figures,
+    )
+
+
+def _measure(shop: Workshop) -> dict[str, Any]:
+    """What `txl recl` says of every model, by its word."""
+    found: dict[str, Any] = {}
+    for group in GROUPS:
+        result = _of_group(shop, group)
+        found |= dict(zip(group, result["models"], strict=True))
+    return found
+
+
+def _of_group(shop: Workshop, group: tuple[str, ...]) -> dict[str, Any]:
+    runs = [shop.run(key) for key in group]
+    scale = shop.scale
+    wishes = recl.Wishes(
+        split="test",
+        start=scale.recl_start,
+        step=scale.recl_start,
+        longest=scale.recl_longest,
+        top_r=published.TOP_R,
+        positions=scale.recl_positions,
+    )
+    places = ["--positions", str(scale.recl_positions)]
+    grid = ["--start", str(scale.recl_start), "--step", str(scale.recl_start), "--longest", str(scale.recl_longest)]
+    shop.note("recl", *(str(run.folder) for run in runs), *grid, *places)
+    return recl.measure(
+        [str(run.folder) for run in runs],
+        wishes,
+        device=shop.device.value,
+        data_dir=shop.data_dir,
+        runs_dir=shop.runs_dir,
+    )
+
+
+def _in_words(point: dict[str, Any]) -> str:
+    return f"{'>= ' if point['grid_ended'] else ''}{point['recl_tokens']}"
+
+
+def _claims(measured: dict[str, Any]) -> list[Claim]:
+    """Transformer-XL reaches further than each other model of its group, on the hardest tenth."""
+    claims = []
+    for first, *others in GROUPS:
+        for other in others:
+            own, less = (measured[key]["recl"][0] for key in (first, other))
+            held = own["recl_tokens"] > less["recl_tokens"]
+            text = f"{first} reaches further than {other} (r = 0.1)"
+            claims.append(Claim(text, held, f"here {_in_words(own)} and {_in_words(less)} tokens"))
+    return claims
+
+
+def _protocol(shop: Workshop) -> str:
+    scale = shop.scale
+    return (
+        f"Context lengths from {scale.recl_start} to {scale.recl_longest} tokens in steps of {scale.recl_start}, "
+        f"{scale.recl_positions:,} positions of the test split, threshold 1 %, the first seed of every model."
+    )

@@ -1,0 +1,257 @@
+"""What stands for each text, model and length of the paper at each scale."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from txlcli import recipe
+from txlcli.settings import Settings
+
+
+@dataclass(frozen=True)
+class Text:
+    """A token store, and how it is made where it is not there."""
+
+    store: str
+    source: str
+    """Of `txl prepare`."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Of `txl prepare`, by their names in Python."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A training: a recipe with changes."""
+
+    key: str
+    """Its word in names of runs."""
+    recipe: str
+    changes: tuple[str, ...] = ()
+
+    def settings(self) -> Settings:
+        """The recipe, resolved."""
+        return recipe.load(self.recipe, self.changes)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One of the sizes at which the paper can be made again."""
+
+    name: str
+    says: str
+    """What its numbers are worth, in plain words."""
+    texts: Mapping[str, Text]
+    """By store."""
+    models: Mapping[str, Model]
+    """By the part that they play in the paper."""
+    positions: int | None
+    """Tokens that an evaluation scores; None is the whole split."""
+    stride: int
+    """Tokens that a window predicts where models have no memory; 1 is exact."""
+    attn_lens: tuple[int, ...]
+    """Of Table 9."""
+    recl_start: int
+    """The first context length of Table 8, and the step."""
+    recl_longest: int
+    recl_positions: int
+    sample_tokens: tuple[int, ...]
+    """Lengths of the samples of Appendix E."""
+    context: int
+    """Tokens that a sample goes on from."""
+
+
+def _model(key: str, name: str, *changes: str) -> tuple[str, Model]:
+    return key, Model(key, name, changes)
+
+
+NO_MEMORY = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
+HALF = "train.loss_part=half"
+
+
+def _ablation(prefix: str, base: tuple[str, ...], name: str, seg_len: int, longer: tuple[int, int]) -> dict[str, Model]:
+    """The rows of Tables 6 and 10: changes of one recipe."""
+    learned = f"model.n_positions={seg_len}"
+    distances = f"model.n_positions={2 * seg_len}"
+    rows = {
+        "xl-full": (),
+        "shaw-full": ("model.position=shaw", distances),
+        "xl-half": (HALF,),
+        "alone-xl-full": NO_MEMORY,
+        "alone-xl-half": (*NO_MEMORY, HALF),
+        "alone-shaw-full": (*NO_MEMORY, "model.position=shaw", learned),
+        "alone-shaw-half": (*NO_MEMORY, HALF, "model.position=shaw", learned),
+        "alone-sinusoid-half": (*NO_MEMORY, HALF, "model.position=sinusoid"),
+        "alone-learned-half": (*NO_MEMORY, HALF, "model.position=learned", learned),
+        "alone-xl-full-longer": (*NO_MEMORY, f"train.seg_len={longer[0]}"),
+        "alone-xl-half-longer": (*NO_MEMORY, HALF, f"train.seg_len={longer[1]}"),
+    }
+    return dict(_model(f"{prefix}-{key}", name, *base, *changes) for key, changes in rows.items())
+
+
+def _sentences(base: tuple[str, ...], name: str, seg_len: int) -> dict[str, Model]:
+    """The rows of Table 7."""
+    return dict(
+        [
+            _model("short-xl", name, *base),
+            _model("short-shaw", name, *base, "model.position=shaw", f"model.n_positions={2 * seg_len}"),
+            _model("short-alone", name, *base, *NO_MEMORY),
+        ]
+    )
+
+
+PAPER_MODELS = {
+    **dict(
+        [
+            _model("words-xl", "wt103"),
+            _model("words-xl-large", "wt103-large"),
+            _model("words-adaptive-input", "adaptive-input-wt103"),
+            _model("words-qrnn", "qrnn-wt103"),
+            _model("words-lstm", "lstm-wt103"),
+            _model("bytes-xl-12", "enwik8"),
+            _model("bytes-xl-18", "enwik8-18l"),
+            _model("bytes-xl-24", "enwik8-24l"),
+            _model("bytes-vanilla-12", "vanilla-enwik8"),
+            _model("bytes-vanilla-64", "vanilla-enwik8-64l"),
+            _model("chars-xl-24", "text8-24l"),
+            _model("chars-vanilla-12", "vanilla-enwik8", "corpus.store=text8"),
+            _model("chars-vanilla-64", "vanilla-enwik8-64l", "corpus.store=text8"),
+            _model("sentences-xl", "lm1b"),
+            _model("sentences-xl-large", "lm1b-large"),
+            _model("ptb-xl", "ptb"),
+        ]
+    ),
+    **_ablation("ablation", (), "wt103-ablation", 128, (176, 172)),
+    **_sentences((), "lm1b-ablation", 32),
+}
+BENCHMARKS = {name: Text(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb")}
+
+PAPER = Scale(
+    name="paper",
+    says="The paper's own corpora, sizes and steps.",
+    texts=BENCHMARKS,
+    models=MappingProxyType(PAPER_MODELS),
+    positions=None,
+    stride=1,
+    attn_lens=(3800, 2800, 1800, 800),
+    recl_start=100,
+    recl_longest=1200,
+    recl_positions=10_000,
+    sample_tokens=(500, 500, 1000),
+    context=512,
+)
+
+SMALL_STEPS, SMALL_SHARE = 20_000, 3
+
+
+def _smaller(model: Model) -> Model:
+    """A third of the layers and at most 20,000 steps, of which the warm-up keeps its share."""
+    settings = model.settings()
+    steps = min(settings.train.max_steps, SMALL_STEPS)
+    warmup = settings.train.warmup_steps * steps // settings.train.max_steps
+    layers = settings.model.n_layers
+    changes = [f"train.max_steps={steps}", f"train.warmup_steps={warmup}", f"train.valid_every={steps // 10}"]
+    if not settings.model.recurrent_state:
+        changes.append(f"model.n_layers={-(-layers // SMALL_SHARE)}")
+    return Model(model.key, model.recipe, (*model.changes, *changes))
+
+
+def small() -> Scale:
+    """The paper's corpora, with a third of its layers and a fraction of its steps."""
+    return Scale(
+        name="small",
+        says=(
+            "The paper's corpora, with a third of its layers and at most 20,000 steps: an afternoon of one data-centre "
+            "GPU for most models. The numbers are not the paper's; the order of the rows should be."
+        ),
+        texts=BENCHMARKS,
+        models=MappingProxyType({key: _smaller(model) for key, model in PAPER_MODELS.items()}),
+        positions=100_000,
+        stride=8,
+        attn_lens=(3800, 2800, 1800, 800),
+        recl_start=100,
+        recl_longest=1200,
+        recl_positions=2_000,
+        sample_tokens=(500, 500, 1000),
+        context=512,
+    )
+
+
+# At tiny scale the source of Python's standard library stands for every corpus: bytes for enwik8 and for the ablation,
+# characters for text8, words for the others, and Penn Treebank itself where it has been prepared.
+WORDS = Text("tiny-words", "stdlib", {"tokenizer": "word", "vocab_size": 8000})
+CHARS = Text("tiny-chars", "stdlib", {"tokenizer": "char", "min_count": 20})
+TINY_STEPS = (
+    "train.max_steps=500",
+    "train.valid_every=500",
+    "train.valid_tokens=20000",
+    "log.every=50",
+)
+ON_WORDS = ("corpus.store=tiny-words", *TINY_STEPS)
+ON_CHARS = ("corpus.store=tiny-chars", *TINY_STEPS)
+DEEPER = "model.n_layers=6"
+SHORT = ("train.seg_len=16", "train.mem_len=16", "eval.seg_len=16", "eval.mem_len=16", "train.batch_size=64")
+TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "train.seg_len=64", "train.batch_size=16")
+
+
+def _tiny_models(ptb: str) -> dict[str, Model]:
+    alone = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
+    on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
+    regularised = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
+    return {
+        **dict(
+            [
+                _model("words-xl", "stdlib", *ON_WORDS),
+                _model("words-xl-large", "stdlib", *ON_WORDS, DEEPER),
+                _model("words-adaptive-input", "stdlib", *ON_WORDS, *alone, "model.position=sinusoid"),
+                _model("words-qrnn", "qrnn-ptb", *ON_WORDS, *TINY_STATE),
+                _model("words-lstm", "lstm-ptb", *ON_WORDS, *TINY_STATE),
+                _model("bytes-xl-12", "stdlib", *TINY_STEPS, "model.n_layers=3"),
+                _model("bytes-xl-18", "stdlib", *TINY_STEPS),
+                _model("bytes-xl-24", "stdlib", *TINY_STEPS, DEEPER),
+                _model("bytes-vanilla-12", "vanilla-stdlib", *TINY_STEPS, "model.n_layers=3"),
+                _model("bytes-vanilla-64", "vanilla-stdlib", *TINY_STEPS, DEEPER),
+                _model("chars-xl-24", "stdlib", *ON_CHARS),
+                _model("chars-vanilla-12", "vanilla-stdlib", *ON_CHARS, "model.n_layers=3"),
+                _model("chars-vanilla-64", "vanilla-stdlib", *ON_CHARS),
+                _model("sentences-xl", "stdlib", *ON_WORDS, *SHORT),
+                _model("sentences-xl-large", "stdlib", *ON_WORDS, *SHORT, DEEPER),
+                _model("ptb-xl", "stdlib", *on_ptb, *regularised),
+            ]
+        ),
+        **_ablation("ablation", TINY_STEPS, "stdlib", 64, (88, 86)),
+        **_sentences((*ON_WORDS, *SHORT), "stdlib", 16),
+    }
+
+
+def tiny(*, ptb_is_here: bool) -> Scale:
+    """Minutes per table on two processor cores, without a network."""
+    ptb = Text("ptb", "ptb") if ptb_is_here else WORDS
+    texts = {text.store: text for text in (WORDS, CHARS, Text("stdlib", "stdlib"), ptb)}
+    return Scale(
+        name="tiny",
+        says=(
+            "Tiny scale: models of about a million parameters, trained for a minute each on the source of Python's "
+            "standard library, which stands for the paper's corpora. This shows the mechanism; the numbers are not "
+            "comparable with the paper's, and rows that lie close together may change places with the seed."
+        ),
+        texts=MappingProxyType(texts),
+        models=MappingProxyType(_tiny_models(ptb.store)),
+        positions=20_000,
+        stride=4,
+        attn_lens=(512, 256, 128),
+        recl_start=16,
+        recl_longest=160,
+        recl_positions=1_000,
+        sample_tokens=(500, 500, 1000),
+        context=64,
+    )
+
+
+SCALES = ("tiny", "small", "paper")
+
+
+def get(name: str, *, ptb_is_here: bool) -> Scale:
+    """The scale of that name, one of SCALES."""
+    if name == "paper":
+        return PAPER
+    return small() if name == "small" else tiny(ptb_is_here=ptb_is_here)

@@ -1,0 +1,158 @@
+"""Does what a table needs, once each: prepares texts, trains models, evaluates runs."""
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from txlcli import console, recipe, runs
+from txlcli.commands import eval as eval_
+from txlcli.commands import generate, speed, train
+from txlcli.core import checkpoint
+from txlcli.errors import RunError
+from txlcli.options import DATA_DIR, RUNS_DIR, Device
+from txlcli.preparation.planning import Wishes
+from txlcli.preparation.preparing import prepare
+from txlcli.reproduction.scales import Model, Scale
+from txlcli.runs import Run
+
+FIRST_SEED = 1111
+
+
+class Workshop:
+    """The texts, runs and measurements of one reproduction.
+
+    Args:
+        scale: sizes.
+        seeds: trainings of each model; their numbers are averaged.
+        device: of everything.
+        data_dir: receives token stores.
+        runs_dir: receives the runs; finished ones are used again, others go on.
+    """
+
+    def __init__(self, scale: Scale, *, seeds: int, device: Device, data_dir: Path, runs_dir: Path) -> None:
+        self.scale, self.seeds, self.device = scale, range(FIRST_SEED, FIRST_SEED + seeds), device
+        self.data_dir, self.runs_dir = data_dir, runs_dir
+        self.commands: list[str] = []
+
+    @contextmanager
+    def noting(self) -> Iterator[tuple[list[str], list[float]]]:
+        """The commands that stand for what the block does, and the seconds it takes."""
+        self.commands, seconds = [], [0.0]
+        started = time.monotonic()
+        yield self.commands, seconds
+        seconds[0] = time.monotonic() - started
+
+    def model(self, key: str) -> Model:
+        """What plays a part of the paper at this scale."""
+        return self.scale.models[key]
+
+    def run(self, key: str, seed: int = FIRST_SEED) -> Run:
+        """The finished training of a model: one that is there, gone on with, or new.
+
+        Raises:
+            RunError: a run of that name was trained with other settings.
+        """
+        model = self.model(key)
+        name = f"{self.scale.name}-{key}-{seed}"
+        changes = [*model.changes, f"train.seed={seed}"]
+        self._prepare(model.settings().corpus.store)
+        words = [word for change in model.changes for word in ("--set", change)]
+        self._note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
+        folder = self.runs_dir / name
+        places: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
+        if not runs.is_run(name, self.runs_dir):
+            train.learn(model.recipe, changes, name=name, **places)
+            return runs.open_run(folder)
+        run = runs.open_run(folder)
+        if run.settings != recipe.load(model.recipe, changes):
+            raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
+        if not finished(run):
+            train.go_on(name, [], **places)
+        return run
+
+    def evaluated(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
+        """What `txl eval` says of a run."""
+        options = {"positions": self.scale.positions, **options}
+        self._note("eval", str(run.folder), "--split", split, *_as_words(options))
+        return eval_.measure(
+            str(run.folder), split=split, device=self.device, data_dir=self.data_dir, runs_dir=self.runs_dir, **options
+        )
+
+    def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:
+        """What `txl speed` says of a recipe."""
+        lengths = ",".join(map(str, self.scale.attn_lens))
+        words = [word for change in changes for word in ("--set", change)]
+        self._note("speed", subject, "--attn-len", lengths, *words)
+        return speed.measure(
+            subject,
+            attn_len=lengths,
+            overrides=list(changes),
+            device=self.device,
+            data_dir=self.data_dir,
+            runs_dir=self.runs_dir,
+        )
+
+    def drawn(self, run: Run, *, tokens: int, seed: int) -> dict[str, Any]:
+        """What `txl generate` draws from a run, the first time."""
+        options = {"context": self.scale.context, "tokens": tokens, "seed": seed}
+        self._note("generate", str(run.folder), "--reference", *_as_words(options))
+        return generate.draw_beside_reference(
+            str(run.folder), device=self.device, data_dir=self.data_dir, runs_dir=self.runs_dir, **options
+        )
+
+    def _prepare(self, store: str) -> None:
+        text = self.scale.texts[store]
+        options = {**text.options, **({"name": store} if store != text.source else {})}
+        self._note("prepare", text.source, *_as_words(options))
+        if not (self.data_dir / f"{store}.h5").exists():
+            console.say(f"preparing {store}")
+            prepare(text.source, self.data_dir, Wishes(**options), progress=console.progress)  # type: ignore[arg-type]
+
+    def note(self, *words: str) -> None:
+        """Keep a command line that says what is done; folders are added where they are not the usual ones."""
+        self._note(*words)
+
+    def _note(self, *words: str) -> None:
+        data = ["--data-dir", str(self.data_dir)] if self.data_dir != DATA_DIR else []
+        kept = ["--runs-dir", str(self.runs_dir)] if self.runs_dir != RUNS_DIR else []
+        places = {"prepare": data, "train": data + kept}.get(words[0], data)
+        line = shlex.join(["txl", *words, *places])
+        if line not in self.commands:
+            self.commands.append(line)
+
+
+def finished(run: Run) -> bool:
+    """Whether a run has taken its last step and validated it."""
+    path = run.folder / runs.LAST
+    if not path.exists():
+        return False
+    state = checkpoint.load_state(path)
+    return bool(state["step"] == run.settings.train.max_steps == state["validated"])
+
+
+def _as_words(options: dict[str, Any]) -> list[str]:
+    """Options by their names in Python, as words of a command line."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A number over seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return sum(self.values) / len(self.values)
+
+    def __str__(self) -> str:
+        if len(self.values) == 1:
+            return f"{self.mean:.3f}"
+        spread = (sum((value - self.mean) ** 2 for value in self.values) / (len(self.values) - 1)) ** 0.5
+        return f"{self.mean:.3f} \N{PLUS-MINUS SIGN} {spread:.3f}"
