@@ -301,3 +301,8 @@ def test_override_leaves_the_table_that_it_was_given_alone():
 def test_settings_cannot_be_changed(tiny):
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.load(tiny()).train.lr = 1.0
+
+
+def test_an_unknown_architecture_is_refused_before_its_keys(tiny):
+    message = refusal("qrnn-ptb", "model.arch=gru")
+    assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not 'gru'")

@@ -321,3 +321,40 @@ def test_what_a_model_that_carries_a_state_has_no_use_for_is_refused(section, ke
     )
     Settings(build("corpus"), build("model"), **parts)
     Settings(build("corpus"), build_rnn("lstm"), train=build("train", **none), eval=build("eval", **none))
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "evaluation", "message"),
+    [
+        (
+            {"position": "learned", "n_positions": 4},
+            {},
+            {},
+            "[train] seg_len must be at most model.n_positions (4), not 5",
+        ),
+        (
+            {"position": "learned", "n_positions": 5},
+            {"mem_len": 0},
+            {"mem_len": 0, "seg_len": 6},
+            "[eval] seg_len must be at most model.n_positions (5), not 6",
+        ),
+        (
+            {"position": "learned", "n_positions": 5},
+            {"mem_len": 0},
+            {},
+            '[eval] mem_len must be 0 with position = "learned" and train.mem_len = 0, not 7',
+        ),
+        (
+            {"position": "sinusoid"},
+            {"mem_len": 0},
+            {},
+            '[eval] mem_len must be 0 with position = "sinusoid" and train.mem_len = 0, not 7',
+        ),
+    ],
+)
+def test_absolute_positions_must_be_known_from_training(model, train, evaluation, message):
+    parts = {"train": build("train", **train), "eval": build("eval", **evaluation)}
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", **model), **parts)
+    assert str(caught.value) == message
+    Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere

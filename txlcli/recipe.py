@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
-from txlcli.model_settings import ARCHITECTURES, MODELS, ModelSettings
+from txlcli.model_settings import ARCHITECTURES, MODELS
 from txlcli.settings import Settings
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
@@ -128,8 +128,16 @@ def resolve(table: Mapping[str, Any], where: str) -> Settings:
 
 
 def _model_kind(keys: Mapping[str, Any]) -> type:
-    """The class that the architecture's word stands for; what is no such word, its base class refuses."""
-    return MODELS.get(keys.get("arch", ARCHITECTURES[0]), ModelSettings)
+    """The class that the architecture's word stands for.
+
+    Raises:
+        RecipeError: there is no such architecture.
+    """
+    word = keys.get("arch", ARCHITECTURES[0])
+    if word not in MODELS:
+        suggestion = did_you_mean(str(word), ARCHITECTURES)
+        raise RecipeError(f"[model] arch must be one of {', '.join(ARCHITECTURES)}, not {word!r}{suggestion}")
+    return MODELS[word]
 
 
 def section(name: str, keys: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from txlcli.model_settings import ModelSettings
+from txlcli.model_settings import ModelSettings, TransformerSettings
 from txlcli.ranges import not_negative, one_of, positive, require
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
@@ -235,6 +235,20 @@ class Settings:
         """Check what one section asks of another."""
         if self.model.recurrent_state:
             self._refuse_memory()
+        elif isinstance(self.model, TransformerSettings):
+            self._check_positions(self.model)
+
+    def _check_positions(self, model: TransformerSettings) -> None:
+        """A segment must fit into the positions that are learned; absolute ones need training to know a memory."""
+        if model.position == "learned":
+            known = model.n_positions
+            assert known is not None
+            for section in ("train", "eval"):
+                length = getattr(self, section).seg_len
+                require(length <= known, section, "seg_len", length, f"at most model.n_positions ({known})")
+        if model.position in ("learned", "sinusoid") and self.train.mem_len == 0:
+            why = f'0 with position = "{model.position}" and train.mem_len = 0'
+            require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, why)
 
     def _refuse_memory(self) -> None:
         """A model that carries a state has no use for lengths of memory and attention."""

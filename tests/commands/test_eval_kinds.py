@@ -58,7 +58,8 @@ def test_a_model_that_never_had_a_memory_gets_none(here, position):
 def test_windows_longer_than_the_learned_positions_are_refused(here):
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
     message = refusal("eval", "windows", "--attn-len", 6, *SHORT)
-    assert message == "the model has learned 5 positions, so it cannot read 6 tokens at once"
+    assert message.startswith("the model has learned 5 positions, so it cannot read 6 tokens at once; ")
+    assert message.endswith("take segments and windows of at most 5")
 
 
 def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(here):
@@ -89,8 +90,8 @@ def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(
         (["--cache", 100, "--mem-len", "0,5"], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (["--dynamic", "--attn-len", 5], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (
-            ["--cache", 61, "--positions", 60],
-            "--cache 61 is longer than the 60 tokens that are scored; take less",
+            ["--cache", 61, "--positions", 60, "--batch-size", 1],
+            "--cache 61 is longer than the 60 tokens of a lane; take less, or a smaller --batch-size",
         ),
     ],
 )
@@ -156,3 +157,35 @@ def test_auto_finds_the_window_of_a_model_without_memory(here):
 )
 def test_a_search_that_cannot_be_is_refused(here, options, message):
     assert message in refusal("eval", "byte", *options)
+
+
+def test_learned_positions_with_memory_are_scored_although_no_window_is_that_long(here):
+    train("model.position=learned", "model.n_positions=5", name="memory")
+    told = json_of("eval", "memory", "--no-same-length", *SHORT)
+    assert told["rows"][0]["attn_len_max"] == 10
+    assert told["rows"][0]["slowdown"] is None
+    table = done("eval", "memory", "--no-same-length", *SHORT).stdout
+    assert "slowdown: vanilla / one lane" not in table
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--cache", 40, "--positions", 60, "--batch-size", 2],
+            "--cache 40 is longer than the 30 tokens of a lane; take less, or a smaller --batch-size",
+        ),
+        (
+            ["--dynamic", "--losses", "x.h5"],
+            "--losses holds the losses of the model alone; leave out --cache and --dynamic",
+        ),
+    ],
+)
+def test_an_adaptation_that_cannot_be_is_refused(here, options, message):
+    assert refusal("eval", "byte", *options) == message
+
+
+def test_that_valid_is_searched_and_scored_is_said(here):
+    result = done("eval", "byte", "--split", "valid", "--cache", 20, *SHORT)
+    assert "valid is both searched and scored" in result.stderr
+    assert "valid is both" not in done("eval", "byte", "--cache", 20, *SHORT).stderr

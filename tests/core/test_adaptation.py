@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, small_model
+from txlcli.core import adaptation
 from txlcli.core.adaptation import (
     CacheSettings,
     ContinuousCache,
@@ -18,7 +19,7 @@ from txlcli.core.adaptation import (
     search_cache,
     theta_candidates,
 )
-from txlcli.core.evaluation import score
+from txlcli.core.evaluation import in_lanes, score
 from txlcli.settings import EvalSettings
 
 B, L, M, SIZE = 2, 5, 7, 6
@@ -118,7 +119,7 @@ def test_dynamic_evaluation_follows_its_definition_step_by_step():
         gradients = torch.autograd.grad(losses.mean(), list(adapted.parameters()))
         with torch.no_grad():
             for (name, parameter), gradient, size in zip(adapted.named_parameters(), gradients, rms, strict=True):
-                moved = parameter - 0.01 * gradient / (size + 1e-8)
+                moved = parameter - 0.01 * gradient / (size + typical)
                 back = min(1.0, 0.1 * float(size.flatten()[0]) / typical)
                 parameter.copy_(moved + back * (before[name] - moved))
     np.testing.assert_allclose(given, expected, rtol=1e-5)
@@ -131,14 +132,35 @@ def test_without_a_step_dynamic_evaluation_is_the_evaluation():
     np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, HOW).losses_nats, rtol=1e-5)
 
 
-def test_tokens_that_only_fill_up_a_lane_teach_nothing():
-    # 23 tokens in two lanes of 12: the last place of the second lane is filled up.
-    model, (inputs, targets) = small_model(), stream(23)
+def test_rows_that_training_never_met_do_not_leap():
+    # Their gradients were 0 in training; divided by that, the first of another size would end all sense.
+    model, (inputs, targets) = small_model(), stream(17)
+    rms = [torch.full_like(parameter, 1e-3) for parameter in model.parameters()]
+    rms[0].zero_()
+    how = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
+    moved = score_dynamic(model, inputs, targets, how, DynamicSettings(lr=1e-5, decay=0.0), rms).losses_nats
+    still = score(model, inputs, targets, how).losses_nats
+    assert not np.array_equal(moved, still)
+    np.testing.assert_allclose(moved, still, atol=0.5)
+
+
+def test_tokens_that_only_fill_up_a_lane_teach_nothing(monkeypatch):
+    # 21 tokens in five lanes of 5: the last four places of the last lane are filled up, with segments after them.
+    model, (inputs, targets) = small_model(), stream(21)
     rms = [torch.ones_like(parameter) for parameter in model.parameters()]
-    how, settings = EvalSettings(seg_len=11, mem_len=M, batch_size=2), DynamicSettings(lr=0.1, decay=0.0)
+    how, settings = EvalSettings(seg_len=2, mem_len=M, batch_size=5), DynamicSettings(lr=0.1, decay=0.0)
     one = score_dynamic(model, inputs, targets, how, settings, rms).losses_nats
-    assert len(one) == 23
-    assert np.isfinite(one).all()
+
+    def filled_with_others(tokens, lanes, lane_len, device):
+        if (tokens == 1).all():  # which places are real
+            return in_lanes(tokens, lanes, lane_len, device)
+        longer = np.concatenate([tokens, np.full(lanes * lane_len - len(tokens), 1)])
+        return in_lanes(longer, lanes, lane_len, device)
+
+    monkeypatch.setattr(adaptation, "in_lanes", filled_with_others)
+    other = score_dynamic(model, inputs, targets, how, settings, rms).losses_nats
+    assert len(one) == 21
+    np.testing.assert_array_equal(one, other)
 
 
 def test_the_usual_gradient_is_the_root_mean_square_over_segments():

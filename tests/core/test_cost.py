@@ -1,5 +1,6 @@
 """The formulas count what PyTorch does."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -39,6 +40,26 @@ def test_a_training_step_is_what_pytorch_counts(mem_len, norm):
         model.losses(hidden, draw_tokens(B, L)).mean().backward()
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, lanes=B)
     assert counter.get_total_flops() == pytest.approx(B * L * formula, rel=1e-12)
+
+
+@pytest.mark.parametrize("position", [{"position": "sinusoid"}, {"position": "shaw", "n_positions": 5}])
+def test_other_encodings_cost_what_pytorch_counts(position):
+    model = small_model(dtype=torch.float32, **position)
+    _, memory = model(draw_tokens(B, M), model.first_memory(B, M), mem_len=M)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(draw_tokens(B, L), memory, mem_len=M)
+        model.losses(hidden, draw_tokens(B, L)).mean().backward()
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    assert counter.get_total_flops() == pytest.approx(B * L * formula, rel=1e-12)
+
+
+def test_auxiliary_classifiers_count_for_as_long_as_their_layers_do():
+    # Two layers of 14 over 19 symbols: the first one predicts two tokens for a quarter of the training, the last one
+    # the second token throughout, beside the model's own softmax.
+    plain = model_settings(position="learned", n_positions=L)
+    with_losses = dataclasses.replace(plain, auxiliary_losses=True)
+    cost = [training_flops_per_token(model, V, seg_len=L, mem_len=0, lanes=B) for model in (plain, with_losses)]
+    assert cost[1] - cost[0] == pytest.approx(6 * (2 * 0.25 + 1) * 19 * 14)
 
 
 # V = 19 in bands of 5, 6 and 8 ids, 32, 8 and 2 wide, each projected to or from 14; the head scores two clusters, too.

@@ -15,6 +15,20 @@ def train_settings(**changed):
     return TrainSettings(**{"seg_len": L, "mem_len": M, "batch_size": B, "max_steps": 1, **changed})
 
 
+def test_an_average_is_one_more_copy_of_the_weights():
+    plain, averaged = (
+        step_bytes(model_settings(), V, train_settings(average=kind)) for kind in ("none", "exponential")
+    )
+    assert plain["average"] == 0
+    assert averaged["average"] == averaged["weights"] == plain["weights"]
+
+
+def test_classifiers_that_exist_in_training_only_are_a_part_of_their_own():
+    settings = model_settings(position="learned", n_positions=5, auxiliary_losses=True)
+    parts = parameters_by_part(settings, V)
+    assert parts["auxiliary classifiers"] == 3 * (V * settings.d_model + V)  # two tokens of layer 1, one of layer 2
+
+
 def test_parameters_by_part_by_a_pencil():
     # N = 2, d = 14, H D = 33, F = 17; bands of 5, 6 and 8 ids, 14, 7 and 3 wide, each projected.
     settings = model_settings(cutoffs=(5, 11), div_val=2, tie_biases=False, norm="pre")

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txlcli import attention_plots
-
 if TYPE_CHECKING:
+    from txlcli import attention_plots
     from txlcli.commands.eval_texts import ScoredText
     from txlcli.core.maps import AttentionMaps, Numbers
     from txlcli.opening import OpenRun
@@ -42,6 +41,8 @@ class Found:
 
     def draw(self, figure: int, path: Path) -> None:
         """Draw a figure of the paper."""
+        from txlcli import attention_plots
+
         maps = self.maps
         about = f"{self.opened.run.name} on {self.source.title}"
         averaged = f"{about}, averaged over {maps.queries:,} tokens"
@@ -56,6 +57,7 @@ class Found:
             attention_plots.draw_terms(path, maps.by_term, title=f"Softmax of each term, {averaged}")
 
     def _picture(self, which: Head) -> "attention_plots.HeadPicture":
+        from txlcli import attention_plots
         from txlcli.core.maps import strongest
 
         layer, head = which

@@ -92,6 +92,8 @@ def evaluate(
         plots.check_path(plot)
     if losses is not None:
         loss_file.check_path(losses)
+        if cache is not None or dynamic:
+            raise UsageError("--losses holds the losses of the model alone; leave out --cache and --dynamic")
     opened, source, result, per_token = _evaluated(
         wanted,
         split=split,

@@ -37,13 +37,16 @@ def rows(
     """The model alone, then with what was asked for; and the model's own losses per token.
 
     Raises:
-        UsageError: the cache is longer than the text.
+        UsageError: the cache is longer than a lane of the text.
         StoreError: there is no valid split to search on.
     """
-    if cache is not None and cache > len(source.targets):
+    lane_len = -(-len(source.targets) // min(how.batch_size, len(source.targets)))
+    if cache is not None and cache > lane_len:
         raise UsageError(
-            f"--cache {cache} is longer than the {len(source.targets):,} tokens that are scored; take less"
+            f"--cache {cache} is longer than the {lane_len:,} tokens of a lane; take less, or a smaller --batch-size"
         )
+    if source.split == "valid":
+        console.say("valid is both searched and scored: what is found suits it better than any other text")
     plain, per_token = eval_rows.over_memory(opened, source, how, [how.mem_len], shown=shown)
     found = [{**plain[0], **eval_rows.NO_SLOWDOWN, "method": "model", "adaptation": {}}]
     if cache is not None:
@@ -63,7 +66,7 @@ def _row(
 def _with_cache(
     opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, size: int, *, shown: bool
 ) -> dict[str, Any]:
-    from txlcli.core.adaptation import mixed_losses, score_with_cache, search_cache, theta_candidates
+    from txlcli.core.adaptation import SHARES, mixed_losses, score_with_cache, search_cache, theta_candidates
 
     valid = eval_texts.of_split(opened, "valid", CACHE_SEARCH_TOKENS, data_dir)
 
@@ -85,6 +88,8 @@ def _with_cache(
     best: CacheSettings = search_cache(on_valid.losses_nats, cached, thetas, size)
     scores, cached = read(source, [best.theta], "cache")
     mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], best.share))
+    if best.share == SHARES[-1]:
+        console.say(f"lambda = {best.share:g} is the largest that was tried: the model itself says little of this text")
     parameters = {"theta": best.theta, "lambda": best.share, "searched_on": len(valid.targets)}
     return _row(opened, source, how, mixed, f"cache {size:,}", parameters)
 
@@ -117,6 +122,10 @@ def _dynamic(
     found = best_of([DynamicSettings(lr, FIRST_DECAY) for lr in LEARNING_RATES])
     if found.lr > 0:
         found = best_of([dataclasses.replace(found, decay=decay) for decay in DECAYS])
+    else:
+        console.say(
+            "every size of step that was tried makes valid worse: dynamic evaluation leaves this model as it is"
+        )
     scores = read(source, found, "dynamic evaluation")
     parameters = {"lr": found.lr, "decay": found.decay, "searched_on": len(valid.targets)}
     return _row(opened, source, how, scores, "dynamic", parameters)

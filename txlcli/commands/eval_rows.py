@@ -94,9 +94,11 @@ def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:
     from txlcli.core.evaluation import attention_span
     from txlcli.core.timing import time_evaluation, time_vanilla
 
-    if how.mem_len == 0:
-        return NO_SLOWDOWN
     _, most = attention_span(how)
+    model = opened.run.settings.model
+    known = model.n_positions if getattr(model, "position", None) == "learned" else None  # type: ignore[attr-defined]
+    if how.mem_len == 0 or (known is not None and most > known):  # no window is that long
+        return NO_SLOWDOWN
     one_lane = dataclasses.replace(how, batch_size=1)
     xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
     vanilla = time_vanilla(opened.model, most, windows=1, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)

@@ -87,6 +87,10 @@ def _caption(result: dict[str, Any]) -> str:
     said = [
         f"* best. L = {result['seg_len']}, same_length = {result['same_length']}, max_distance = "
         f"{result['max_distance'] or 'none'}, {result['precision']}; {_lanes(result)}",
+    ]
+    if all(row["slowdown"] is None for row in result["rows"]):
+        return "\n".join([*said, *_context_of(result)])
+    said += [
         "vanilla: ms/token of the same weights without memory, each window computed anew, one at a time (median of "
         f"{result['slowdown_windows']} windows);",
         "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",

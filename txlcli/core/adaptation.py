@@ -28,10 +28,9 @@ FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the deviation of h_t . h_i: from an even cache to a peaked one."""
 SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
 """Candidates of lambda, the cache's share of the mixture."""
-LEARNING_RATES = (0.0, 1e-5, 3e-5, 1e-4, 3e-4)
+LEARNING_RATES = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
 """Candidates of the size of a step; 0 leaves the model as it is, where every step makes it worse."""
 DECAYS = (0.0, 1e-3, 1e-2)
-RMS_FLOOR = 1e-8
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,8 @@ class DynamicSettings:
     """Dynamic evaluation with scaled steps (Krause et al. 2018, 2019)."""
 
     lr: float
-    """Size of a step along the gradient divided by its root mean square in training."""
+    """Size of a step along the gradient divided by its root mean square in training, to which the mean over all
+    parameters is added: else rows of words that training hardly met would leap."""
     decay: float
     """Share of the way back to the trained weights after each step, more where gradients are usually large."""
 
@@ -212,9 +212,9 @@ def score_dynamic(
     """
     adapted = copy.deepcopy(model).eval()
     trained, parameters = [one.detach() for one in model.parameters()], list(adapted.parameters())
-    floor = [one + RMS_FLOOR for one in rms]
-    typical = float(torch.cat([one.flatten() for one in rms]).mean())
-    pull = [(settings.decay * one / max(typical, RMS_FLOOR)).clamp(max=1.0) for one in rms]
+    typical = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
+    scales = [one + typical for one in rms]
+    pull = [(settings.decay * one / typical).clamp(max=1.0) for one in rms]
     count, lanes, lane_len = _shape(len(targets), how)
     read, wanted = (in_lanes(tokens, lanes, lane_len, model.device) for tokens in (inputs, targets))
     real = in_lanes(np.ones(count, dtype=np.int64), lanes, lane_len, model.device).bool()
@@ -227,7 +227,7 @@ def score_dynamic(
         losses[:, part] = scored.detach().float()
         gradients = _gradients(scored[real[:, part]].mean(), parameters)
         with torch.no_grad():
-            for one, gradient, scale, back, origin in zip(parameters, gradients, floor, pull, trained, strict=True):
+            for one, gradient, scale, back, origin in zip(parameters, gradients, scales, pull, trained, strict=True):
                 one.sub_(settings.lr * gradient / scale)
                 one.add_(back * (origin - one))
         if on_tokens:

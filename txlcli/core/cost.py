@@ -92,7 +92,7 @@ def decoding_flops_per_token(
     assert isinstance(model, TransformerSettings)
     width = model.n_heads * model.d_head
     projections = 4 * model.d_model * width  # query, key, value, output
-    attention = 3 * keys * width  # content score, position score, weighted values
+    attention = attention_terms(model) * keys * width
     feed_forward = 2 * model.d_model * model.d_inner
     return 2.0 * (model.n_layers * (projections + attention + feed_forward) + ends)
 
@@ -111,8 +111,24 @@ def training_flops_per_token(
     assert isinstance(model, TransformerSettings)
     keys = mem_len + seg_len
     width = model.n_heads * model.d_head
-    per_token = 2 * model.d_model * width + 3 * keys * width + 2 * model.d_model * model.d_inner
+    per_token = 2 * model.d_model * width + attention_terms(model) * keys * width + 2 * model.d_model * model.d_inner
     per_lane = 2 * keys * model.d_model * width
-    per_step = keys * model.d_model * width
+    per_step = keys * model.d_model * width if model.position == "relative" else 0
     layer = 3 * (per_token + per_lane / seg_len) + 2 * per_step / (seg_len * lanes)
-    return 2.0 * (model.n_layers * layer + 3 * ends)
+    return 2.0 * (model.n_layers * layer + 3 * (ends + auxiliary_products(model, vocab_size)))
+
+
+def attention_terms(model: TransformerSettings) -> int:
+    """Products of queries with keys: content score, weighted values, and the position score of relative encodings."""
+    return 3 if model.position in ("relative", "shaw") else 2
+
+
+def auxiliary_products(model: TransformerSettings, vocab_size: int) -> float:
+    """Multiplications of the classifiers that exist in training only, per token, over a whole training.
+
+    Layer l of N predicts two tokens for l / 2N of it; the last layer predicts the second one throughout.
+    """
+    if not model.auxiliary_losses:
+        return 0.0
+    lower = sum(layer / (2 * model.n_layers) for layer in range(1, model.n_layers))
+    return (2 * lower + 1) * vocab_size * model.d_model

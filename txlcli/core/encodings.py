@@ -138,7 +138,10 @@ class LearnedEncoding(Encoding):
         """Positions without a vector cannot be read."""
         known = len(self.position_tables[0])
         if count > known:
-            raise UsageError(f"the model has learned {known:,} positions, so it cannot read {count:,} tokens at once")
+            raise UsageError(
+                f"the model has learned {known:,} positions, so it cannot read {count:,} tokens at once; "
+                f"take segments and windows of at most {known:,}"
+            )
 
     def add(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
         """The sum of hidden states and the layer's vectors."""

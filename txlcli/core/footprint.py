@@ -20,6 +20,7 @@ FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
 PARTS = {
     "embedding.": "embedding",
     "softmax.": "softmax",
+    "auxiliary.": "auxiliary classifiers",
     "encoding.": "positions",
     ".attention.": "attention",
     ".feed_forward.": "feed-forward",
@@ -54,6 +55,7 @@ def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> d
         "weights": weights,
         "gradients": weights,
         "optimizer": states * weights,
+        "average": weights if train.average != "none" else 0,
         "memory": remembered,
         "activations": _activation_bytes(model, vocab_size, train),
     }
