@@ -18,7 +18,7 @@ def models():
     changes = dict.fromkeys(scales.PAPER.models, ())
     changes |= {key: alone for key in changes if "vanilla" in key or "adaptive" in key}
     small = {key: scales.Model(key, "tiny.toml", (*SHORT, *extra)) for key, extra in changes.items()}
-    small |= scales._ablation("ablation", (*SHORT, "train.seg_len=4"), "tiny.toml", 4, (6, 8))
+    small |= scales._ablation("ablation", (*SHORT, "train.seg_len=4", "eval.seg_len=4"), "tiny.toml", 4, (6, 8))
     small |= scales._sentences(SHORT, "tiny.toml", 5)
     for key, arch in (("words-lstm", "lstm"), ("words-qrnn", "qrnn")):
         small[key] = scales.Model(key, "state.toml", (f"model.arch={arch}",))

@@ -1,20 +1,13 @@
 """`txl train`: learn a model from a recipe, or go on with a run."""
 
-import dataclasses
-import re
-import shlex
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, curves, metrics, recipe, runs
-from txlcli.errors import Interrupted, RecipeError, RunError, TrainingError, UsageError
+from txlcli import console, metrics, recipe, runs
+from txlcli.commands import train_plan, train_run
+from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -27,15 +20,10 @@ from txlcli.options import (
     Precision,
     RunsDir,
 )
-from txlcli.runs import Run
-from txlcli.settings import MOST_SEED, PLAIN_NAME, Settings
+from txlcli.settings import MOST_SEED, Settings
 
 if TYPE_CHECKING:
     from txlcli.core.training import Training
-    from txlcli.token_store import TokenStore
-
-SIGTERM_CODE, SIGINT_CODE = 143, 130
-FIXED_KEYS = ("batch_size", "accumulate", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
 
 
 def train(
@@ -78,86 +66,19 @@ def train(
     if resume is not None:
         if wanted is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
-        training = go_on(resume, changes, **places, **limits, json=json)
+        training = train_run.go_on(resume, changes, **places, **limits, json=json)
     elif wanted is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
-        settings = _loaded(wanted, changes)
-        _forecast(wanted, settings, _new_folder(wanted, name, runs_dir, force=force), data_dir, device, json=json)
+        settings = train_run.loaded(wanted, changes)
+        _forecast(
+            wanted, settings, train_run.new_folder(wanted, name, runs_dir, force=force), data_dir, device, json=json
+        )
         return
     else:
-        training = learn(wanted, changes, name=name, force=force, **places, **limits, json=json)
+        training = train_run.learn(wanted, changes, name=name, force=force, **places, **limits, json=json)
     if not json:
         _show_end(training, data_dir)
-
-
-def learn(
-    wanted: str,
-    changes: list[str],
-    *,
-    name: str | None,
-    device: Device,
-    data_dir: Path,
-    runs_dir: Path,
-    force: bool = False,
-    max_steps: int | None = None,
-    max_minutes: float | None = None,
-    json: bool = False,
-) -> "Training":
-    """Train a recipe with changes into a new run, to its end or a limit."""
-    settings = _loaded(wanted, changes)
-    folder = _new_folder(wanted, name, runs_dir, force=force)
-    store = _store_for(settings, data_dir)
-    run = _new_run(wanted, settings, folder, store)
-    training = _begun(run, store, device, force=force)
-    with _kept_only_with_weights(run):
-        _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
-    return training
-
-
-def go_on(
-    resume: str,
-    changes: list[str],
-    *,
-    device: Device,
-    data_dir: Path,
-    runs_dir: Path,
-    max_steps: int | None = None,
-    max_minutes: float | None = None,
-    json: bool = False,
-) -> "Training":
-    """Train a run that stopped, from exactly there, to its end or a limit."""
-    run, training = _resumed(resume, changes, runs_dir, data_dir, device)
-    with _kept_only_with_weights(run):
-        _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
-    return training
-
-
-def _loaded(wanted: str, changes: list[str]) -> Settings:
-    settings = recipe.load(wanted, changes)
-    curves.check_tensorboard(settings.log)
-    return settings
-
-
-@contextmanager
-def _kept_only_with_weights(run: Run) -> Iterator[None]:
-    """A new run that ends before its first checkpoint leaves the runs folder as it was."""
-    try:
-        yield
-    finally:
-        if run.best_or_last.exists():
-            runs.settle(run)
-        else:
-            runs.undo(run)
-
-
-def _new_folder(wanted: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
-    """Where the run of a recipe would be, not made yet."""
-    if name is not None and not re.fullmatch(PLAIN_NAME, name):
-        raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
-    folder = runs.place(runs_dir, name, recipe.read_text(wanted)[0])
-    runs.check_free(folder, force=force)
-    return folder
 
 
 def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, device: Device, *, json: bool) -> None:
@@ -166,229 +87,19 @@ def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, dev
 
     store = dry_run.store_if_any(settings, data_dir)
     if store is not None:
-        _text(settings, store)  # a text that is too short is refused here as well
+        train_run.text_of(settings, store)  # a text that is too short is refused here as well
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
-    place = _place(settings, device)
-    parameters = _parameters(settings, vocab_size, "the store" if store else "[published]")
+    place = train_plan.place(settings, device)
+    parameters = train_plan.parameters(settings, vocab_size, "the store" if store else "[published]")
     plan = {
-        **_plan(recipe.read_text(wanted)[0], settings, folder, (vocab_size, parameters), store, place),
+        **train_plan.plan(recipe.read_text(wanted)[0], settings, folder, (vocab_size, parameters), store, place),
         **dry_run.forecast(settings, vocab_size, store, place),
     }
     if json:
         console.show_json(plan)
     else:
-        dry_run.show(plan, _in_words(plan))
-
-
-def _parameters(settings: Settings, vocab_size: int, source: str) -> int:
-    from txlcli.core.architectures import count_parameters
-
-    try:
-        return count_parameters(settings.model, vocab_size)
-    except RecipeError as error:
-        raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
-
-
-def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
-    """The run that a recipe would make, not on disk yet."""
-    return Run(
-        folder=folder,
-        recipe_name=recipe.read_text(wanted)[0],
-        settings=settings,
-        vocab_fingerprint=store.fingerprint,
-        vocab_size=store.vocab.size,
-        parameters=_parameters(settings, store.vocab.size, "the store"),
-        metric=store.metric,
-    )
-
-
-def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Training":
-    """The training of a new run, its folder made."""
-    from txlcli.core.training import new_model
-
-    train = run.settings.train
-    segments, valid = _text(run.settings, store)  # a text that is too short is refused before a folder is made
-    place = _place(run.settings, device)
-    plan = _plan(run.recipe_name, run.settings, run.folder, (run.vocab_size, run.parameters), store, place)
-    console.say(f"training {_in_words(plan)}")
-    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)  # it may be too large, too
-    training = _training(model, run, segments, valid)
-    runs.create(run, store.vocab.to_json(), force=force)
-    return training
-
-
-def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, device: Device) -> tuple[Run, "Training"]:
-    from txlcli.core import checkpoint
-    from txlcli.core.device import describe
-    from txlcli.opening import check_checkpoint, check_vocabulary, open_store
-
-    run = runs.find(wanted, runs_dir)
-    run = _changed(run, changes)
-    settings = run.settings
-    curves.check_tensorboard(settings.log)
-    place = _place(settings, device)
-    store = open_store(settings.corpus.store, data_dir)
-    check_vocabulary(run, store)
-    path = run.folder / runs.LAST
-    saved = checkpoint.load(path)
-    check_checkpoint(run, saved, path)
-    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(place)
-    segments, valid = _text(settings, store)
-    training = _training(model, run, segments, valid)
-    training.restore(saved)
-    _check_unfinished(run, training)
-    run.drop_metrics_after(training.step)
-    runs.update(run)
-    console.say(
-        f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, {describe(place)}"
-    )
-    return run, training
-
-
-def _check_unfinished(run: Run, training: "Training") -> None:
-    last = run.settings.train.max_steps
-    if training.step > last:
-        raise RecipeError(f"{run.folder} is at step {training.step:,} already; train.max_steps cannot be {last:,}")
-    if training.step == last and not training.validation_is_due():
-        raise RunError(f"{run.folder} has finished its {last:,} steps; to train it longer add --set train.max_steps=N")
-
-
-def _changed(run: Run, changes: list[str]) -> Run:
-    """The run with changed settings; what its weights, memory and place in the text rest on stays."""
-    for change in changes:
-        section, _, key = change.partition("=")[0].strip().partition(".")
-        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS):
-            raise RecipeError(f"--set {change}: a run that goes on keeps its {section}.{key}; start a new run instead")
-    table = recipe.override(recipe.to_table(run.settings), changes)
-    return dataclasses.replace(run, settings=recipe.resolve(table, where="--set"))
-
-
-def _store_for(settings: Settings, data_dir: Path) -> "TokenStore":
-    """The recipe's store; a corpus that every machine has is prepared on the way."""
-    import corpora
-    from txlcli.opening import open_store
-    from txlcli.preparation.preparing import prepare
-
-    name = settings.corpus.store
-    corpus = corpora.CORPORA.get(name)
-    if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
-        console.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
-        return prepare(name, data_dir, progress=console.progress)
-    return open_store(name, data_dir)
-
-
-def _text(settings: Settings, store: "TokenStore") -> tuple[Any, Any]:
-    """The training split in lanes and the validation split, None where the store has none."""
-    from txlcli.core.segments import TrainingSegments, scored_stream
-    from txlcli.core.training import ValidSplit
-
-    starts = None
-    if settings.corpus.shuffle_sentences:
-        starts = store.sentence_starts("train")
-        if starts is None:
-            raise RecipeError(
-                f"corpus.shuffle_sentences: {store.path} does not know where sentences start; set it to false"
-            )
-    segments = TrainingSegments(
-        store.ids("train"),
-        lanes=settings.train.batch_size,
-        seg_len=settings.train.seg_len,
-        sentence_starts=starts,
-        seed=settings.train.seed,
-    )
-    if "valid" not in store.splits:
-        if settings.train.schedule == "plateau":
-            raise RecipeError(f'train.schedule = "plateau" needs a valid split, and {store.path} has none')
-        if settings.train.average == "asgd":
-            raise RecipeError(f'train.average = "asgd" needs a valid split, and {store.path} has none')
-        console.say(f"{store.path} has no valid split: training without validation")
-        return segments, None
-    inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
-    if not len(targets):
-        raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
-    return segments, ValidSplit(inputs, targets)
-
-
-def _training(model: Any, run: Run, segments: Any, valid: Any) -> "Training":
-    from txlcli.core.training import Training
-
-    identity = {"recipe": run.recipe_name, "vocab_fingerprint": run.vocab_fingerprint}
-    return Training(model, run.settings.train, segments, valid, run.folder, identity)
-
-
-def _place(settings: Settings, device: Device) -> Any:
-    """The device, once it is known to manage the precision."""
-    from txlcli.core.device import check_precision, pick_device
-
-    place = pick_device(device.value)
-    check_precision(settings.train.precision, place)
-    return place
-
-
-def _plan(
-    recipe_name: str, settings: Settings, folder: Path, size: tuple[int, int], store: "TokenStore | None", place: Any
-) -> dict[str, Any]:
-    """What will be done, for people and machines; `size` is V and the parameters."""
-    from txlcli.core.device import describe
-
-    train = settings.train
-    tokens = store.info("train").tokens if store else None
-    read = train.max_steps * train.batch_size * train.seg_len
-    return {
-        "recipe": recipe_name,
-        "parameters": size[1],
-        "vocab_size": size[0],
-        "store": str(store.path) if store else None,
-        "train_tokens": tokens,
-        "lanes": train.batch_size,
-        "seg_len": train.seg_len,
-        "mem_len": None if settings.model.recurrent_state else train.mem_len,
-        "steps": train.max_steps,
-        "epochs": read / tokens if tokens else None,
-        "precision": train.precision,
-        "device": describe(place),
-        "folder": str(folder),
-    }
-
-
-def _in_words(plan: dict[str, Any]) -> str:
-    text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a text that is not here"
-    epochs = " ({epochs:.3g} epochs)" if plan["store"] else ""
-    memory = "a state carried along" if plan["mem_len"] is None else f"memory {plan['mem_len']}"
-    return (
-        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", {lanes} lanes x {seg_len} tokens, "
-        "{memory}, {steps:,} steps" + epochs + ", {precision}, {device}, into {folder}"
-    ).format(**plan, memory=memory)
-
-
-def _carry_out(
-    run: Run, training: "Training", data_dir: Path, *, max_steps: int | None, max_minutes: float | None, json: bool
-) -> None:
-    last = run.settings.train.max_steps
-    deadline = time.monotonic() + 60 * max_minutes if max_minutes is not None else None
-    with _signals() as caught:
-
-        def should_stop() -> bool:
-            out_of_time = deadline is not None and time.monotonic() >= deadline
-            return bool(caught) or out_of_time
-
-        every = run.settings.log.every
-        with curves.recording(run, json=json) as record:
-            for report in training.run(report_every=every, should_stop=should_stop, until_step=max_steps):
-                record(report)
-    saved = f"saved {training.last_path} at step {training.step:,}"
-    go_on = f'go on with "{_command("train", "--resume", str(run.folder), data_dir=data_dir)}"'
-    if caught:
-        code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
-        raise Interrupted(f"stopped; {saved}; {go_on}", code)
-    if training.step < last:
-        console.say(f"{saved} of {last:,}; {go_on}")
-
-
-def _command(*words: str, data_dir: Path) -> str:
-    """A command line to repeat, with the data folder where it is not the usual one."""
-    return shlex.join(["txl", *words, *([] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)])])
+        dry_run.show(plan, train_plan.in_words(plan))
 
 
 def _show_end(training: "Training", data_dir: Path) -> None:
@@ -399,26 +110,6 @@ def _show_end(training: "Training", data_dir: Path) -> None:
         ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],
         ["epochs", f"{training.epoch:.2f}"],
         [f"best valid {run.metric}", best if training.best_nats < float("inf") else "-"],
-        ["next", _command("eval", str(run.folder), data_dir=data_dir)],
+        ["next", train_run.command_line("eval", str(run.folder), data_dir=data_dir)],
     ]
     console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C does interrupt."""
-    caught: list[int] = []
-
-    def catch(number: int, _: FrameType | None) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-        console.say("stopping after this step; saving")
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, catch) for number in numbers]
-    try:
-        yield caught
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

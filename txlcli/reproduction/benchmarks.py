@@ -109,10 +109,10 @@ def _stand_ins(shop: Workshop, keys: tuple[str, ...]) -> list[str]:
 
 
 def _claims(ours: list[tuple[published.Result, Standing]], metric: str) -> list[Claim]:
-    """The order of the paper's rows, for each two that are neighbours in it."""
+    """The order of the paper's rows, for each two that txl has."""
     ranked = sorted(ours, key=lambda pair: pair[0].test)
     claims = []
-    for (better, own), (worse, other) in itertools.pairwise(ranked):
+    for (better, own), (worse, other) in itertools.combinations(ranked, 2):
         if better.test < worse.test:
             text = f"{better.name} is ahead of {worse.name} ({better.test} and {worse.test} {metric} in the paper)"
             claims.append(compared(text, own.test, other.test))

@@ -10,7 +10,7 @@ from typing import Any
 
 from txlcli import console, recipe, runs
 from txlcli.commands import eval as eval_
-from txlcli.commands import generate, speed, train
+from txlcli.commands import generate, speed, train_run
 from txlcli.core import checkpoint
 from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
@@ -65,13 +65,13 @@ class Workshop:
         folder = self.runs_dir / name
         places: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
         if not runs.is_run(name, self.runs_dir):
-            train.learn(model.recipe, changes, name=name, **places)
+            train_run.learn(model.recipe, changes, name=name, **places)
             return runs.open_run(folder)
         run = runs.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
         if not finished(run):
-            train.go_on(name, [], **places)
+            train_run.go_on(name, [], **places)
         return run
 
     def evaluated(self, run: Run, split: str, **options: Any) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""What a training will do: sizes, text, device, for people and machines."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli.errors import RecipeError
+from txlcli.options import Device
+from txlcli.settings import Settings
+
+if TYPE_CHECKING:
+    from txlcli.token_store import TokenStore
+
+
+def plan(
+    recipe_name: str, settings: Settings, folder: Path, size: tuple[int, int], store: "TokenStore | None", place: Any
+) -> dict[str, Any]:
+    """What will be done, for people and machines; `size` is V and the parameters."""
+    from txlcli.core.device import describe
+
+    train = settings.train
+    tokens = store.info("train").tokens if store else None
+    read = train.max_steps * train.batch_size * train.seg_len
+    return {
+        "recipe": recipe_name,
+        "parameters": size[1],
+        "vocab_size": size[0],
+        "store": str(store.path) if store else None,
+        "train_tokens": tokens,
+        "lanes": train.batch_size,
+        "seg_len": train.seg_len,
+        "mem_len": None if settings.model.recurrent_state else train.mem_len,
+        "steps": train.max_steps,
+        "epochs": read / tokens if tokens else None,
+        "precision": train.precision,
+        "device": describe(place),
+        "folder": str(folder),
+    }
+
+
+def in_words(plan: dict[str, Any]) -> str:
+    """The plan as one line."""
+    text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a text that is not here"
+    epochs = " ({epochs:.3g} epochs)" if plan["store"] else ""
+    memory = "a state carried along" if plan["mem_len"] is None else f"memory {plan['mem_len']}"
+    return (
+        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", {lanes} lanes x {seg_len} tokens, "
+        "{memory}, {steps:,} steps" + epochs + ", {precision}, {device}, into {folder}"
+    ).format(**plan, memory=memory)
+
+
+def parameters(settings: Settings, vocab_size: int, source: str) -> int:
+    """Parameters at a vocabulary size.
+
+    Raises:
+        RecipeError: the model's bands do not fit that size; `source` is where it is from.
+    """
+    from txlcli.core.architectures import count_parameters
+
+    try:
+        return count_parameters(settings.model, vocab_size)
+    except RecipeError as error:
+        raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
+
+
+def place(settings: Settings, device: Device) -> Any:
+    """The device, once it is known to manage the precision."""
+    from txlcli.core.device import check_precision, pick_device
+
+    place = pick_device(device.value)
+    check_precision(settings.train.precision, place)
+    return place
