@@ -66,7 +66,10 @@ def evaluate(
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Also learning from the text while it is scored (Krause et al.).")
     ] = False,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Lanes; 1 is the reference.")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", min=1, help="Lanes, of which 1 is the reference; or windows read at once."),
+    ] = None,
     positions: Annotated[int | None, typer.Option("--positions", min=1, help="Score the first N tokens only.")] = None,
     text: Annotated[str | None, typer.Option("--text", metavar="FILE", help="Score this text; - is stdin.")] = None,
     losses: Annotated[
@@ -160,7 +163,7 @@ def _evaluated(
 
     _check_source(split, text)
     changes = _changes(seg_len, max_distance, batch_size)
-    wish = _wish(mem_len, attn_len, stride, cache, dynamic)
+    wish = _wish(mem_len, attn_len, stride, batch_size, cache, dynamic)
     if attn_len is not None:
         _refuse_beside_windows({"--mem-len": mem_len, "--seg-len": seg_len, "--same-length": same_length})
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
@@ -175,7 +178,9 @@ def _evaluated(
         source = eval_texts.of_split(opened, split or "test", positions, data_dir)
     search = None
     if wish.searched:
-        search = eval_search.search(opened, reading, wish.searched, wish.stride, positions, data_dir, shown=shown)
+        search = eval_search.search(
+            opened, reading, wish.searched, wish.stride, wish.side_by_side, positions, data_dir, shown=shown
+        )
         wish = wish.found(search["found"])
     rows, per_token = _rows(opened, source, reading, wish, data_dir, shown=shown)
     best = min(rows, key=lambda row: row["loss_nats"])
@@ -201,6 +206,8 @@ class _Wish:
     searched: str | None
     """The option whose length is searched."""
     stride: int
+    side_by_side: int | None
+    """Windows that are read at once; None leaves it to the device."""
     cache: int | None
     dynamic: bool
 
@@ -215,7 +222,14 @@ class _Wish:
         return dataclasses.replace(self, windows=[length], searched=None)
 
 
-def _wish(mem_len: str | None, attn_len: str | None, stride: int | None, cache: int | None, dynamic: bool) -> _Wish:
+def _wish(
+    mem_len: str | None,
+    attn_len: str | None,
+    stride: int | None,
+    batch_size: int | None,
+    cache: int | None,
+    dynamic: bool,
+) -> _Wish:
     """What the options ask for, where they go together."""
     if stride is not None and attn_len is None:
         raise UsageError("--stride goes with --attn-len: it says how many tokens a window predicts")
@@ -226,7 +240,7 @@ def _wish(mem_len: str | None, attn_len: str | None, stride: int | None, cache: 
     searched = next(
         (option for option, text in (("--mem-len", mem_len), ("--attn-len", attn_len)) if text == AUTO), None
     )
-    wish = _Wish(lengths, windows, searched, stride or 1, cache, dynamic)
+    wish = _Wish(lengths, windows, searched, stride or 1, batch_size, cache, dynamic)
     if wish.adapts and (attn_len is not None or searched or len(lengths or [0]) > 1):
         raise UsageError("--cache and --dynamic take one --mem-len and no --attn-len")
     return wish
@@ -247,7 +261,9 @@ def _rows(
         how = dataclasses.replace(reading, mem_len=wish.lengths[0]) if wish.lengths else reading
         return eval_adapted.rows(opened, source, how, data_dir, cache=wish.cache, dynamic=wish.dynamic, shown=shown)
     if wish.windows:
-        return eval_rows.over_windows(opened, source, reading, wish.windows, wish.stride, shown=shown)
+        return eval_rows.over_windows(
+            opened, source, reading, wish.windows, wish.stride, windows=wish.side_by_side, shown=shown
+        )
     _check_recurrent(opened, wish.lengths)
     return eval_rows.over_memory(opened, source, reading, wish.lengths or [reading.mem_len], shown=shown)
 

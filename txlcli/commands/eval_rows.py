@@ -36,9 +36,16 @@ def over_memory(
 
 
 def over_windows(
-    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", lengths: list[int], stride: int, *, shown: bool
+    opened: "OpenRun",
+    source: ScoredText,
+    reading: "EvalSettings",
+    lengths: list[int],
+    stride: int,
+    *,
+    windows: int | None,
+    shown: bool,
 ) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """A row for each window length, and the losses per token by it."""
+    """A row for each window length, and the losses per token by it; `windows` are read side by side."""
     from txlcli.core.model import TransformerXL
     from txlcli.core.windows import score_windows
 
@@ -53,7 +60,7 @@ def over_windows(
                 source.targets,
                 attn_len=length,
                 stride=stride,
-                windows=reading.batch_size,
+                windows=windows,
                 max_distance=reading.max_distance,
                 precision=opened.precision,
                 on_tokens=bar.reach,

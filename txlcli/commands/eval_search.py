@@ -20,6 +20,7 @@ def search(
     reading: "EvalSettings",
     option: str,
     stride: int,
+    windows: int | None,
     positions: int | None,
     data_dir: Path,
     *,
@@ -53,7 +54,7 @@ def search(
         if recurrent:
             rows, _ = eval_rows.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
         else:
-            rows, _ = eval_rows.over_windows(opened, valid, reading, [length], stride, shown=shown)
+            rows, _ = eval_rows.over_windows(opened, valid, reading, [length], stride, windows=windows, shown=shown)
         console.say(f"{option} {length}: valid perplexity {rows[0]['ppl']:.3f}, {rows[0]['bpc']:.4f} bits")
         return float(rows[0]["loss_nats"])
 

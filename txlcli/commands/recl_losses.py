@@ -108,7 +108,8 @@ def _announce(
 
 
 def _ms_per_token(work: Work, text: ScoredText, windows: int | None) -> float:
-    from txlcli.core.contexts import measure_ms_per_token, windows_at_once
+    from txlcli.core.contexts import measure_ms_per_token
+    from txlcli.core.windows import windows_at_once
 
     # Attention makes a token's time linear in c, so the time at the mean of c over tokens is the mean time.
     mean = sum(context_len**2 * len(positions) for context_len, positions in work.missing.items()) / work.tokens
@@ -118,7 +119,7 @@ def _ms_per_token(work: Work, text: ScoredText, windows: int | None) -> float:
         text.inputs,
         member.how,
         context_len=typical,
-        windows=windows or windows_at_once(member.model, typical),
+        windows=windows or windows_at_once(member.model.device, typical),
         precision=member.precision,
     )
 
@@ -134,7 +135,8 @@ def _compute(work: Work, text: ScoredText, *, kept: "ContextFile", windows: int 
     """Compute what is missing for one model, the shortest context first."""
     import numpy as np
 
-    from txlcli.core.contexts import context_losses, windows_at_once
+    from txlcli.core.contexts import context_losses
+    from txlcli.core.windows import windows_at_once
 
     member = work.member
     try:
@@ -147,7 +149,7 @@ def _compute(work: Work, text: ScoredText, *, kept: "ContextFile", windows: int 
                     positions,
                     member.how,
                     context_len=context_len,
-                    windows=windows or windows_at_once(member.model, context_len),
+                    windows=windows or windows_at_once(member.model.device, context_len),
                     precision=member.precision,
                 ):
                     if not np.isfinite(losses).all():

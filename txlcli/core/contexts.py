@@ -21,8 +21,6 @@ from txlcli.core.segments import Tokens
 from txlcli.core.windows import window_decoder
 from txlcli.settings import EvalSettings
 
-TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
-
 
 def eligible_positions(count: int, longest: int) -> int:
     """How many of T predicted tokens have `longest` tokens before them; position t is predicted from inputs 0 .. t."""
@@ -47,11 +45,6 @@ def read_length(model: LanguageModel, how: EvalSettings, context_len: int) -> in
         assert known is not None, settings
         return min(context_len, known)
     return context_len
-
-
-def windows_at_once(model: LanguageModel, context_len: int) -> int:
-    """How many texts are read side by side where nobody says."""
-    return max(1, TOKENS_AT_ONCE[model.device.type] // context_len)
 
 
 def context_losses(

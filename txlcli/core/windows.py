@@ -19,7 +19,13 @@ from txlcli.core.model import TransformerXL
 from txlcli.core.reader import Reader
 from txlcli.core.segments import Tokens
 
+TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
+
+
+def windows_at_once(device: torch.device, length: int) -> int:
+    """How many windows of a length are read side by side where nobody says."""
+    return max(1, TOKENS_AT_ONCE[device.type] // length)
 
 
 def window_decoder(
@@ -50,7 +56,7 @@ def score_windows(
     *,
     attn_len: int,
     stride: int,
-    windows: int,
+    windows: int | None = None,
     max_distance: int | None = None,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
@@ -63,7 +69,7 @@ def score_windows(
         targets: (T,) tokens predicted; target t follows input t.
         attn_len: N.
         stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
-        windows: W.
+        windows: W; by the device where it is left out.
         max_distance: distances beyond it share one encoding.
         precision: number format of matrix products.
         on_tokens: called with the number of tokens scored so far.
@@ -77,6 +83,7 @@ def score_windows(
     losses = torch.empty(len(targets), device=model.device)
     started = time.perf_counter()
     length = min(attn_len, len(targets))
+    windows = windows or windows_at_once(model.device, length)
     decoders: dict[int, Decoder] = {}  # by windows: the first batch and the last one may have fewer than the others
     for firsts, counted in _batches(len(targets), attn_len, stride, windows):
         if len(firsts) not in decoders:
