@@ -114,11 +114,12 @@ def _claims(ours: list[tuple[published.Result, Standing]], metric: str) -> list[
     claims = []
     for (better, own), (worse, other) in itertools.combinations(ranked, 2):
         if better.test < worse.test:
-            text = f"{better.name} is ahead of {worse.name} ({better.test} and {worse.test} {metric} in the paper)"
-            claims.append(compared(text, own.test, other.test))
+            text = f"{better.name} is ahead of {worse.name}"
+            claims.append(compared(text, own.test, other.test, f"{better.test} and {worse.test} {metric}"))
     return claims
 
 
-def compared(text: str, better: Measured, worse: Measured) -> Claim:
-    """A claim that one number is lower than another."""
-    return Claim(text, better.mean < worse.mean, f"here {better} and {worse}")
+def compared(text: str, better: Measured, worse: Measured, paper: str | None = None) -> Claim:
+    """A claim that one number is lower than another; `paper` has the paper's two."""
+    detail = f"here {better} and {worse}"
+    return Claim(text, better.mean < worse.mean, f"{paper} in the paper, {detail}" if paper else detail)
