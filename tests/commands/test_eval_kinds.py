@@ -124,7 +124,7 @@ def test_auto_finds_the_memory_on_valid_and_applies_it_to_test(here):
     lengths = [one["length"] for one in search["tried"]]
     assert (search["option"], search["split"], search["threshold"]) == ("--mem-len", "valid", 0.001)
     assert lengths == sorted(set(lengths))
-    assert lengths[:2] == [0, 1]
+    assert lengths[:2] == [1, 2]  # without memory a query would see its segment, not M keys
     assert [row["mem_len"] for row in told["rows"]] == [search["found"]]
     on_valid = json_of("eval", "byte", "--split", "valid", "--mem-len", ",".join(map(str, lengths)), *SHORT)
     assert [one["loss_nats"] for one in search["tried"]] == [row["loss_nats"] for row in on_valid["rows"]]
@@ -135,6 +135,11 @@ def test_auto_finds_the_memory_on_valid_and_applies_it_to_test(here):
         result.stdout.split()
     )
     assert f"--mem-len {lengths[0]}: valid perplexity" in result.stderr
+
+
+def test_where_all_keys_are_seen_no_memory_is_tried_too(here):
+    told = json_of("eval", "byte", "--mem-len", "auto", "--no-same-length", *SHORT)
+    assert [one["length"] for one in told["search"]["tried"]][:2] == [0, 1]
 
 
 def test_auto_finds_the_window_of_a_model_without_memory(here):

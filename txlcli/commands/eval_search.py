@@ -58,7 +58,9 @@ def search(
         console.say(f"{option} {length}: valid perplexity {rows[0]['ppl']:.3f}, {rows[0]['bpc']:.4f} bits")
         return float(rows[0]["loss_nats"])
 
-    found = effective_length.find(loss_at, least=0 if recurrent else step, step=step, longest=longest)
+    # Where every query sees M keys, M = 0 is another reading: 1 to L keys, those of the segment.
+    least = 0 if recurrent and reading.same_length == "off" else step
+    found = effective_length.find(loss_at, least=least, step=step, longest=longest)
     console.say(
         f"found {option} {found.length}{'' if found.ended else '; the longest that could be tried still gains'}"
     )
