@@ -129,6 +129,20 @@ def read(run: Run) -> History:
     return History(run, reports, tuple(_lines(run.folder / runs.EVALS, ("loss_nats",))), _saved(run))
 
 
+def check_finished(run: Run) -> None:
+    """Refuse a run whose weights are those of a training on the way.
+
+    Raises:
+        RunError: it has steps to take.
+    """
+    past = read(run)
+    if past.saved and past.state in ("unfinished", "interrupted"):  # without weights, opening it says so
+        raise RunError(
+            f"{run.folder} is at step {past.step:,} of {run.settings.train.max_steps:,}; finish it with "
+            f'"txl train --resume {run.name}", or take it as it is with --unfinished'
+        )
+
+
 def _lines(path: Path, keys: tuple[str, ...]) -> list[Report]:
     """The lines of a file of JSON objects that have these keys; none where there is no file."""
     try:

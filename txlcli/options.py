@@ -35,6 +35,7 @@ PrecisionOption = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+Unfinished = Annotated[bool, typer.Option("--unfinished", help="Take a run that has not taken all its steps, too.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw the result to this .png, .svg or .pdf file.")]
 Overrides = Annotated[
     list[str] | None,

@@ -15,7 +15,8 @@ from txlcli.core.maps import strongest
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
 POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
-POSITIONS["learned"] = ["--set", "model.position=learned", "--set", "model.n_positions=5", "--set", "train.mem_len=0"]
+POSITIONS["learned"] = ["--set", "model.position=learned", "--set", "model.n_positions=5"]
+POSITIONS["learned"] += ["--set", "train.mem_len=0", "--set", "eval.mem_len=0"]
 N_VALID = len(text_of("valid").encode()) - 1  # bytes that have one before them
 FILES = ["figure5.png", "figure6.png", "figure7.png"]
 
@@ -146,13 +147,13 @@ def test_auto_takes_the_widest_heads(here):
 
 def test_of_two_heads_both_are_shown(untouched):
     done("prepare", "novel")
-    done("train", "tiny.toml", "--set", "model.n_layers=1", "--set", "model.n_heads=2", "--max-steps", 1)
+    done("train", "tiny.toml", "--set", "model.n_layers=1", "--set", "model.n_heads=2", "--set", "train.max_steps=1")
     assert len(json_of("attention")["figure6"]["heads"]) == 2
 
 
 def test_places_before_the_text_have_no_name(untouched):
     done("prepare", "novel")
-    done("train", "tiny.toml", "--set", "eval.same_length=off", "--max-steps", 1)
+    done("train", "tiny.toml", "--set", "eval.same_length=off", "--set", "train.max_steps=1")
     told = json_of("attention", "--at", 6)
     assert told["attn_len_max"] == 10
     assert told["figure6"]["context"] == [""] * 3 + list("the fox")
@@ -310,7 +311,7 @@ def test_a_token_that_is_not_looked_at_is_refused(here, at):
 
 def test_more_heads_than_a_picture_holds_are_refused(untouched):
     done("prepare", "novel")
-    done("train", "tiny.toml", "--set", "model.n_layers=9", "--max-steps", 1)
+    done("train", "tiny.toml", "--set", "model.n_layers=9", "--set", "train.max_steps=1")
     assert refusal("attention", "--auto", 25) == "Figure 6 has room for 24 heads; choose fewer by --heads or --auto"
 
 
@@ -337,3 +338,10 @@ def test_a_run_without_weights_is_refused(here):
     assert error.startswith("runs/byte/last.safetensors: ")
     assert "; " in error
     assert not (here / "runs/byte/figures").exists()
+
+
+def test_a_run_on_the_way_is_refused_unless_it_is_wanted(here):
+    done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
+    message = refusal("attention", "half", "--positions", 5, code=1)
+    assert message.startswith("runs/half is at step 4 of 7; finish it with")
+    assert json_of("attention", "half", "--unfinished", "--positions", 5)["run"] == "runs/half"

@@ -390,3 +390,12 @@ def test_a_perplexity_that_overflows_leaves_a_gap():
 
 def test_the_caption_says_how_much_one_step_is(here):
     assert "4 more gain less than 2.5 % of perplexity" in done("recl", "byte", *SMALL, "--threshold", 0.025).stdout
+
+
+def test_a_run_on_the_way_is_refused_unless_it_is_wanted(here):
+    done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
+    message = refusal("recl", "byte", "half", *GRID, code=1)
+    assert message == (
+        'runs/half is at step 4 of 7; finish it with "txl train --resume half", or take it as it is with --unfinished'
+    )
+    assert len(json_of("recl", "byte", "half", "--unfinished", *GRID)["models"]) == 2

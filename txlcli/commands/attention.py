@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from txlcli import console
+from txlcli import console, history, runs
 from txlcli.commands import attention_figures
 from txlcli.commands.attention_figures import FIGURES, Wish
 from txlcli.commands.attention_found import Head
@@ -24,6 +24,7 @@ from txlcli.options import (
     PrecisionOption,
     RunsDir,
     Seed,
+    Unfinished,
 )
 
 FOLDER = "figures"
@@ -64,6 +65,7 @@ def attention(
         Path | None, typer.Option("--out", metavar="FOLDER", help="Where the figures go; RUN/figures by default.")
     ] = None,
     kind: Annotated[Format, typer.Option("--format", help="Format of the figures.")] = Format.png,
+    unfinished: Unfinished = False,
     force: Force = False,
     seed: Seed = 1111,
     device: DeviceOption = Device.auto,
@@ -101,6 +103,8 @@ def attention(
         mem_len=mem_len,
         seg_len=seg_len,
     )
+    if not unfinished:
+        history.check_finished(runs.find(wanted, runs_dir))
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     folder = opened.run.folder / FOLDER if out is None else out
     result = attention_figures.make(

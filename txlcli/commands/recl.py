@@ -24,6 +24,7 @@ from txlcli.options import (
     PrecisionOption,
     RunsDir,
     Seed,
+    Unfinished,
 )
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def recl(
     plot_ppl: Annotated[
         Path | None, typer.Option("--plot-ppl", help="Draw perplexity by context length to this file (Figure 4).")
     ] = None,
+    unfinished: Unfinished = False,
     seed: Seed = 1111,
     device: DeviceOption = Device.auto,
     precision: PrecisionOption = None,
@@ -156,6 +158,7 @@ def recl(
         precision=precision.value if precision else None,
         data_dir=data_dir,
         runs_dir=runs_dir,
+        unfinished=unfinished,
         shown=not json,
     )
     if json:
@@ -178,6 +181,7 @@ def measure(
     precision: str | None = None,
     data_dir: Path = DATA_DIR,
     runs_dir: Path = RUNS_DIR,
+    unfinished: bool = False,
     shown: bool = True,
 ) -> dict[str, Any]:
     """The RECL of every run of a group, with all gains and perplexities: the object that --json prints.
@@ -191,6 +195,7 @@ def measure(
         precision: number format of matrix products; each run's own where it is left out.
         data_dir: the token stores.
         runs_dir: the runs.
+        unfinished: whether runs may have steps to take.
         shown: whether to show how far it is.
 
     Raises:
@@ -199,7 +204,13 @@ def measure(
     from txlcli.context_file import ContextFile
 
     group, text = open_group(
-        wanted, split=wishes.split, device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
+        wanted,
+        split=wishes.split,
+        device=device,
+        precision=precision,
+        data_dir=data_dir,
+        runs_dir=runs_dir,
+        unfinished=unfinished,
     )
     kept = ContextFile(losses or runs_dir / LOSSES)
     places = _positions(text, wishes)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txlcli import runs
+from txlcli import history, runs
 from txlcli.commands import eval_texts
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import RunError, UsageError, VocabularyError
@@ -51,18 +51,29 @@ class Member:
 
 
 def open_group(
-    wanted: Sequence[str], *, split: str, device: str, precision: str | None, data_dir: Path, runs_dir: Path
+    wanted: Sequence[str],
+    *,
+    split: str,
+    device: str,
+    precision: str | None,
+    data_dir: Path,
+    runs_dir: Path,
+    unfinished: bool,
 ) -> tuple[list[Member], ScoredText]:
     """The runs with their weights, and the text that all of them are scored on.
 
     Raises:
         UsageError: a run is named twice, or runs of two corpora stand together.
         VocabularyError: runs of two vocabularies stand together.
+        RunError: a run is not finished, unless that is allowed.
         RunError, UnknownNameError, StoreError: see `opening.open_run`, `OpenRun.store`.
     """
     from txlcli import opening
 
-    _check_together([runs.find(one, runs_dir) for one in wanted])
+    group = [runs.find(one, runs_dir) for one in wanted]
+    _check_together(group)
+    for run in () if unfinished else group:
+        history.check_finished(run)
     members: list[Member] = []
     text = None
     for one in wanted:
