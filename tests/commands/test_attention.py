@@ -244,7 +244,7 @@ def test_a_model_without_memory_is_read_by_segments(other):
         "runs/learned was trained without memory and with absolute positions; give --mem-len 0"
     )
     assert refusal("attention", "learned", "--mem-len", 0, "--seg-len", 6, "--force") == (
-        "the model has learned 5 positions, so it cannot read 6 tokens at once"
+        "the model has learned 5 positions, so it cannot read 6 tokens at once; take segments and windows of at most 5"
     )
 
 
