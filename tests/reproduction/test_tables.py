@@ -4,7 +4,7 @@ import pytest
 
 from txlcli import published
 from txlcli.reproduction import ablations, benchmarks, reach
-from txlcli.reproduction.scales import PAPER
+from txlcli.reproduction.scales import PAPER, tiny
 from txlcli.reproduction.workshop import Measured
 
 
@@ -54,6 +54,7 @@ def test_our_numbers_stand_in_the_paper_s_rows():
     assert rows["Dai et al. (2019) - 18L Transformer-XL"] == [
         "1,234", "11.125 ± 0.177", "1.125 ± 0.177", "88M", "-", "1.03"
     ]  # fmt: skip
+    assert grid.columns[1:4] == ["parameters", "valid", "test"]  # enwik8 stands for itself
     assert rows["Knol (2017) - cmix v13"] == ["", "", "", "-", "-", "1.23"]
     verdicts = {claim.text: claim.held for claim in section.claims}
     assert verdicts == {
@@ -126,3 +127,14 @@ def test_reach_is_compared_within_a_group():
 )
 def test_a_number_has_its_deviation_where_there_are_seeds(values, text):
     assert str(Measured(values)) == text
+
+
+def test_a_text_that_stands_for_another_is_named_beside_its_numbers():
+    class Tiny(Shop):
+        scale = tiny(ptb_is_here=False)
+
+        def model(self, key):
+            return self.scale.models[key]
+
+    (grid,) = benchmarks.make(Tiny(lambda key, split, options: 2.0), 5).grids
+    assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]

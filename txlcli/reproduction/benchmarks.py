@@ -30,7 +30,6 @@ ROWS: dict[int, tuple[tuple[str, str], ...]] = {
     4: (("sentences-xl", "Transformer-XL Base"), ("sentences-xl-large", "Transformer-XL Large")),
     5: (("ptb-xl", "Transformer-XL"),),
 }
-COLUMNS = ["system", "parameters", "valid", "test", "paper: parameters", "paper: valid", "paper: test"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def make(shop: Workshop, number: int) -> Section:
         title=f"Table {number}: {table.title}",
         scale=shop.scale.name,
         notes=[shop.scale.says, *_stand_ins(shop, models(number))],
-        grids=[Grid(COLUMNS, rows, _caption(shop, table.metric))],
+        grids=[Grid(_columns(shop, number), rows, _caption(shop, table.metric))],
         claims=_claims(ours, table.metric),
         data={name: asdict(one) for name, one in found.items()},
     )
@@ -76,6 +75,14 @@ def read_as_trained(shop: Workshop, key: str, seed: int, split: str, metric: str
     if train.mem_len == 0 and not run.settings.model.recurrent_state:
         windows = {"attn_len": str(train.seg_len), "stride": min(shop.scale.stride, train.seg_len)}
     return float(shop.evaluated(run, split, **windows)["rows"][0][metric])
+
+
+def _columns(shop: Workshop, number: int) -> list[str]:
+    """Ours, with the text that stands for the paper's where it is another, then the paper's."""
+    (store,) = {shop.model(key).settings().corpus.store for key in models(number)}
+    of_text = "" if store == published.BENCHMARKS[number - 1].corpus else f" ({store})"
+    ours = ["parameters", f"valid{of_text}", f"test{of_text}"]
+    return ["system", *ours, "paper: parameters", "paper: valid", "paper: test"]
 
 
 def _over_seeds(shop: Workshop, key: str, split: str, metric: str) -> Measured:
