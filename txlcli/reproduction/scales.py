@@ -176,8 +176,8 @@ def small() -> Scale:
     )
 
 
-# At tiny scale the source of Python's standard library stands for every corpus: bytes for enwik8 and for the ablation,
-# characters for text8, words for the others, and Penn Treebank itself where it has been prepared.
+# At tiny scale the source of Python's standard library stands for every corpus: bytes for enwik8, characters for text8,
+# words for the others, and Penn Treebank itself where it has been prepared.
 WORDS = Text("tiny-words", "stdlib", {"tokenizer": "word", "vocab_size": 8000})
 CHARS = Text("tiny-chars", "stdlib", {"tokenizer": "char", "min_count": 20})
 TINY_STEPS = (
@@ -189,6 +189,7 @@ TINY_STEPS = (
 ON_WORDS = ("corpus.store=tiny-words", *TINY_STEPS)
 ON_CHARS = ("corpus.store=tiny-chars", *TINY_STEPS)
 DEEPER = "model.n_layers=6"
+HALVED = ("train.seg_len=32", "train.mem_len=32", "eval.seg_len=32", "eval.mem_len=32", "train.batch_size=32")
 SHORT = ("train.seg_len=16", "train.mem_len=16", "eval.seg_len=16", "eval.mem_len=16", "train.batch_size=64")
 TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "train.seg_len=64", "train.batch_size=16")
 
@@ -218,7 +219,7 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
                 _model("ptb-xl", "stdlib", *on_ptb, *regularised),
             ]
         ),
-        **_ablation("ablation", TINY_STEPS, "stdlib", 64, (88, 86)),
+        **_ablation("ablation", (*ON_WORDS, *HALVED), "stdlib", 32, (44, 42)),
         **_sentences((*ON_WORDS, *SHORT), "stdlib", 16),
     }
 
