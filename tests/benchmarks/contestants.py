@@ -1,0 +1,154 @@
+"""The same work done by txl and by Hugging Face's TransfoXL: a training step, the scoring of a segment, one token.
+
+The peer must be installed (extra "peer"). It predicts L - 1 targets of a segment where txl predicts L, as its own loss
+does; everything else is equal: sizes, weights, batches, a full memory, which keys a query sees.
+
+Axes: B lanes, L segment, M memory, V vocabulary.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.peer import peer
+from txlcli.core.checkpoint import Checkpoint, build_model, grouped
+from txlcli.core.conversion import our_shapes, pytorch_layout
+from txlcli.core.decoding import Decoder
+from txlcli.core.segments import TrainingSegments
+from txlcli.core.training import Training, new_model
+from txlcli.exchange.huggingface import DEFAULTS, model_settings
+from txlcli.settings import TrainSettings
+
+CLIP, LR = 0.25, 2.5e-4
+NOWHERE = Path()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured, in the peer's words where it has some."""
+
+    config: dict
+    """Sizes and vocabulary, as keys of the peer's configuration."""
+    lanes: int
+    seg_len: int
+    mem_len: int
+    max_distance: int | None = None
+    """Evaluation only, where every query sees M keys."""
+
+    def peer_config(self, *, training):
+        limits = {"same_length": not training, "clamp_len": -1 if training else self.max_distance or -1}
+        return {**self.config, "mem_len": self.mem_len, "untie_r": False, "dropout": 0.1, "dropatt": 0.0, **limits}
+
+    @property
+    def vocab_size(self):
+        return self.config["vocab_size"]
+
+    def draw_tokens(self, seed=3):
+        """(B, L) tokens by Zipf's law: an id's share falls with its rank."""
+        generator = torch.Generator().manual_seed(seed)
+        share = torch.rand(self.lanes, self.seg_len, dtype=torch.float64, generator=generator)
+        return (((self.vocab_size + 1) ** share).long() - 1).clamp(max=self.vocab_size - 1)
+
+
+def peer_model(work, *, training):
+    return peer.peer_model(std=0.02, **work.peer_config(training=training)).train(training)
+
+
+def our_settings(work, *, training):
+    config = peer.peer_config(**work.peer_config(training=training)).to_dict()
+    return model_settings(DEFAULTS | config, NOWHERE)
+
+
+def our_model(theirs, work, *, training):
+    """Our model with the peer's weights."""
+    settings = our_settings(work, training=training)
+    layout = pytorch_layout(settings, work.vocab_size, hugging_face=True)
+    tensors = layout.read(theirs.state_dict(), our_shapes(settings, work.vocab_size), "the peer")
+    return build_model(settings, work.vocab_size, Checkpoint(grouped("model", tensors)), NOWHERE)
+
+
+def our_step(model, work):
+    """A function that takes one training step in a precision."""
+    settings = TrainSettings(
+        seg_len=work.seg_len, mem_len=work.mem_len, batch_size=work.lanes, max_steps=1_000_000, lr=LR, clip=CLIP
+    )
+    ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(5)]).numpy()
+    segments = TrainingSegments(ids, lanes=work.lanes, seg_len=work.seg_len)
+    training = Training(model, settings, segments, valid=None, folder=NOWHERE, identity={})
+
+    def step(precision):
+        training.settings = dataclasses.replace(settings, precision=precision)  # one set of weights serves both
+        training.update()
+
+    return step
+
+
+def peer_step(model, work):
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    tokens, memory = work.draw_tokens(), None
+
+    def step():
+        nonlocal memory
+        out = model(tokens, labels=tokens, mems=memory)
+        memory = out.mems
+        out.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class OurReading:
+    """Evaluation, or one token at a time with the probabilities of all that may follow."""
+
+    def __init__(self, model, work, precision):
+        limits = {"same_length": "m", "max_distance": work.max_distance, "memory_start": "zeros"}
+        sizes = {"lanes": work.lanes, "mem_len": work.mem_len, "seg_len": work.seg_len}
+        self._decoder = Decoder(model, **sizes, **limits, precision=precision)
+        self._tokens = work.draw_tokens()
+        # The buffer slides now and then; a measurement covers a whole period, so that the slide is paid for.
+        self.segments = max(1, self._decoder.housekeeping_interval // work.seg_len)
+
+    def segment(self):
+        hidden = self._decoder.read(self._tokens)
+        if self._tokens.shape[1] == 1:
+            return self._decoder.log_probs(hidden)
+        return self._decoder.losses(hidden, self._tokens.roll(-1, dims=1))
+
+    def first(self):
+        """What the peer's `first` gives, of a memory of zeros."""
+        self._decoder.reset()
+        found = self.segment()
+        return found if self._tokens.shape[1] == 1 else found[:, :-1].mean()
+
+
+class PeerReading:
+    """The same by the peer; it has nothing that comes around now and then."""
+
+    def __init__(self, model, work):
+        self._model, self._tokens, self._memory = model, work.draw_tokens(), None
+        self.segments = 5 if work.seg_len == 1 else 1
+
+    @torch.inference_mode()
+    def segment(self):
+        labels = None if self._tokens.shape[1] == 1 else self._tokens
+        out = self._model(self._tokens, labels=labels, mems=self._memory)
+        self._memory = out.mems
+        return out.prediction_scores if labels is None else out.losses
+
+    def first(self):
+        self._memory = None
+        found = self.segment()
+        return found if self._tokens.shape[1] == 1 else found.mean()
+
+
+def fresh_step(contestant, work):
+    """A training step of `txl` or `peer` with a model of its own, taking the precision (the peer has one only)."""
+    if contestant == "txl":
+        settings = our_settings(work, training=True)
+        return our_step(new_model(settings, work.vocab_size, seed=1, device=torch.device("cpu")), work)
+    step = peer_step(peer_model(work, training=True), work)
+    return lambda _: step()

@@ -1,0 +1,115 @@
+"""The benchmarks run; what they measure belongs to the machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from tests.benchmarks import corpus
+
+
+def invoke(module, *options):
+    app = typer.Typer()
+    app.command()(module.main)
+    return CliRunner().invoke(app, [str(option) for option in (*options, "--quick")])
+
+
+def output_of(module, *options):
+    result = invoke(module, *options)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def benchmark():
+    pytest.importorskip("transformers", reason='the peer is not installed: pip install -e ".[peer]"')
+    from tests.benchmarks import peer
+
+    return peer
+
+
+def test_txl_and_the_peer_take_turns_at_the_same_function(benchmark):
+    names = "training,eval10,token1600,wt103-training,wt103-eval"
+    told = json.loads(output_of(benchmark, "--rows", names, "--repeat", 2, "--json"))
+    assert [row["row"] for row in told["rows"]] == [name for name in names.split(",") for _ in range(2)]
+    assert [row["precision"] for row in told["rows"]] == ["fp32", "bf16"] * 5
+    for row in told["rows"]:
+        low, high = row["ratio_low_high"]
+        assert 0 < low <= row["ratio"] <= high
+        assert 0 < row["share_of_peak"] < 1
+        if row["largest_difference_nats"] is not None:
+            assert row["largest_difference_nats"] < (1e-4 if row["precision"] == "fp32" else 0.02)
+
+
+def test_the_table_shows_every_target(benchmark):
+    shown = output_of(benchmark, "--rows", "eval1", "--repeat", 1)
+    assert "evaluation, B 1, L 80, M 2100" in shown
+    assert ">= 5x" in shown
+    assert ">= 9x" in shown
+
+
+def test_every_row_has_a_target_and_the_sizes_of_its_recipe(benchmark):
+    from tests.benchmarks.contestants import our_settings
+    from tests.benchmarks.rows import ROWS, quick
+    from txlcli import recipe
+    from txlcli.core.architectures import count_parameters
+
+    for name, row in ROWS.items():
+        published = recipe.load("wt103" if "wt103" in name else "enwik8").published
+        settings = our_settings(row.work, training=row.kind != "reading")
+        assert published.vocab_size == row.work.vocab_size
+        assert count_parameters(settings, row.work.vocab_size) == published.parameters, name
+        assert row.targets["fp32"] > 0
+        assert quick(row).work.config["n_layer"] == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux can tell")
+def test_the_memory_of_a_step_is_what_it_holds_above_the_model(benchmark):
+    from tests.benchmarks import memory
+
+    before, peak = memory.measure("memory", "txl", "fp32", quick=True)
+    assert 1 << 20 < before <= peak < 1 << 34
+
+
+@pytest.mark.parametrize("contestant", ["txl", "peer"])
+def test_a_step_changes_the_weights_of_either_model(benchmark, contestant, monkeypatch):
+    from tests.benchmarks import contestants
+    from tests.benchmarks.rows import ROWS, quick
+
+    models = []
+    for name in ("new_model", "peer_model"):
+        real = getattr(contestants, name)
+        monkeypatch.setattr(contestants, name, lambda *a, real=real, **o: models.append(real(*a, **o)) or models[-1])
+    step = contestants.fresh_step(contestant, quick(ROWS["training"]).work)
+    before = [parameter.clone() for parameter in models[0].parameters()]
+    step("fp32")
+    changed = [not torch.equal(was, now) for was, now in zip(before, models[0].parameters(), strict=True)]
+    assert sum(changed) > len(changed) // 2
+
+
+def test_an_unknown_row_is_refused_by_name(benchmark):
+    result = invoke(benchmark, "--rows", "training,evil")
+    assert result.exit_code == 1
+    assert 'no row "evil"; there are training, memory' in str(result.exception)
+
+
+def test_words_of_a_made_text_are_distinct_and_frequent_ones_short():
+    words = [corpus._word(rank) for rank in range(2000)]
+    assert len(set(words)) == 2000
+    assert [len(word) for word in (words[0], words[25], words[26], words[26 + 676])] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["byte", "word"])
+def test_a_preparation_is_measured(kind, tmp_path, capsys):
+    pytest.importorskip("resource")
+    text = tmp_path / "text"
+    corpus.write_text(text, kind, 1 << 18, types=509)
+    corpus.prepare_here(text, kind, 1)
+    told = json.loads(capsys.readouterr().out)
+    assert told["tokens_per_s"] == pytest.approx(told["tokens"] / told["seconds"])
+    assert set(told["seconds_by_step"]) == {"reading", "writing"}
+    assert told["vocabulary_size"] == (256 if kind == "byte" else 509 + 2)
+    assert told["peak_bytes"] > 1 << 20
