@@ -1,0 +1,177 @@
+"""The work of a training step, of an evaluated segment and of a token stays what the formulas say.
+
+Counts, not times: they are the same on every machine. Bounds on bytes are lists of the tensors that the work needs.
+
+Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary,
+N layers.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.core.builders import V, draw_tokens, small_model
+from tests.core.work_counters import AllocationCounter
+from txlcli.core import attention
+from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
+from txlcli.core.decoding import Decoder
+from txlcli.core.segments import TrainingSegments
+from txlcli.core.training import Training
+from txlcli.settings import TrainSettings
+
+B, L, M = 3, 67, 71  # scores are what matters at published sizes; here, too
+K = M + L
+N, H, D, WIDTH, F = 2, 3, 11, 14, 17
+FLOAT = 4
+
+
+@pytest.fixture(autouse=True)
+def one_lane_at_a_time(monkeypatch):
+    """As models of a published size are computed on a CPU."""
+    monkeypatch.setattr(attention, "CACHE_BYTES", 1)
+
+
+def floats(*sizes):
+    """Bytes of fp32 tensors, each given as (how many, size)."""
+    return FLOAT * sum(count * size for count, size in sizes)
+
+
+SCORES = H * L * K  # of one lane
+DISTANCE_SPACE = H * L * (K + L - 1)  # of one lane, used by the lanes one after the other
+
+
+def training(**changed):
+    """A training whose next step finds its memory, its gradients and the optimizer's state."""
+    how = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9)
+    ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
+    segments = TrainingSegments(ids, lanes=B, seg_len=L)
+    model = small_model(dtype=torch.float32, **changed)
+    found = Training(model, how, segments, valid=None, folder=Path(), identity={})
+    for _ in range(2):
+        found.update()
+    return found
+
+
+def allocated(work):
+    with AllocationCounter() as counter:
+        work()
+    return counter.bytes
+
+
+def operations(work):
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def test_bytes_of_results_are_counted_and_views_and_places_given_are_not():
+    place = torch.empty(5, 7)
+
+    def work():
+        torch.ones(5, 3).mT.contiguous().view(-1)  # 60 bytes twice
+        torch.mm(torch.ones(5, 2), torch.ones(2, 7), out=place)  # 40 and 56
+        place[1:].mul_(2)
+
+    assert allocated(work) == 60 + 60 + 40 + 56
+
+
+def test_a_training_step_multiplies_no_more_than_the_formula():
+    step = training()
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    assert operations(step.update) == pytest.approx(B * L * expected, rel=1e-12)
+
+
+def training_bytes():
+    """The tensors of one training step, dropout off."""
+    forward_layer = [
+        (B, SCORES),  # probabilities, kept for the backward pass
+        (2, B * K * WIDTH),  # memory with segment, as the layer reads it and as it is remembered
+        (2, B * K * H * D),  # keys, values
+        (1, K * H * D),  # position keys
+        (5, B * L * H * D),  # queries, scaled, with u, with v; output
+        (1, B * L * H * D),  # output, heads side by side
+        (6, B * L * WIDTH),  # two projections, two sums, two norms
+        (2, B * L * F),  # inner, and before or after its activation
+    ]
+    backward_layer = [
+        (2 * B, SCORES),  # gradients of probabilities and scores
+        (2, B * K * H * D),  # of keys and values
+        (2, B * K * H * D),  # the same, heads side by side
+        (3 + B, K * H * D),  # of position keys: by lane and summed
+        (7, B * L * H * D),  # of output and queries, and heads side by side
+        (7, B * K * WIDTH),  # of the layer's input, through keys, values and queries, and their sums
+        (12, B * L * WIDTH),
+        (4, B * L * F),
+        (1, 4 * WIDTH * H * D + WIDTH * H * D + 2 * WIDTH * F),  # of the matrices
+    ]
+    space = [(1, DISTANCE_SPACE)]
+    position_keys = [(B, K * H * D)]
+    layer = floats(*forward_layer, *space, *position_keys) + floats(*backward_layer, *space, *position_keys)
+    ends = floats(
+        (4, K * WIDTH),  # sinusoids, in float64 on the way
+        (8, B * L * WIDTH),
+        (5, B * L * V),  # logits and their gradient
+        (4, V * WIDTH),  # the table's gradients
+    )
+    return N * layer + ends
+
+
+def test_a_training_step_allocates_no_more_than_its_tensors():
+    step = training()
+    found, most = allocated(step.update), training_bytes()
+    assert found <= most
+    assert most - found < N * floats((B, SCORES))  # one more tensor of scores in each layer would be seen
+
+
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_reading_multiplies_no_more_than_the_formula(seg_len):
+    reader = full_reader(seg_len)
+    tokens = draw_tokens(B, seg_len)
+    expected = decoding_flops_per_token(reader.model.settings, V, keys=M + seg_len)
+    # Distances beyond the farthest key of a query are multiplied, too: so many more than are seen.
+    assert operations(lambda: reader.losses(reader.read(tokens), tokens)) == pytest.approx(
+        B * seg_len * expected, rel=1e-12
+    )
+
+
+def full_reader(seg_len):
+    """A decoder with a full memory, so placed that the next segment needs no slide."""
+    reader = Decoder(small_model(dtype=torch.float32), lanes=B, mem_len=M, seg_len=seg_len, memory_start="zeros")
+    reader.read(draw_tokens(B, seg_len))
+    reader.reset()
+    return reader
+
+
+def reading_bytes(seg_len):
+    """The tensors of one segment that is read and scored."""
+    keys = M + seg_len
+    layer = [
+        (1, H * seg_len * (keys + seg_len - 1)),  # distance space
+        (1, H * seg_len * keys),  # scores of one lane, used by the lanes one after the other
+        (1, H * keys * D),  # position keys
+        (8, B * seg_len * H * D),  # query, key, value; the query scaled, with u, with v; output, heads side by side
+        (7, B * seg_len * WIDTH),
+        (1, B * seg_len * F),
+        (2, H * D),  # u and v, scaled
+    ]
+    ends = [(6, B * seg_len * WIDTH), (3, B * seg_len * V), (10, B * seg_len)]
+    return N * floats(*layer) + floats(*ends)
+
+
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_reading_allocates_no_more_than_its_tensors(seg_len):
+    reader, tokens = full_reader(seg_len), draw_tokens(B, seg_len)
+    found, most = allocated(lambda: reader.losses(reader.read(tokens), tokens)), reading_bytes(seg_len)
+    assert found <= most
+    # A second tensor of scores in each layer would be seen, or where they are small a copy of its keys.
+    assert most - found < N * floats((1, H * max(seg_len, D) * (M + seg_len)))
+
+
+def test_a_token_allocates_no_more_after_a_long_text_than_before():
+    reader, token = full_reader(1), draw_tokens(B, 1)
+    sizes = {allocated(lambda: reader.losses(reader.read(token), token)) for _ in range(3 * reader.capacity)}
+    slide = 2 * N * floats((1, B * H * M * D))  # keys and values move now and then
+    assert max(sizes) <= reading_bytes(1) + slide
+    assert len(sizes) == 2
