@@ -173,8 +173,9 @@ def test_a_finished_run_says_so_and_stays(here):
 
 def test_what_may_change_is_changed_and_kept(here):
     changes = ["--set", "train.max_steps=9", "--set", "train.lr=1e-3", "--set", "eval.mem_len=7", "--log-every", 3]
-    done("train", "--resume", "byte", *changes)
+    done("train", "--resume", "byte", *changes, "--set", "train.recompute=true")
     settings = runs.open_run(here / "runs/byte").settings
+    assert settings.train.recompute
     assert (settings.train.max_steps, settings.train.lr, settings.eval.mem_len) == (9, 1e-3, 7)
     assert settings.log.every == 3
     assert step_of(here / "runs/byte/last.safetensors") == 9
@@ -204,6 +205,15 @@ def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
 def test_resume_goes_with_no_wish_for_a_new_run(here, extra):
     message = refusal("train", *extra, "--resume", "byte")
     assert message == "--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run"
+
+
+def test_a_dry_run_shows_what_recomputing_saves(here):
+    kept, again = (
+        json.loads(train("--dry-run", "--json", "--set", f"train.recompute={wanted}").stdout)["step_bytes"]
+        for wanted in ("false", "true")
+    )
+    assert again["activations"] < kept["activations"]
+    assert kept["total"] - again["total"] == kept["activations"] - again["activations"]
 
 
 def test_a_dry_run_writes_nothing(here):

@@ -35,9 +35,9 @@ def relative_attention(width, heads):
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
 
 
-def attend_all(*inputs, dropout=0.0):
+def attend_all(*inputs, **how):
     """Attention to every distance that has a position key."""
-    return attend(*inputs, reach=inputs[-1].shape[1], dropout=dropout)
+    return attend(*inputs, reach=inputs[-1].shape[1], **how)
 
 
 def shifted(by_distance, seg_len, key_len):
@@ -165,18 +165,46 @@ def test_a_pass_takes_as_many_lanes_as_the_cache_holds_and_divides_them_evenly(m
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
 @pytest.mark.parametrize("sizes", [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)], ids="L, K, n = {}".format)
-def test_gradient_equals_finite_differences(monkeypatch, dropout, cache_bytes, sizes):
+def test_gradient_equals_finite_differences(monkeypatch, dropout, recompute, cache_bytes, sizes):
     seg_len, key_len, reach = sizes
     monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
     inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach, width=2)
 
     def fixed(*tensors):
         torch.manual_seed(8)
-        return attend_all(*tensors, dropout=dropout)
+        return attend_all(*tensors, dropout=dropout, recompute=recompute)
 
     assert torch.autograd.gradcheck(fixed, inputs)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("positions", [True, False])
+@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, TWO_LANES_PER_PASS, ONE_LANE_PER_PASS])
+def test_recomputed_probabilities_give_the_same_output_and_gradients(monkeypatch, dropout, positions, cache_bytes):
+    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    inputs, weight = draw_inputs(lanes=4, reach=9), draw(4, H, L, D, seed=9)
+    if not positions:
+        inputs[1] = inputs[4] = None
+    learned = [tensor for tensor in inputs if tensor is not None]
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(6)
+        out = attend(*inputs, reach=9, dropout=dropout, recompute=recompute)
+        torch.rand(5)  # whatever else draws before the backward pass
+        found.append((out, *torch.autograd.grad((out * weight).sum(), learned), torch.rand(3)))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)  # the generator goes on as before, too
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_recomputing_keeps_the_inputs_alone(dropout):
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tuple(tensor.shape)) or tensor, id):
+        inputs = draw_inputs()
+        attend_all(*inputs, dropout=dropout, recompute=True)
+    assert sorted(kept) == sorted(tuple(tensor.shape) for tensor in inputs)
 
 
 def probabilities(*, dropout, lanes=B):

@@ -53,9 +53,10 @@ def test_weights_gradients_optimizer_and_memory_are_four_bytes_each(changed, sta
     assert needed["memory"] == 4 * 2 * B * M * 14
 
 
-def saved_by_a_real_step(settings, lanes, precision):
+def saved_by_a_real_step(settings, lanes, precision, *, recompute=False):
     """Bytes that autograd keeps for the backward pass of one segment with a full memory, the weights apart."""
     model = make_model(settings, V).train()
+    model.recompute(recompute)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     memory = [torch.randn_like(tensor) for tensor in model.full_memory(lanes, M)]
     found = {}
@@ -80,6 +81,18 @@ def test_activations_are_what_a_real_step_keeps(dropout, accumulate, precision):
     settings = model_settings(dropout=dropout, attention_dropout=dropout)
     needed = step_bytes(settings, V, train_settings(accumulate=accumulate, precision=precision))
     assert needed["activations"] == saved_by_a_real_step(settings, B // accumulate, precision)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_recomputing_saves_the_probabilities_and_their_masks(dropout):
+    settings = model_settings(dropout=dropout, attention_dropout=dropout)
+    kept, again = (step_bytes(settings, V, train_settings(recompute=recompute)) for recompute in (False, True))
+    assert again["activations"] == saved_by_a_real_step(settings, B, "fp32", recompute=True)
+    each = 4 + (dropout > 0)  # a byte for the mask
+    assert kept["activations"] - again["activations"] == each * 2 * B * 3 * L * (L + M)  # N = 2, H = 3
+    assert {key: kept[key] for key in kept if key != "activations"} == {
+        key: again[key] for key in again if key != "activations"
+    }
 
 
 def test_a_wide_tail_costs_activations_as_often_as_it_is_needed():

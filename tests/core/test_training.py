@@ -100,6 +100,18 @@ def test_an_adaptive_softmax_starts_by_guessing_within_its_bands_and_learns_a_re
     assert losses[-1] < 0.1
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_recomputing_attention_trains_the_same(tmp_path, dropout):
+    kept, again = (
+        [
+            report.loss_nats
+            for report in run(new_training(tmp_path / str(wanted), dropout=dropout, recompute=wanted, valid=False))
+        ]
+        for wanted in (False, True)
+    )
+    assert again == pytest.approx(kept, rel=1e-6)
+
+
 @pytest.mark.parametrize("accumulate", [2, 3])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_step_in_parts_equals_the_undivided_step(tmp_path, accumulate, norm):

@@ -42,13 +42,13 @@ SCORES = H * L * K  # of one lane
 DISTANCE_SPACE = H * L * (K + L - 1)  # of one lane, used by the lanes one after the other
 
 
-def training(**changed):
+def training(**how):
     """A training whose next step finds its memory, its gradients and the optimizer's state."""
-    how = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9)
+    settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **how)
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
     segments = TrainingSegments(ids, lanes=B, seg_len=L)
-    model = small_model(dtype=torch.float32, **changed)
-    found = Training(model, how, segments, valid=None, folder=Path(), identity={})
+    model = small_model(dtype=torch.float32)
+    found = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(2):
         found.update()
     return found
@@ -123,6 +123,13 @@ def test_a_training_step_allocates_no_more_than_its_tensors():
     found, most = allocated(step.update), training_bytes()
     assert found <= most
     assert most - found < N * floats((B, SCORES))  # one more tensor of scores in each layer would be seen
+
+
+def test_recomputing_multiplies_queries_with_keys_and_distances_once_more():
+    step = training(recompute=True)
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    scores = 2 * 2 * B * N * SCORES * D  # two products, each of a multiplication and an addition
+    assert operations(step.update) == pytest.approx(B * L * expected + scores, rel=1e-12)
 
 
 @pytest.mark.parametrize("seg_len", [1, L])

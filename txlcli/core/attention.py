@@ -80,6 +80,39 @@ def _rows(tensor: Tensor, first: int, lanes: int) -> Tensor:
     return tensor[first : first + lanes].flatten(0, 1)
 
 
+class _Probabilities:
+    """Softmax of the scores, a few lanes at a time, as often as they are asked for."""
+
+    def __init__(
+        self,
+        query_content: Tensor,
+        query_position: Tensor | None,
+        key: Tensor,
+        position_key: Tensor | None,
+        *,
+        reach: int,
+    ) -> None:
+        lanes, heads, seg_len, _ = query_content.shape
+        key_len = key.shape[2]
+        self.step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
+        """Lanes per pass."""
+        self._query_content, self._query_position, self._key = query_content, query_position, key
+        self._space = DistanceSpace(self.step * heads, seg_len, key_len, reach, -math.inf, key)
+        if position_key is None:
+            self._space.by_distance.zero_()
+        else:
+            self._position_key_rows = position_key.repeat(self.step, 1, 1).mT  # (step*H, D, n)
+
+    def write(self, first: int, out: Tensor) -> None:
+        """Those of the lanes from `first` on, into (step*H, L, K)."""
+        if self._query_position is not None:
+            query = _rows(self._query_position, first, self.step)
+            torch.bmm(query, self._position_key_rows, out=self._space.by_distance)
+        query, key = _rows(self._query_content, first, self.step), _rows(self._key, first, self.step)
+        torch.baddbmm(self._space.by_key, query, key.mT, out=out)
+        torch.softmax(out, dim=-1, out=out)
+
+
 def _attend_lanes(
     query_content: Tensor,
     query_position: Tensor | None,
@@ -91,37 +124,31 @@ def _attend_lanes(
     dropout: float,
     save: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The output (B, H, L, D) and, where a backward pass needs them, probabilities and kept ones (B, H, L, K)."""
+    """The output (B, H, L, D), the probabilities (B, H, L, K) if they are to be saved, and which were kept."""
     lanes, heads, seg_len, _ = query_content.shape
-    key_len = key.shape[2]
-    step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
-    space = DistanceSpace(step * heads, seg_len, key_len, reach, -math.inf, key)
-    if position_key is None:
-        space.by_distance.zero_()
-    else:
-        position_key_rows = position_key.repeat(step, 1, 1).mT  # (step*H, D, n)
-    probabilities = key.new_empty(lanes if save else step, heads, seg_len, key_len)
-    kept = keep_mask(probabilities.shape, dropout, key.device) if dropout else None
+    made = _Probabilities(query_content, query_position, key, position_key, reach=reach)
+    shape = torch.Size((lanes, heads, seg_len, key.shape[2]))
+    probabilities = key.new_empty(lanes if save else made.step, *shape[1:])
+    kept = keep_mask(shape, dropout, key.device) if dropout else None
     out = torch.empty_like(query_content, memory_format=torch.contiguous_format)
-    for first in range(0, lanes, step):
-        if query_position is not None:
-            torch.bmm(_rows(query_position, first, step), position_key_rows, out=space.by_distance)
-        probability = _rows(probabilities, first if save else 0, step)  # (step*H, L, K)
-        torch.baddbmm(space.by_key, _rows(query_content, first, step), _rows(key, first, step).mT, out=probability)
-        torch.softmax(probability, dim=-1, out=probability)
+    for first in range(0, lanes, made.step):
+        probability = _rows(probabilities, first if save else 0, made.step)  # (step*H, L, K)
+        made.write(first, probability)
         if kept is not None:
-            probability = (probability * _rows(kept, first if save else 0, step)).mul_(1 / (1 - dropout))
-        torch.bmm(probability, _rows(value, first, step), out=_rows(out, first, step))
-    return (out, probabilities, kept) if save else (out, None, None)
+            probability = (probability * _rows(kept, first, made.step)).mul_(1 / (1 - dropout))
+        torch.bmm(probability, _rows(value, first, made.step), out=_rows(out, first, made.step))
+    return out, probabilities if save else None, kept
 
 
 class _Attention(torch.autograd.Function):
     """Attention whose scores live in distance space; forward and backward go a few lanes at a time."""
 
     @staticmethod
-    def forward(ctx: Any, reach: int, dropout: float, *inputs: Any) -> Tensor:
-        out, probabilities, kept = _attend_lanes(*inputs, reach=reach, dropout=dropout, save=True)
-        ctx.save_for_backward(*inputs, probabilities, kept)
+    def forward(ctx: Any, reach: int, dropout: float, recompute: bool, *inputs: Any) -> Tensor:
+        device = inputs[0].device
+        ctx.drawn_from = _generator_state(device) if recompute and dropout else None
+        out, probabilities, kept = _attend_lanes(*inputs, reach=reach, dropout=dropout, save=not recompute)
+        ctx.save_for_backward(*inputs, probabilities, None if recompute else kept)
         ctx.reach, ctx.dropout = reach, dropout
         return out
 
@@ -130,15 +157,27 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query_content, query_position, key, value, position_key, probabilities, kept = ctx.saved_tensors
         lanes, heads, seg_len, _ = query_content.shape
-        step = _lanes_at_once(lanes, heads, seg_len, key.shape[2], key)
+        key_len = key.shape[2]
+        step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
+        made = None
+        if probabilities is None:
+            made = _Probabilities(query_content, query_position, key, position_key, reach=ctx.reach)
+            again = key.new_empty(step * heads, seg_len, key_len)
+        if ctx.drawn_from is not None:
+            kept = _drawn_again(ctx.drawn_from, torch.Size((lanes, heads, seg_len, key_len)), ctx.dropout, key.device)
         grads = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query_content, key, value)]
         position = None
         if position_key is not None:
-            position = _PositionGradients(ctx.reach, query_position, key.shape[2], position_key, step)
+            position = _PositionGradients(ctx.reach, query_position, key_len, position_key, step)
         for first in range(0, lanes, step):
             grad_query_content, grad_key, grad_value = (_rows(grad, first, step) for grad in grads)
             grad_out = _rows(grad_outputs[0], first, step)  # (step*H, L, D)
-            probability = used = _rows(probabilities, first, step)  # (step*H, L, K)
+            if made is None:
+                probability = _rows(probabilities, first, step)  # (step*H, L, K)
+            else:
+                made.write(first, again)
+                probability = again
+            used = probability
             grad_probability = torch.bmm(grad_out, _rows(value, first, step).mT)
             if kept is not None:
                 mask, scale = _rows(kept, first, step), 1 / (1 - ctx.dropout)  # a 16-bit mask would round the scale
@@ -151,7 +190,23 @@ class _Attention(torch.autograd.Function):
             if position is not None:
                 position.add(grad_score, first)
         grad_query_position, grad_position_key = position.found() if position is not None else (None, None)
-        return None, None, grads[0], grad_query_position, grads[1], grads[2], grad_position_key
+        return None, None, None, grads[0], grad_query_position, grads[1], grads[2], grad_position_key
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    """Where PyTorch's generator of a device stands."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _drawn_again(state: Tensor, shape: torch.Size, share: float, device: torch.device) -> Tensor:
+    """The mask that was drawn when the generator stood there; it goes on from where it stands now."""
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_cuda else []):
+        if on_cuda:
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+        return keep_mask(shape, share, device)
 
 
 class _PositionGradients:
@@ -188,6 +243,7 @@ def attend(
     *,
     reach: int,
     dropout: float = 0.0,
+    recompute: bool = False,
 ) -> Tensor:
     """Weigh values by softmax((a) + (b) + (c) + (d)) over the keys that each query may see (section 3.3).
 
@@ -200,15 +256,16 @@ def attend(
         position_key: (H, n, D); row c is distance n - 1 - c; None together with `query_position`.
         reach: n; keys at distance n or more are not seen.
         dropout: share of the probabilities dropped.
+        recompute: keep no probabilities for the backward pass, which computes them again.
     Returns:
         (B, H, L, D).
     """
     inputs = (query_content, query_position, key, value, position_key)
     with torch.autocast(query_content.device.type, enabled=False):
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
-            out: Tensor = _Attention.apply(reach, dropout, *inputs)
+            out: Tensor = _Attention.apply(reach, dropout, recompute, *inputs)
             return out
-        return _attend_lanes(*inputs, reach=reach, dropout=dropout, save=dropout > 0)[0]  # every lane draws its own
+        return _attend_lanes(*inputs, reach=reach, dropout=dropout, save=False)[0]
 
 
 class Attention(nn.Module):
@@ -223,6 +280,8 @@ class Attention(nn.Module):
         self.n_heads = n_heads
         self.scale = d_head**-0.5
         self.attention_dropout = attention_dropout
+        self.recompute = False
+        """Whether the backward pass computes probabilities again, instead of keeping them."""
         self.w_q = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.w_k_content = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.w_v = nn.Linear(d_model, n_heads * d_head, bias=False)
@@ -253,6 +312,7 @@ class Attention(nn.Module):
             terms.position_key,
             reach=terms.reach,
             dropout=self.attention_dropout if self.training else 0.0,
+            recompute=self.recompute,
         )
         projected: Tensor = self.w_o(out.transpose(1, 2).flatten(2))
         return projected

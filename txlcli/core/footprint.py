@@ -75,6 +75,7 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
 
     with FakeTensorMode():
         stand_in = make_model(plain, columns).train()
+        stand_in.recompute(train.recompute)
         weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
         memory = stand_in.full_memory(lanes, train.mem_len)
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))

@@ -54,6 +54,9 @@ class LanguageModel(nn.Module, ABC):
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory."""
 
+    def recompute(self, wanted: bool) -> None:
+        """Whether backward passes compute attention probabilities again, instead of keeping them, to save memory."""
+
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least."""
         losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), self.embedding)

@@ -130,6 +130,12 @@ class TransformerXL(LanguageModel):
         """M vectors per layer, (B, M, d), as after a text that is long enough."""
         return [self.softmax.biases[0].new_zeros(lanes, mem_len, self.settings.d_model) for _ in self.layers]
 
+    def recompute(self, wanted: bool) -> None:
+        """Whether backward passes compute attention probabilities again, instead of keeping them, to save memory."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.attention.recompute = wanted
+
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(B, L) tokens at positions (L,) -> (B, L, d) embeddings with what the encoding adds to them."""
         embedded = self.embedding(tokens) * self.settings.d_model**0.5

@@ -99,6 +99,7 @@ class Training:
         self.model, self.settings, self.segments = model, settings, segments
         self.valid, self.folder, self.identity = valid, folder, identity
         self.device = model.device
+        model.recompute(settings.recompute)
         self.optimizer = make_optimizer(model, settings)
         self.average = make_average(model, settings)
         self.plateau = Plateau(settings)
