@@ -9,7 +9,7 @@ import torch
 from tests import reference
 from tests.core import oracle
 from txlcli.core import attention
-from txlcli.core.attention import Attention, DistanceSpace, ScoreTerms, attend, split_heads
+from txlcli.core.attention import Attention, DistanceSpace, ScoreTerms, Workspace, attend, split_heads
 from txlcli.core.encodings import sinusoids
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
@@ -285,3 +285,68 @@ def test_bf16_is_close_to_float64_in_output_and_gradient(dropout):
     ):
         assert near_grad.dtype == torch.bfloat16
         assert (near_grad.double() - true_grad).norm() < 0.05 * true_grad.norm()
+
+
+def test_a_workspace_that_was_used_changes_nothing():
+    workspace = Workspace()
+    for number, (lanes, seg_len, key_len, reach) in enumerate([(B, L, M + L, 9), (B, L, M + L, 9), (1, 3, 7, 7)]):
+        inputs = [
+            (100.0 * number + 1) * tensor.detach()
+            for tensor in draw_inputs(lanes=lanes, seg_len=seg_len, key_len=key_len, reach=reach)
+        ]
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        weight = draw(lanes, H, seg_len, D, seed=9)
+        expected, given = (attend(*inputs, reach=reach, workspace=place) for place in (None, workspace))
+        assert torch.equal(given, expected)
+        grads = [torch.autograd.grad((out * weight).sum(), inputs) for out in (expected, given)]
+        assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+
+
+def test_a_workspace_forgets_gradients_that_were_not_finite():
+    workspace, inputs = Workspace(), draw_inputs(reach=9)
+    for weight in (math.nan, math.inf, 1.0):
+        out = attend(*inputs, reach=9, workspace=workspace)
+        grads = torch.autograd.grad((out * weight).sum(), inputs)
+    expected = torch.autograd.grad(attend(*inputs, reach=9).sum(), inputs)
+    torch.testing.assert_close(grads, expected, rtol=0, atol=0)
+
+
+def test_a_workspace_lends_a_space_to_one_at_a_time_and_serves_training_after_evaluation():
+    workspace, like = Workspace(), draw(1)
+    with torch.inference_mode():
+        first, second = (workspace.take(H, L, M + L, 9, 0.0, like) for _ in range(2))
+    assert first is not second
+    workspace.put_back(first)
+    assert workspace.take(H, L, M + L, 9, -math.inf, like) is not first
+    again = workspace.take(H, L, M + L, 9, 0.0, like)
+    assert again is first
+    again.by_key.copy_(draw(H, L, M + L))  # in inference mode made, outside it changed
+    workspace.put_back(again)
+    assert workspace.take(H, L, M + L, 8, 0.0, like) is not first
+
+
+def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():
+    import copy
+
+    from tests.core.builders import small_model
+
+    model = small_model()
+    shared = {id(layer.attention.workspace) for layer in model.layers}
+    copied = {id(layer.attention.workspace) for layer in copy.deepcopy(model).layers}
+    assert len(shared) == len(copied) == 1
+    assert shared != copied
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+def test_bf16_reads_keys_with_gaps_between_heads(monkeypatch, dropout, cache_bytes):
+    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    dense = [tensor.detach().bfloat16() for tensor in draw_inputs(reach=9)]
+    gaps = [torch.cat([tensor, tensor], dim=-2)[..., : tensor.shape[-2], :] for tensor in dense]
+    outs = []
+    for one in (dense, gaps):
+        torch.manual_seed(7)
+        inputs = [tensor.requires_grad_() for tensor in one]
+        out = attend(*inputs, reach=9, dropout=dropout)
+        outs.append((out, *torch.autograd.grad(out.float().sum(), inputs)))
+    torch.testing.assert_close(*outs, rtol=0, atol=0)

@@ -39,7 +39,6 @@ def floats(*sizes):
 
 
 SCORES = H * L * K  # of one lane
-DISTANCE_SPACE = H * L * (K + L - 1)  # of one lane, used by the lanes one after the other
 
 
 def training(**how):
@@ -84,7 +83,7 @@ def test_a_training_step_multiplies_no_more_than_the_formula():
 
 
 def training_bytes():
-    """The tensors of one training step, dropout off."""
+    """The tensors of one training step, dropout off; distance spaces are those of the step before."""
     forward_layer = [
         (B, SCORES),  # probabilities, kept for the backward pass
         (2, B * K * WIDTH),  # memory with segment, as the layer reads it and as it is remembered
@@ -99,16 +98,14 @@ def training_bytes():
         (2 * B, SCORES),  # gradients of probabilities and scores
         (2, B * K * H * D),  # of keys and values
         (2, B * K * H * D),  # the same, heads side by side
-        (3 + B, K * H * D),  # of position keys: by lane and summed
+        (3, K * H * D),  # of position keys, and heads side by side
         (7, B * L * H * D),  # of output and queries, and heads side by side
         (7, B * K * WIDTH),  # of the layer's input, through keys, values and queries, and their sums
-        (12, B * L * WIDTH),
-        (4, B * L * F),
+        (14, B * L * WIDTH),  # of sums, norms and projections
+        (4, B * L * F),  # of the inner activations
         (1, 4 * WIDTH * H * D + WIDTH * H * D + 2 * WIDTH * F),  # of the matrices
     ]
-    space = [(1, DISTANCE_SPACE)]
-    position_keys = [(B, K * H * D)]
-    layer = floats(*forward_layer, *space, *position_keys) + floats(*backward_layer, *space, *position_keys)
+    layer = floats(*forward_layer) + floats(*backward_layer)
     ends = floats(
         (4, K * WIDTH),  # sinusoids, in float64 on the way
         (8, B * L * WIDTH),
@@ -152,12 +149,10 @@ def full_reader(seg_len):
 
 
 def reading_bytes(seg_len):
-    """The tensors of one segment that is read and scored."""
+    """The tensors of one segment that is read and scored; distance spaces and keys are there already."""
     keys = M + seg_len
     layer = [
-        (1, H * seg_len * (keys + seg_len - 1)),  # distance space
         (1, H * seg_len * keys),  # scores of one lane, used by the lanes one after the other
-        (1, H * keys * D),  # position keys
         (8, B * seg_len * H * D),  # query, key, value; the query scaled, with u, with v; output, heads side by side
         (7, B * seg_len * WIDTH),
         (1, B * seg_len * F),

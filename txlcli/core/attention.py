@@ -24,6 +24,9 @@ CACHE_BYTES = (
 )  # scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)
 
 
+SHORT = (torch.bfloat16, torch.float16)
+
+
 @dataclass(frozen=True)
 class ScoreTerms:
     """What a layer's attention adds to the content score (a) of 3.3; what is None adds nothing."""
@@ -59,11 +62,41 @@ class DistanceSpace:
 
     def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor) -> None:
         width = key_len + seg_len - 1
-        columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
+        self.fits = (rows, seg_len, key_len, reach, fill, like.dtype, like.device)
+        """What another use must agree with."""
+        with torch.inference_mode(False):  # a later use may be one in training
+            columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
         self.by_distance = columns[:, :, key_len - reach : key_len]  # (rows, L, n)
         self.by_key = columns.as_strided(  # (rows, L, K)
             (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
         )
+
+
+class Workspace:
+    """Distance spaces of a model, which all layers and segments use in turn: to fill a new one takes time.
+
+    No use changes the columns that hold the fill value. On CUDA they are made anew: there all lanes are scored at once,
+    so that one is large, and to fill it is quick.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[float, DistanceSpace] = {}  # the last one of each fill value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
+        return Workspace()
+
+    def take(self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor) -> DistanceSpace:
+        """A distance space that nobody else uses until it is put back."""
+        idle = self._idle.pop(fill, None)
+        if idle is not None and idle.fits == (rows, seg_len, key_len, reach, fill, like.dtype, like.device):
+            return idle
+        return DistanceSpace(rows, seg_len, key_len, reach, fill, like)
+
+    def put_back(self, space: DistanceSpace) -> None:
+        """Let others use it."""
+        *_, fill, _, device = space.fits
+        if device.type == "cpu":
+            self._idle[fill] = space
 
 
 def _lanes_at_once(lanes: int, heads: int, seg_len: int, key_len: int, like: Tensor) -> int:
@@ -77,7 +110,20 @@ def _lanes_at_once(lanes: int, heads: int, seg_len: int, key_len: int, like: Ten
 
 def _rows(tensor: Tensor, first: int, lanes: int) -> Tensor:
     """Lanes first .. first + lanes of (B, H, x, D) as (lanes * H, x, D)."""
-    return tensor[first : first + lanes].flatten(0, 1)
+    return _dense(tensor[first : first + lanes].flatten(0, 1))
+
+
+def _dense(rows: Tensor) -> Tensor:
+    """What a batch of products reads: without gaps where it would be copied anyway, and slowly if it is transposed.
+
+    That is so in 16 bits on a CPU.
+    """
+    return rows.contiguous() if rows.device.type == "cpu" and rows.dtype in SHORT else rows
+
+
+def _for_lanes(position_key: Tensor, lanes: int) -> Tensor:
+    """(H, n, D) for each lane of a pass, (lanes * H, n, D)."""
+    return _dense(position_key) if lanes == 1 else position_key.repeat(lanes, 1, 1)
 
 
 class _Probabilities:
@@ -91,17 +137,19 @@ class _Probabilities:
         position_key: Tensor | None,
         *,
         reach: int,
+        workspace: Workspace,
     ) -> None:
         lanes, heads, seg_len, _ = query_content.shape
         key_len = key.shape[2]
         self.step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
         """Lanes per pass."""
         self._query_content, self._query_position, self._key = query_content, query_position, key
-        self._space = DistanceSpace(self.step * heads, seg_len, key_len, reach, -math.inf, key)
+        self._workspace = workspace
+        self._space = workspace.take(self.step * heads, seg_len, key_len, reach, -math.inf, key)
         if position_key is None:
             self._space.by_distance.zero_()
         else:
-            self._position_key_rows = position_key.repeat(self.step, 1, 1).mT  # (step*H, D, n)
+            self._position_key_rows = _for_lanes(position_key, self.step).mT  # (step*H, D, n)
 
     def write(self, first: int, out: Tensor) -> None:
         """Those of the lanes from `first` on, into (step*H, L, K)."""
@@ -111,6 +159,10 @@ class _Probabilities:
         query, key = _rows(self._query_content, first, self.step), _rows(self._key, first, self.step)
         torch.baddbmm(self._space.by_key, query, key.mT, out=out)
         torch.softmax(out, dim=-1, out=out)
+
+    def finish(self) -> None:
+        """Let others use the workspace."""
+        self._workspace.put_back(self._space)
 
 
 def _attend_lanes(
@@ -123,10 +175,11 @@ def _attend_lanes(
     reach: int,
     dropout: float,
     save: bool,
+    workspace: Workspace,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The output (B, H, L, D), the probabilities (B, H, L, K) if they are to be saved, and which were kept."""
     lanes, heads, seg_len, _ = query_content.shape
-    made = _Probabilities(query_content, query_position, key, position_key, reach=reach)
+    made = _Probabilities(query_content, query_position, key, position_key, reach=reach, workspace=workspace)
     shape = torch.Size((lanes, heads, seg_len, key.shape[2]))
     probabilities = key.new_empty(lanes if save else made.step, *shape[1:])
     kept = keep_mask(shape, dropout, key.device) if dropout else None
@@ -137,6 +190,7 @@ def _attend_lanes(
         if kept is not None:
             probability = (probability * _rows(kept, first, made.step)).mul_(1 / (1 - dropout))
         torch.bmm(probability, _rows(value, first, made.step), out=_rows(out, first, made.step))
+    made.finish()
     return out, probabilities if save else None, kept
 
 
@@ -144,12 +198,14 @@ class _Attention(torch.autograd.Function):
     """Attention whose scores live in distance space; forward and backward go a few lanes at a time."""
 
     @staticmethod
-    def forward(ctx: Any, reach: int, dropout: float, recompute: bool, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *inputs: Any) -> Tensor:
         device = inputs[0].device
         ctx.drawn_from = _generator_state(device) if recompute and dropout else None
-        out, probabilities, kept = _attend_lanes(*inputs, reach=reach, dropout=dropout, save=not recompute)
+        out, probabilities, kept = _attend_lanes(
+            *inputs, reach=reach, dropout=dropout, save=not recompute, workspace=workspace
+        )
         ctx.save_for_backward(*inputs, probabilities, None if recompute else kept)
-        ctx.reach, ctx.dropout = reach, dropout
+        ctx.reach, ctx.dropout, ctx.workspace = reach, dropout, workspace
         return out
 
     @staticmethod
@@ -161,14 +217,16 @@ class _Attention(torch.autograd.Function):
         step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
         made = None
         if probabilities is None:
-            made = _Probabilities(query_content, query_position, key, position_key, reach=ctx.reach)
+            made = _Probabilities(
+                query_content, query_position, key, position_key, reach=ctx.reach, workspace=ctx.workspace
+            )
             again = key.new_empty(step * heads, seg_len, key_len)
         if ctx.drawn_from is not None:
             kept = _drawn_again(ctx.drawn_from, torch.Size((lanes, heads, seg_len, key_len)), ctx.dropout, key.device)
         grads = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query_content, key, value)]
         position = None
         if position_key is not None:
-            position = _PositionGradients(ctx.reach, query_position, key_len, position_key, step)
+            position = _PositionGradients(ctx.reach, query_position, key_len, position_key, step, ctx.workspace)
         for first in range(0, lanes, step):
             grad_query_content, grad_key, grad_value = (_rows(grad, first, step) for grad in grads)
             grad_out = _rows(grad_outputs[0], first, step)  # (step*H, L, D)
@@ -189,8 +247,10 @@ class _Attention(torch.autograd.Function):
             torch.bmm(used.mT, grad_out, out=grad_value)
             if position is not None:
                 position.add(grad_score, first)
+        if made is not None:
+            made.finish()
         grad_query_position, grad_position_key = position.found() if position is not None else (None, None)
-        return None, None, None, grads[0], grad_query_position, grads[1], grads[2], grad_position_key
+        return None, None, None, None, grads[0], grad_query_position, grads[1], grads[2], grad_position_key
 
 
 def _generator_state(device: torch.device) -> Tensor:
@@ -212,25 +272,33 @@ def _drawn_again(state: Tensor, shape: torch.Size, share: float, device: torch.d
 class _PositionGradients:
     """Gradients of the position score's two factors, collected a few lanes at a time."""
 
-    def __init__(self, reach: int, query_position: Tensor, key_len: int, position_key: Tensor, step: int) -> None:
+    def __init__(
+        self, reach: int, query_position: Tensor, key_len: int, position_key: Tensor, step: int, workspace: Workspace
+    ) -> None:
         _, heads, seg_len, _ = query_position.shape
-        self._query, self._step, self._heads = query_position, step, heads
-        self._space = DistanceSpace(step * heads, seg_len, key_len, reach, 0.0, position_key)
-        self._key_rows = position_key.repeat(step, 1, 1)  # (step*H, n, D)
+        self._query, self._step, self._heads, self._workspace = query_position, step, heads, workspace
+        self._space = workspace.take(step * heads, seg_len, key_len, reach, 0.0, position_key)
+        self._key_rows = _for_lanes(position_key, step)  # (step*H, n, D)
         self._grad_query = torch.empty_like(query_position, memory_format=torch.contiguous_format)
-        reduced = position_key.dtype in (torch.bfloat16, torch.float16)  # sums over lanes need more digits
-        self._grad_key = torch.zeros_like(position_key, dtype=torch.float32 if reduced else None)
+        exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over lanes need more than 16 bits
+        self._grad_key = torch.zeros(position_key.shape, dtype=exact, device=position_key.device)
         self._dtype = position_key.dtype
 
     def add(self, grad_score: Tensor, first: int) -> None:
         """Take the gradient of the scores (step*H, L, K) of the lanes from `first` on."""
         self._space.by_key.copy_(grad_score)
-        torch.bmm(self._space.by_distance, self._key_rows, out=_rows(self._grad_query, first, self._step))
-        by_row = torch.bmm(self._space.by_distance.mT, _rows(self._query, first, self._step))  # (step*H, n, D)
-        self._grad_key += by_row.unflatten(0, (self._step, self._heads)).sum(0)
+        by_distance = _dense(self._space.by_distance)  # (step*H, L, n)
+        query = _rows(self._query, first, self._step)
+        torch.bmm(by_distance, self._key_rows, out=_rows(self._grad_query, first, self._step))
+        if self._step == 1 and self._grad_key.dtype == self._dtype:
+            torch.baddbmm(self._grad_key, by_distance.mT, query, out=self._grad_key)
+        else:
+            by_row = torch.bmm(by_distance.mT, query)  # (step*H, n, D)
+            self._grad_key += by_row.unflatten(0, (self._step, self._heads)).sum(0) if self._step > 1 else by_row
 
     def found(self) -> tuple[Tensor, Tensor]:
-        """The gradients of the queries (B, H, L, D) and of the position keys (H, n, D)."""
+        """The gradients of the queries (B, H, L, D) and of the position keys (H, n, D); nothing is added later."""
+        self._workspace.put_back(self._space)
         return self._grad_query, self._grad_key.to(self._dtype)
 
 
@@ -244,6 +312,7 @@ def attend(
     reach: int,
     dropout: float = 0.0,
     recompute: bool = False,
+    workspace: Workspace | None = None,
 ) -> Tensor:
     """Weigh values by softmax((a) + (b) + (c) + (d)) over the keys that each query may see (section 3.3).
 
@@ -257,15 +326,17 @@ def attend(
         reach: n; keys at distance n or more are not seen.
         dropout: share of the probabilities dropped.
         recompute: keep no probabilities for the backward pass, which computes them again.
+        workspace: what others used before and will use after.
     Returns:
         (B, H, L, D).
     """
     inputs = (query_content, query_position, key, value, position_key)
+    workspace = workspace or Workspace()
     with torch.autocast(query_content.device.type, enabled=False):
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
-            out: Tensor = _Attention.apply(reach, dropout, recompute, *inputs)
+            out: Tensor = _Attention.apply(reach, dropout, recompute, workspace, *inputs)
             return out
-        return _attend_lanes(*inputs, reach=reach, dropout=dropout, save=False)[0]
+        return _attend_lanes(*inputs, reach=reach, dropout=dropout, save=False, workspace=workspace)[0]
 
 
 class Attention(nn.Module):
@@ -275,8 +346,16 @@ class Attention(nn.Module):
     score knows of positions comes from outside, as ScoreTerms.
     """
 
-    def __init__(self, d_model: int, n_heads: int, d_head: int, attention_dropout: float) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        attention_dropout: float,
+        workspace: Workspace | None = None,
+    ) -> None:
         super().__init__()
+        self.workspace = workspace or Workspace()
         self.n_heads = n_heads
         self.scale = d_head**-0.5
         self.attention_dropout = attention_dropout
@@ -313,6 +392,7 @@ class Attention(nn.Module):
             reach=terms.reach,
             dropout=self.attention_dropout if self.training else 0.0,
             recompute=self.recompute,
+            workspace=self.workspace,
         )
         projected: Tensor = self.w_o(out.transpose(1, 2).flatten(2))
         return projected

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.attention import Attention, ScoreTerms
+from txlcli.core.attention import Attention, ScoreTerms, Workspace
 from txlcli.core.dropout import Dropout
 from txlcli.core.encodings import ENCODINGS
 from txlcli.core.language_model import LanguageModel, Memory
@@ -36,11 +36,11 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One layer: attention over memory and segment, then feed-forward, each with residual and norm."""
 
-    def __init__(self, settings: TransformerSettings) -> None:
+    def __init__(self, settings: TransformerSettings, workspace: Workspace) -> None:
         super().__init__()
         d_model = settings.d_model
         self.pre_norm = settings.norm != "post"
-        self.attention = Attention(d_model, settings.n_heads, settings.d_head, settings.attention_dropout)
+        self.attention = Attention(d_model, settings.n_heads, settings.d_head, settings.attention_dropout, workspace)
         self.attention_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.feed_forward = FeedForward(settings)
         self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
@@ -95,7 +95,8 @@ class TransformerXL(LanguageModel):
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
         self.encoding = ENCODINGS[settings.position](settings)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.n_layers))
+        workspace = Workspace()
+        self.layers = nn.ModuleList(Layer(settings, workspace) for _ in range(settings.n_layers))
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
