@@ -9,7 +9,7 @@ import torch
 from tests import reference
 from tests.core import oracle
 from txlcli.core import attention
-from txlcli.core.attention import Attention, DistanceSpace, ScoreTerms, Workspace, attend, split_heads
+from txlcli.core.attention import Attention, DistanceRows, DistanceSpace, ScoreTerms, Workspace, attend, split_heads
 from txlcli.core.encodings import sinusoids
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
@@ -314,15 +314,30 @@ def test_a_workspace_forgets_gradients_that_were_not_finite():
 def test_a_workspace_lends_a_space_to_one_at_a_time_and_serves_training_after_evaluation():
     workspace, like = Workspace(), draw(1)
     with torch.inference_mode():
-        first, second = (workspace.take(H, L, M + L, 9, 0.0, like) for _ in range(2))
+        first, second = (workspace.take("gradients", H, L, M + L, 9, like) for _ in range(2))
     assert first is not second
     workspace.put_back(first)
-    assert workspace.take(H, L, M + L, 9, -math.inf, like) is not first
-    again = workspace.take(H, L, M + L, 9, 0.0, like)
+    assert workspace.take("scores", H, L, M + L, 9, like) is not first
+    again = workspace.take("gradients", H, L, M + L, 9, like)
     assert again is first
     again.by_key.copy_(draw(H, L, M + L))  # in inference mode made, outside it changed
     workspace.put_back(again)
-    assert workspace.take(H, L, M + L, 8, 0.0, like) is not first
+    assert workspace.take("gradients", H, L, M + L, 8, like) is not first
+
+
+@pytest.mark.parametrize("kind", ["rows", "space"])
+@pytest.mark.parametrize("reach", [1, 4, M + L])
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_scores_by_distance_are_seen_by_key_whatever_their_memory(kind, reach, seg_len):
+    key_len = M + L
+    sizes = (B * H, seg_len, key_len, reach)
+    space = DistanceRows(*sizes, draw(1)) if kind == "rows" else DistanceSpace(*sizes, -math.inf, draw(1))
+    for seed in (3, 4):  # the second time it was used before
+        score = draw(B * H, seg_len, reach, seed=seed)
+        space.by_distance.copy_(score)
+        np.testing.assert_array_equal(
+            space.seen(torch.empty(B * H, seg_len, key_len, dtype=torch.float64)), shifted(score, seg_len, key_len)
+        )
 
 
 def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():

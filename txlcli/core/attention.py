@@ -6,12 +6,15 @@ The position score of a query depends on its distance to a key only, so it is co
 distance space has K + L - 1 columns: column c < K scores distance K - 1 - c, the last L - 1 columns stand for negative
 distances (the future) and hold -inf. Read with a row stride that is one shorter, starting at column L - 1, the same
 numbers are the (L, K) score of every key: shifted and causally masked without a copy, a pad or a mask tensor.
+
+On a CPU a batch of fp32 products is quick only if it writes without gaps. There rows hold the n distances and nothing
+else, and a mask says which of the numbers that are read by key mean something.
 """
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,43 +63,89 @@ class DistanceSpace:
         like: gives dtype and device.
     """
 
+    fits: tuple[Any, ...] = ()
+    """What another use must agree with."""
+
     def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor) -> None:
         width = key_len + seg_len - 1
-        self.fits = (rows, seg_len, key_len, reach, fill, like.dtype, like.device)
-        """What another use must agree with."""
-        with torch.inference_mode(False):  # a later use may be one in training
-            columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
+        columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
         self.by_distance = columns[:, :, key_len - reach : key_len]  # (rows, L, n)
         self.by_key = columns.as_strided(  # (rows, L, K)
             (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
         )
 
+    def seen(self, out: Tensor) -> Tensor:
+        """Position scores by key (rows, L, K), -inf where a query sees no key; `out` is left alone."""
+        return self.by_key
+
+
+class DistanceRows:
+    """The same scores without gaps between the rows of `by_distance`; `by_key` is arbitrary where the mask hides it."""
+
+    fits: tuple[Any, ...] = ()
+    """What another use must agree with."""
+
+    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, like: Tensor) -> None:
+        ahead = key_len - reach  # what the first row reads before its own numbers
+        numbers = torch.zeros(ahead + rows * seg_len * reach, dtype=like.dtype, device=like.device)
+        self.by_distance = numbers[ahead:].view(rows, seg_len, reach)  # (rows, L, n)
+        self.by_key = numbers.as_strided(  # (rows, L, K)
+            (rows, seg_len, key_len), (seg_len * reach, reach - 1, 1), seg_len - 1
+        )
+        query, key = torch.arange(key_len - seg_len, key_len)[:, None], torch.arange(key_len)
+        hidden = (query - key < 0) | (query - key >= reach)  # (L, K)
+        self.mask = torch.zeros(seg_len, key_len).masked_fill(hidden, -math.inf).to(like)
+
+    def seen(self, out: Tensor) -> Tensor:
+        """Position scores by key (rows, L, K), -inf where a query sees no key; they are written to `out`."""
+        return torch.add(self.by_key, self.mask, out=out)
+
+
+Space = DistanceSpace | DistanceRows
+
 
 class Workspace:
-    """Distance spaces of a model, which all layers and segments use in turn: to fill a new one takes time.
+    """Memory of a model for scores by distance, which all layers and segments use in turn: to fill it takes time.
 
-    No use changes the columns that hold the fill value. On CUDA they are made anew: there all lanes are scored at once,
-    so that one is large, and to fill it is quick.
+    No use changes what is filled in. On CUDA it is made anew: there all lanes are scored at once, so that it is large,
+    and to fill it is quick.
     """
 
     def __init__(self) -> None:
-        self._idle: dict[float, DistanceSpace] = {}  # the last one of each fill value
+        self._idle: dict[str, Space] = {}  # the last one of each purpose
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
         return Workspace()
 
-    def take(self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor) -> DistanceSpace:
-        """A distance space that nobody else uses until it is put back."""
-        idle = self._idle.pop(fill, None)
-        if idle is not None and idle.fits == (rows, seg_len, key_len, reach, fill, like.dtype, like.device):
+    def take(
+        self,
+        purpose: Literal["scores", "gradients"],
+        rows: int,
+        seg_len: int,
+        key_len: int,
+        reach: int,
+        like: Tensor,
+    ) -> Space:
+        """A space that nobody else uses until it is put back."""
+        wanted = (purpose, rows, seg_len, key_len, reach, like.dtype, like.device)
+        idle = self._idle.pop(purpose, None)
+        if idle is not None and idle.fits == wanted:
             return idle
-        return DistanceSpace(rows, seg_len, key_len, reach, fill, like)
+        with torch.inference_mode(False):  # a later use may be one in training
+            made: Space
+            if purpose == "gradients":
+                made = DistanceSpace(rows, seg_len, key_len, reach, 0.0, like)
+            elif like.device.type == "cpu" and like.dtype not in SHORT:
+                made = DistanceRows(rows, seg_len, key_len, reach, like)
+            else:
+                made = DistanceSpace(rows, seg_len, key_len, reach, -math.inf, like)
+        made.fits = wanted
+        return made
 
-    def put_back(self, space: DistanceSpace) -> None:
+    def put_back(self, space: Space) -> None:
         """Let others use it."""
-        *_, fill, _, device = space.fits
-        if device.type == "cpu":
-            self._idle[fill] = space
+        if space.by_distance.device.type == "cpu":
+            self._idle[space.fits[0]] = space
 
 
 def _lanes_at_once(lanes: int, heads: int, seg_len: int, key_len: int, like: Tensor) -> int:
@@ -145,7 +194,7 @@ class _Probabilities:
         """Lanes per pass."""
         self._query_content, self._query_position, self._key = query_content, query_position, key
         self._workspace = workspace
-        self._space = workspace.take(self.step * heads, seg_len, key_len, reach, -math.inf, key)
+        self._space = workspace.take("scores", self.step * heads, seg_len, key_len, reach, key)
         if position_key is None:
             self._space.by_distance.zero_()
         else:
@@ -157,7 +206,7 @@ class _Probabilities:
             query = _rows(self._query_position, first, self.step)
             torch.bmm(query, self._position_key_rows, out=self._space.by_distance)
         query, key = _rows(self._query_content, first, self.step), _rows(self._key, first, self.step)
-        torch.baddbmm(self._space.by_key, query, key.mT, out=out)
+        torch.baddbmm(self._space.seen(out), query, key.mT, out=out)
         torch.softmax(out, dim=-1, out=out)
 
     def finish(self) -> None:
@@ -277,7 +326,7 @@ class _PositionGradients:
     ) -> None:
         _, heads, seg_len, _ = query_position.shape
         self._query, self._step, self._heads, self._workspace = query_position, step, heads, workspace
-        self._space = workspace.take(step * heads, seg_len, key_len, reach, 0.0, position_key)
+        self._space = workspace.take("gradients", step * heads, seg_len, key_len, reach, position_key)
         self._key_rows = _for_lanes(position_key, step)  # (step*H, n, D)
         self._grad_query = torch.empty_like(query_position, memory_format=torch.contiguous_format)
         exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over lanes need more than 16 bits
