@@ -331,13 +331,30 @@ def test_a_workspace_lends_a_space_to_one_at_a_time_and_serves_training_after_ev
 def test_scores_by_distance_are_seen_by_key_whatever_their_memory(kind, reach, seg_len):
     key_len = M + L
     sizes = (B * H, seg_len, key_len, reach)
-    space = DistanceRows(*sizes, draw(1)) if kind == "rows" else DistanceSpace(*sizes, -math.inf, draw(1))
+    space = DistanceRows(*sizes, reach, draw(1)) if kind == "rows" else DistanceSpace(*sizes, -math.inf, draw(1))
     for seed in (3, 4):  # the second time it was used before
         score = draw(B * H, seg_len, reach, seed=seed)
         space.by_distance.copy_(score)
         np.testing.assert_array_equal(
             space.seen(torch.empty(B * H, seg_len, key_len, dtype=torch.float64)), shifted(score, seg_len, key_len)
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize(("reach", "max_distance"), [(M + L, 0), (M + L, 3), (M + L, M), (9, 3), (9, 4), (9, 20)])
+def test_equal_position_keys_need_not_be_repeated(monkeypatch, dtype, cache_bytes, reach, max_distance):
+    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    *inputs, position_key = (tensor.detach().to(dtype) for tensor in draw_inputs(reach=reach))
+    position_key[:, : max(0, reach - max_distance)] = position_key[:, max(0, reach - 1 - max_distance), None]
+    terms = ScoreTerms(reach, position_key)
+    few = terms.without_repetition(max_distance, L)
+    assert few.position_key.shape[1] == min(reach, max_distance + L)
+    assert torch.equal(few.every_position_key(), position_key)
+    for count in (reach, reach - 1, 4, 1):
+        keys = [inputs[0], inputs[1], inputs[2][:, :, -max(count, L) :], inputs[3][:, :, -max(count, L) :]]
+        expected, given = (attend(*keys, one.nearest(count).position_key, reach=count) for one in (terms, few))
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 0.02)
 
 
 def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():

@@ -57,6 +57,18 @@ def test_shared_distances_equal_the_model(max_distance):
     torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
+@pytest.mark.parametrize("max_distance", [1, 9])
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_length, max_distance, seg_len):
+    model, tokens = small_model(), draw_tokens(B, 131)
+    how = {"seg_len": seg_len, "mem_len": 47, "same_length": same_length, "max_distance": max_distance}
+    decoder = Decoder(model, lanes=B, **how)
+    assert decoder._terms[0].position_key.shape[1] == max_distance + seg_len
+    expected = by_the_model(model, tokens, **how)
+    torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected, rtol=0, atol=1e-10)
+
+
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, L), min_size=1, max_size=23), st.sampled_from(["off", "m", "m_plus_one"]))
 def test_segments_may_have_any_lengths_up_to_l(lengths, same_length):

@@ -70,7 +70,8 @@ def by_oracle(model, tokens, reading, key_limit):
 
 
 @pytest.mark.parametrize(
-    ("same_length", "key_limit", "max_distance"), [("off", None, None), ("m", 7, 3), ("m_plus_one", 8, None)]
+    ("same_length", "key_limit", "max_distance"),
+    [("off", None, None), ("off", None, 1), ("m", 7, 3), ("m_plus_one", 8, None)],
 )
 def test_what_is_observed_equals_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance):
     model, tokens = small_model(), stream()

@@ -7,8 +7,8 @@ distance space has K + L - 1 columns: column c < K scores distance K - 1 - c, th
 distances (the future) and hold -inf. Read with a row stride that is one shorter, starting at column L - 1, the same
 numbers are the (L, K) score of every key: shifted and causally masked without a copy, a pad or a mask tensor.
 
-On a CPU a batch of fp32 products is quick only if it writes without gaps. There rows hold the n distances and nothing
-else, and a mask says which of the numbers that are read by key mean something.
+On a CPU a batch of fp32 products is quick only if it writes without gaps, and so is one of single queries in 16 bits.
+There rows hold the distances and nothing else, and a mask says which of the numbers read by key mean something.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class ScoreTerms:
     reach: int
     """Distances 0 .. reach - 1 are seen, no others."""
     position_key: Tensor | None = None
-    """(H, n, D), n = reach; row c is distance n - 1 - c: gives (b)."""
+    """(H, m, D), m at most `reach`; row c is distance m - 1 - c, row 0 also all that are farther: gives (b)."""
     content_bias: Tensor | None = None
     """u, (H, D): gives (c)."""
     position_bias: Tensor | None = None
@@ -46,9 +46,26 @@ class ScoreTerms:
     def nearest(self, count: int) -> "ScoreTerms":
         """The same for the `count` nearest distances."""
         key = self.position_key
-        return dataclasses.replace(
-            self, reach=count, position_key=None if key is None else key[:, self.reach - count :]
-        )
+        if key is not None:
+            key = key[:, max(0, key.shape[1] - count) :]
+        return dataclasses.replace(self, reach=count, position_key=key)
+
+    def every_position_key(self) -> Tensor | None:
+        """(H, n, D), one row for each distance."""
+        key = self.position_key
+        if key is None or key.shape[1] == self.reach:
+            return key
+        return torch.cat([key[:, :1].expand(-1, self.reach - key.shape[1], -1), key], dim=1)
+
+    def without_repetition(self, max_distance: int | None, seg_len: int) -> "ScoreTerms":
+        """The same for segments up to L, without most of the equal rows of distances beyond `max_distance`.
+
+        L of them stay: some queries of a segment find a key that far, others find it less far.
+        """
+        key = self.position_key
+        if key is None or max_distance is None:
+            return self
+        return dataclasses.replace(self, position_key=key[:, max(0, self.reach - max_distance - seg_len) :])
 
 
 class DistanceSpace:
@@ -74,31 +91,58 @@ class DistanceSpace:
             (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
         )
 
+    def multiply(self, query: Tensor, position_key: Tensor) -> None:
+        """Score queries (rows, L, D) against the position keys (rows, m, D); all farther distances are as the first."""
+        known, reach = position_key.shape[1], self.by_distance.shape[2]
+        torch.bmm(query, position_key.mT, out=self.by_distance[:, :, reach - known :])
+        if known < reach:
+            self.by_distance[:, :, : reach - known] = self.by_distance[:, :, reach - known : reach - known + 1]
+
     def seen(self, out: Tensor) -> Tensor:
         """Position scores by key (rows, L, K), -inf where a query sees no key; `out` is left alone."""
         return self.by_key
 
 
 class DistanceRows:
-    """The same scores without gaps between the rows of `by_distance`; `by_key` is arbitrary where the mask hides it."""
+    """The same scores without gaps between the rows of `by_distance`; `by_key` is arbitrary where the mask hides it.
+
+    Args:
+        rows: lanes times heads.
+        seg_len: L.
+        key_len: K.
+        reach: n.
+        known: m, distances that have a position key; farther ones are as the farthest of these. Where there are such,
+            `by_key` holds the last m keys only.
+        like: gives dtype and device.
+    """
 
     fits: tuple[Any, ...] = ()
     """What another use must agree with."""
 
-    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, like: Tensor) -> None:
-        ahead = key_len - reach  # what the first row reads before its own numbers
-        numbers = torch.zeros(ahead + rows * seg_len * reach, dtype=like.dtype, device=like.device)
-        self.by_distance = numbers[ahead:].view(rows, seg_len, reach)  # (rows, L, n)
-        self.by_key = numbers.as_strided(  # (rows, L, K)
-            (rows, seg_len, key_len), (seg_len * reach, reach - 1, 1), seg_len - 1
+    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, known: int, like: Tensor) -> None:
+        near = key_len if known == reach else known
+        self._far = key_len - near  # keys
+        ahead = near - known  # what the first row reads before its own numbers
+        numbers = torch.zeros(ahead + rows * seg_len * known, dtype=like.dtype, device=like.device)
+        self.by_distance = numbers[ahead:].view(rows, seg_len, known)  # (rows, L, m)
+        self.by_key = numbers.as_strided(  # (rows, L, K - far)
+            (rows, seg_len, near), (seg_len * known, known - 1, 1), seg_len - 1
         )
         query, key = torch.arange(key_len - seg_len, key_len)[:, None], torch.arange(key_len)
         hidden = (query - key < 0) | (query - key >= reach)  # (L, K)
         self.mask = torch.zeros(seg_len, key_len).masked_fill(hidden, -math.inf).to(like)
 
+    def multiply(self, query: Tensor, position_key: Tensor) -> None:
+        """Score queries (rows, L, D) against the position keys (rows, m, D)."""
+        torch.bmm(query, position_key.mT, out=self.by_distance)
+
     def seen(self, out: Tensor) -> Tensor:
         """Position scores by key (rows, L, K), -inf where a query sees no key; they are written to `out`."""
-        return torch.add(self.by_key, self.mask, out=out)
+        if not self._far:
+            return torch.add(self.by_key, self.mask, out=out)
+        torch.add(self.by_distance[:, :, :1], self.mask[:, : self._far], out=out[:, :, : self._far])
+        torch.add(self.by_key, self.mask[:, self._far :], out=out[:, :, self._far :])
+        return out
 
 
 Space = DistanceSpace | DistanceRows
@@ -125,9 +169,12 @@ class Workspace:
         key_len: int,
         reach: int,
         like: Tensor,
+        *,
+        known: int | None = None,
     ) -> Space:
-        """A space that nobody else uses until it is put back."""
-        wanted = (purpose, rows, seg_len, key_len, reach, like.dtype, like.device)
+        """A space that nobody else uses until it is put back; `known` distances have a position key, all by default."""
+        known = reach if known is None else known
+        wanted = (purpose, rows, seg_len, key_len, reach, known, like.dtype, like.device)
         idle = self._idle.pop(purpose, None)
         if idle is not None and idle.fits == wanted:
             return idle
@@ -135,8 +182,8 @@ class Workspace:
             made: Space
             if purpose == "gradients":
                 made = DistanceSpace(rows, seg_len, key_len, reach, 0.0, like)
-            elif like.device.type == "cpu" and like.dtype not in SHORT:
-                made = DistanceRows(rows, seg_len, key_len, reach, like)
+            elif like.device.type == "cpu" and (like.dtype not in SHORT or seg_len == 1):
+                made = DistanceRows(rows, seg_len, key_len, reach, known, like)
             else:
                 made = DistanceSpace(rows, seg_len, key_len, reach, -math.inf, like)
         made.fits = wanted
@@ -194,17 +241,18 @@ class _Probabilities:
         """Lanes per pass."""
         self._query_content, self._query_position, self._key = query_content, query_position, key
         self._workspace = workspace
-        self._space = workspace.take("scores", self.step * heads, seg_len, key_len, reach, key)
+        known = reach if position_key is None else position_key.shape[1]
+        self._space = workspace.take("scores", self.step * heads, seg_len, key_len, reach, key, known=known)
         if position_key is None:
             self._space.by_distance.zero_()
         else:
-            self._position_key_rows = _for_lanes(position_key, self.step).mT  # (step*H, D, n)
+            self._position_key_rows = _for_lanes(position_key, self.step)  # (step*H, m, D)
 
     def write(self, first: int, out: Tensor) -> None:
         """Those of the lanes from `first` on, into (step*H, L, K)."""
         if self._query_position is not None:
             query = _rows(self._query_position, first, self.step)
-            torch.bmm(query, self._position_key_rows, out=self._space.by_distance)
+            self._space.multiply(query, self._position_key_rows)
         query, key = _rows(self._query_content, first, self.step), _rows(self._key, first, self.step)
         torch.baddbmm(self._space.seen(out), query, key.mT, out=out)
         torch.softmax(out, dim=-1, out=out)
@@ -371,7 +419,8 @@ def attend(
             of no position.
         key: (B, H, K, D); the last L keys are the queries' own positions.
         value: (B, H, K, D).
-        position_key: (H, n, D); row c is distance n - 1 - c; None together with `query_position`.
+        position_key: (H, m, D); row c is distance m - 1 - c; None together with `query_position`. Without gradient m
+            may be less than n if the first L rows are equal: all farther distances are scored as these are.
         reach: n; keys at distance n or more are not seen.
         dropout: share of the probabilities dropped.
         recompute: keep no probabilities for the backward pass, which computes them again.

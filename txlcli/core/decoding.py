@@ -97,7 +97,7 @@ class Decoder(Reader):
             """Keys that a query sees at most."""
             with self._autocast:
                 terms = self.model.score_terms(self.reach, max_distance=max_distance)
-            self._terms = [_contiguous(one) for one in terms]
+            self._terms = [_contiguous(one.without_repetition(max_distance, seg_len)) for one in terms]
         self._period = period or seg_len
         model.encoding.check_positions(self._period)
         self._start = self._end = 0  # the remembered part of the buffers

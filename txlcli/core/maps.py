@@ -82,8 +82,8 @@ def term_scores(attention: Attention, segment: Tensor, keys: Tensor, terms: Scor
         b = c = d = None
         if (u := biased(terms.content_bias)) is not None:
             c = _by_distance((u @ keys.mT).expand(-1, wide.shape[1], -1), terms.reach)
-        if terms.position_key is not None:
-            nowhere, position_key = a.isneginf(), terms.position_key.to(dtype)  # (H, n, D)
+        if (every := terms.every_position_key()) is not None:
+            nowhere, position_key = a.isneginf(), every.to(dtype)  # (H, n, D)
             b = (wide @ position_key.mT).masked_fill_(nowhere, -math.inf)
             if (v := biased(terms.position_bias)) is not None:
                 d = (v @ position_key.mT).masked_fill(nowhere, -math.inf)
