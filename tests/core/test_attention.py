@@ -9,7 +9,8 @@ import torch
 from tests import reference
 from tests.core import oracle
 from txlcli.core import attention
-from txlcli.core.attention import Attention, DistanceRows, DistanceSpace, ScoreTerms, Workspace, attend, split_heads
+from txlcli.core.attention import Attention, ScoreTerms, attend, split_heads
+from txlcli.core.distance_space import DistanceRows, DistanceSpace, Workspace
 from txlcli.core.encodings import sinusoids
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14

@@ -1,33 +1,22 @@
-"""Attention whose scores know distances (section 3.3, Appendix B), computed in distance space.
+"""Attention whose scores know distances (section 3.3), a few lanes at a time in distance space.
 
-Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored.
-
-The position score of a query depends on its distance to a key only, so it is computed against distances. A row of
-distance space has K + L - 1 columns: column c < K scores distance K - 1 - c, the last L - 1 columns stand for negative
-distances (the future) and hold -inf. Read with a row stride that is one shorter, starting at column L - 1, the same
-numbers are the (L, K) score of every key: shifted and causally masked without a copy, a pad or a mask tensor.
-
-On a CPU a batch of fp32 products is quick only if it writes without gaps, and so is one of single queries in 16 bits.
-There rows hold the distances and nothing else, and a mask says which of the numbers read by key mean something.
+Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored, m of them
+with a position key.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from txlcli.core.distance_space import SHORT, Workspace
 from txlcli.core.dropout import keep_mask
 
-CACHE_BYTES = (
-    4 << 20
-)  # scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)
-
-
-SHORT = (torch.bfloat16, torch.float16)
+CACHE_BYTES = 4 << 20
+"""Scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)."""
 
 
 @dataclass(frozen=True)
@@ -66,133 +55,6 @@ class ScoreTerms:
         if key is None or max_distance is None:
             return self
         return dataclasses.replace(self, position_key=key[:, max(0, self.reach - max_distance - seg_len) :])
-
-
-class DistanceSpace:
-    """Scores of `rows` (lane, head) pairs by distance, and the same memory seen by key.
-
-    Args:
-        rows: lanes times heads.
-        seg_len: L.
-        key_len: K.
-        reach: n; distances n and more keep the value of `fill` and so are never seen.
-        fill: what the columns hold that no product writes: -inf for scores, 0 for gradients.
-        like: gives dtype and device.
-    """
-
-    fits: tuple[Any, ...] = ()
-    """What another use must agree with."""
-
-    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor) -> None:
-        width = key_len + seg_len - 1
-        columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
-        self.by_distance = columns[:, :, key_len - reach : key_len]  # (rows, L, n)
-        self.by_key = columns.as_strided(  # (rows, L, K)
-            (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
-        )
-
-    def multiply(self, query: Tensor, position_key: Tensor) -> None:
-        """Score queries (rows, L, D) against the position keys (rows, m, D); all farther distances are as the first."""
-        known, reach = position_key.shape[1], self.by_distance.shape[2]
-        torch.bmm(query, position_key.mT, out=self.by_distance[:, :, reach - known :])
-        if known < reach:
-            self.by_distance[:, :, : reach - known] = self.by_distance[:, :, reach - known : reach - known + 1]
-
-    def seen(self, out: Tensor) -> Tensor:
-        """Position scores by key (rows, L, K), -inf where a query sees no key; `out` is left alone."""
-        return self.by_key
-
-
-class DistanceRows:
-    """The same scores without gaps between the rows of `by_distance`; `by_key` is arbitrary where the mask hides it.
-
-    Args:
-        rows: lanes times heads.
-        seg_len: L.
-        key_len: K.
-        reach: n.
-        known: m, distances that have a position key; farther ones are as the farthest of these. Where there are such,
-            `by_key` holds the last m keys only.
-        like: gives dtype and device.
-    """
-
-    fits: tuple[Any, ...] = ()
-    """What another use must agree with."""
-
-    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, known: int, like: Tensor) -> None:
-        near = key_len if known == reach else known
-        self._far = key_len - near  # keys
-        ahead = near - known  # what the first row reads before its own numbers
-        numbers = torch.zeros(ahead + rows * seg_len * known, dtype=like.dtype, device=like.device)
-        self.by_distance = numbers[ahead:].view(rows, seg_len, known)  # (rows, L, m)
-        self.by_key = numbers.as_strided(  # (rows, L, K - far)
-            (rows, seg_len, near), (seg_len * known, known - 1, 1), seg_len - 1
-        )
-        query, key = torch.arange(key_len - seg_len, key_len)[:, None], torch.arange(key_len)
-        hidden = (query - key < 0) | (query - key >= reach)  # (L, K)
-        self.mask = torch.zeros(seg_len, key_len).masked_fill(hidden, -math.inf).to(like)
-
-    def multiply(self, query: Tensor, position_key: Tensor) -> None:
-        """Score queries (rows, L, D) against the position keys (rows, m, D)."""
-        torch.bmm(query, position_key.mT, out=self.by_distance)
-
-    def seen(self, out: Tensor) -> Tensor:
-        """Position scores by key (rows, L, K), -inf where a query sees no key; they are written to `out`."""
-        if not self._far:
-            return torch.add(self.by_key, self.mask, out=out)
-        torch.add(self.by_distance[:, :, :1], self.mask[:, : self._far], out=out[:, :, : self._far])
-        torch.add(self.by_key, self.mask[:, self._far :], out=out[:, :, self._far :])
-        return out
-
-
-Space = DistanceSpace | DistanceRows
-
-
-class Workspace:
-    """Memory of a model for scores by distance, which all layers and segments use in turn: to fill it takes time.
-
-    No use changes what is filled in. On CUDA it is made anew: there all lanes are scored at once, so that it is large,
-    and to fill it is quick.
-    """
-
-    def __init__(self) -> None:
-        self._idle: dict[str, Space] = {}  # the last one of each purpose
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
-        return Workspace()
-
-    def take(
-        self,
-        purpose: Literal["scores", "gradients"],
-        rows: int,
-        seg_len: int,
-        key_len: int,
-        reach: int,
-        like: Tensor,
-        *,
-        known: int | None = None,
-    ) -> Space:
-        """A space that nobody else uses until it is put back; `known` distances have a position key, all by default."""
-        known = reach if known is None else known
-        wanted = (purpose, rows, seg_len, key_len, reach, known, like.dtype, like.device)
-        idle = self._idle.pop(purpose, None)
-        if idle is not None and idle.fits == wanted:
-            return idle
-        with torch.inference_mode(False):  # a later use may be one in training
-            made: Space
-            if purpose == "gradients":
-                made = DistanceSpace(rows, seg_len, key_len, reach, 0.0, like)
-            elif like.device.type == "cpu" and (like.dtype not in SHORT or seg_len == 1):
-                made = DistanceRows(rows, seg_len, key_len, reach, known, like)
-            else:
-                made = DistanceSpace(rows, seg_len, key_len, reach, -math.inf, like)
-        made.fits = wanted
-        return made
-
-    def put_back(self, space: Space) -> None:
-        """Let others use it."""
-        if space.by_distance.device.type == "cpu":
-            self._idle[space.fits[0]] = space
 
 
 def _lanes_at_once(lanes: int, heads: int, seg_len: int, key_len: int, like: Tensor) -> int:

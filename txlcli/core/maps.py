@@ -24,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txlcli.core.attention import Attention, DistanceSpace, ScoreTerms
+from txlcli.core.attention import Attention, ScoreTerms
 from txlcli.core.decoding import Decoder
+from txlcli.core.distance_space import DistanceSpace
 from txlcli.core.model import Layer, TransformerXL
 from txlcli.core.segments import Tokens
 from txlcli.settings import EvalSettings

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.attention import Attention, ScoreTerms, Workspace
+from txlcli.core.attention import Attention, ScoreTerms
+from txlcli.core.distance_space import Workspace
 from txlcli.core.dropout import Dropout
 from txlcli.core.encodings import ENCODINGS
 from txlcli.core.language_model import LanguageModel, Memory
