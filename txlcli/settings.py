@@ -54,7 +54,8 @@ class TrainSettings:
     max_steps: int
     """Optimizer steps of the whole run; the schedule ends here."""
     loss_part: LossPart = "full"
-    """Positions of a segment whose losses count in training: all, or the recent half (Table 6). Validation counts all."""
+    """Positions of a segment whose losses count in training: all, or the recent half (Table 6); validation counts
+    all."""
     accumulate: int = 1
     """Parts into which the lanes of a step are divided, one after the other, to save memory; each has its own M."""
     recompute: bool = False
