@@ -119,6 +119,7 @@ def test_reach_is_compared_within_a_group():
     measured["words-xl"]["recl"][0] = {"recl_tokens": 64, "grid_ended": True}
     claims = reach._claims(measured)
     assert [claim.held for claim in claims] == [True, True, False, False, False]  # 32 is no further than 32
+    assert claims[0].text == "Transformer-XL 151M reaches further than: QRNN (r = 0.1)"
     assert claims[0].detail == "here >= 64 and 32 tokens"
 
 

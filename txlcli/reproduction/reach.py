@@ -97,12 +97,13 @@ def _in_words(point: dict[str, Any]) -> str:
 
 def _claims(measured: dict[str, Any]) -> list[Claim]:
     """Transformer-XL reaches further than each other model of its group, on the hardest tenth."""
+    names = {key: row.model.removeprefix("- ") for key, row in zip(MODELS, published.TABLE_8.rows, strict=True)}
     claims = []
     for first, *others in GROUPS:
         for other in others:
             own, less = (measured[key]["recl"][0] for key in (first, other))
             held = own["recl_tokens"] > less["recl_tokens"]
-            text = f"{first} reaches further than {other} (r = 0.1)"
+            text = f"{names[first]} reaches further than: {names[other]} (r = 0.1)"
             claims.append(Claim(text, held, f"here {_in_words(own)} and {_in_words(less)} tokens"))
     return claims
 
