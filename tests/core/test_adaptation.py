@@ -19,7 +19,7 @@ from txlcli.core.adaptation import (
     search_cache,
     theta_candidates,
 )
-from txlcli.core.evaluation import in_lanes, score
+from txlcli.core.evaluation import Lanes, score
 from txlcli.settings import EvalSettings
 
 B, L, M, SIZE = 2, 5, 7, 6
@@ -151,13 +151,13 @@ def test_tokens_that_only_fill_up_a_lane_teach_nothing(monkeypatch):
     how, settings = EvalSettings(seg_len=2, mem_len=M, batch_size=5), DynamicSettings(lr=0.1, decay=0.0)
     one = score_dynamic(model, inputs, targets, how, settings, rms).losses_nats
 
-    def filled_with_others(tokens, lanes, lane_len, device):
-        if (tokens == 1).all():  # which places are real
-            return in_lanes(tokens, lanes, lane_len, device)
-        longer = np.concatenate([tokens, np.full(lanes * lane_len - len(tokens), 1)])
-        return in_lanes(longer, lanes, lane_len, device)
+    class FilledWithOthers(Lanes):
+        def cut(self, tokens, device):
+            if (tokens == 1).all():  # which places are real
+                return super().cut(tokens, device)
+            return super().cut(np.concatenate([tokens, np.full(self.number * self.length - len(tokens), 1)]), device)
 
-    monkeypatch.setattr(adaptation, "in_lanes", filled_with_others)
+    monkeypatch.setattr(adaptation, "Lanes", FilledWithOthers)
     other = score_dynamic(model, inputs, targets, how, settings, rms).losses_nats
     assert len(one) == 21
     np.testing.assert_array_equal(one, other)

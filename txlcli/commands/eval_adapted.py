@@ -40,7 +40,9 @@ def rows(
         UsageError: the cache is longer than a lane of the text.
         StoreError: there is no valid split to search on.
     """
-    lane_len = -(-len(source.targets) // min(how.batch_size, len(source.targets)))
+    from txlcli.core.evaluation import Lanes
+
+    lane_len = Lanes.of(len(source.targets), how).length
     if cache is not None and cache > lane_len:
         raise UsageError(
             f"--cache {cache} is longer than the {lane_len:,} tokens of a lane; take less, or a smaller --batch-size"
@@ -97,10 +99,18 @@ def _with_cache(
 def _dynamic(
     opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, *, shown: bool
 ) -> dict[str, Any]:
-    from txlcli.core.adaptation import DECAYS, LEARNING_RATES, DynamicSettings, gradient_rms, score_dynamic
+    from txlcli.core.adaptation import (
+        DECAYS,
+        LEARNING_RATES,
+        DynamicSettings,
+        gradient_rms,
+        head_segments,
+        score_dynamic,
+    )
 
     valid = eval_texts.of_split(opened, "valid", DYNAMIC_SEARCH_TOKENS, data_dir)
-    rms = gradient_rms(opened.model, _train_segments(opened, how, data_dir), how)
+    head = head_segments(opened.store(data_dir).ids("train"), how, RMS_SEGMENTS, opened.model.device)
+    rms = gradient_rms(opened.model, head, how)
 
     def read(text: ScoredText, settings: "DynamicSettings", what: str) -> "Scores":
         with console.progress(what, total=len(text.targets), unit="tokens", shown=shown) as bar:
@@ -129,17 +139,3 @@ def _dynamic(
     scores = read(source, found, "dynamic evaluation")
     parameters = {"lr": found.lr, "decay": found.decay, "searched_on": len(valid.targets)}
     return _row(opened, source, how, scores, "dynamic", parameters)
-
-
-def _train_segments(opened: "OpenRun", how: "EvalSettings", data_dir: Path) -> Any:
-    """Inputs and targets of the head of the training split, in segments of the evaluation's own shape."""
-    import torch
-
-    from txlcli.core.segments import Place, TrainingSegments
-
-    ids = opened.store(data_dir).ids("train")
-    lanes = min(how.batch_size, max(1, len(ids) // (2 * how.seg_len)))
-    segments = TrainingSegments(ids, lanes=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
-    for number in range(min(RMS_SEGMENTS, segments.per_epoch - 1)):
-        read, wanted = segments.at(Place(0, number))
-        yield tuple(torch.from_numpy(part).to(opened.model.device) for part in (read, wanted))

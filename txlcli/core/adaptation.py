@@ -19,9 +19,9 @@ from torch import Tensor
 from txlcli.core.architectures import make_reader
 from txlcli.core.decoding import key_limit
 from txlcli.core.device import autocast
-from txlcli.core.evaluation import Scores, in_lanes
+from txlcli.core.evaluation import Lanes, Scores, score
 from txlcli.core.language_model import LanguageModel
-from txlcli.core.segments import Tokens
+from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.settings import EvalSettings
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -99,31 +99,16 @@ def score_with_cache(
     Where the cache is empty the latter is the model's, so that a mixture changes nothing there.
     """
     cache = ContinuousCache(size, thetas)
-    count, lanes, lane_len = _shape(len(targets), how)
-    reader = make_reader(
-        model,
-        lanes=lanes,
-        mem_len=how.mem_len,
-        seg_len=min(how.seg_len, lane_len),
-        same_length=how.same_length,
-        max_distance=how.max_distance,
-        precision=precision,
-    )
-    read, wanted = (in_lanes(tokens, lanes, lane_len, reader.device) for tokens in (inputs, targets))
-    losses = torch.empty(lanes, lane_len, device=reader.device)
-    cached = torch.empty(len(thetas), lanes, lane_len, device=reader.device)
-    started = time.perf_counter()
+    cached: list[Tensor] = []  # (K, B, l) of each segment
+
+    def look(hidden: Tensor, wanted: Tensor, losses: Tensor) -> None:
+        found = cache.read(hidden.float(), wanted)
+        cached.append(torch.where(found.isnan(), (-losses).exp(), found))
+
     with torch.inference_mode():
-        for part in _parts(lane_len, how.seg_len):
-            hidden = reader.read(read[:, part])
-            losses[:, part] = reader.losses(hidden, wanted[:, part]).float()
-            found = cache.read(hidden.float(), wanted[:, part])
-            cached[:, :, part] = torch.where(found.isnan(), (-losses[:, part]).exp(), found)
-            if on_tokens:
-                on_tokens(min(part.stop * lanes, count))
-    in_order = losses.flatten()[:count].cpu().numpy()
-    scores = Scores(in_order, time.perf_counter() - started, lanes)
-    return scores, cached.flatten(1)[:, :count].cpu().numpy()
+        scores = score(model, inputs, targets, how, precision=precision, on_tokens=on_tokens, on_segment=look)
+        in_order = Lanes.of(len(targets), how).join(torch.cat(cached, dim=-1))
+    return scores, in_order.numpy()
 
 
 def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], share: float) -> NDArray[np.float32]:
@@ -215,13 +200,13 @@ def score_dynamic(
     typical = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
     scales = [one + typical for one in rms]
     pull = [(settings.decay * one / typical).clamp(max=1.0) for one in rms]
-    count, lanes, lane_len = _shape(len(targets), how)
-    read, wanted = (in_lanes(tokens, lanes, lane_len, model.device) for tokens in (inputs, targets))
-    real = in_lanes(np.ones(count, dtype=np.int64), lanes, lane_len, model.device).bool()
-    losses = torch.empty(lanes, lane_len, device=model.device)
-    memory = adapted.first_memory(lanes, how.mem_len)
+    lanes = Lanes.of(len(targets), how)
+    read, wanted = (lanes.cut(tokens, model.device) for tokens in (inputs, targets))
+    real = lanes.cut(np.ones(lanes.count, dtype=np.int64), model.device).bool()
+    losses = torch.empty(lanes.number, lanes.length, device=model.device)
+    memory = adapted.first_memory(lanes.number, how.mem_len)
     started = time.perf_counter()
-    for part in _parts(lane_len, how.seg_len):
+    for part in lanes.parts(how.seg_len):
         with autocast(model.device, precision):
             scored, memory = _losses(adapted, read[:, part], wanted[:, part], memory, how)
         losses[:, part] = scored.detach().float()
@@ -231,8 +216,17 @@ def score_dynamic(
                 one.sub_(settings.lr * gradient / scale)
                 one.add_(back * (origin - one))
         if on_tokens:
-            on_tokens(min(part.stop * lanes, count))
-    return Scores(losses.flatten()[:count].cpu().numpy(), time.perf_counter() - started, lanes)
+            on_tokens(min(part.stop * lanes.number, lanes.count))
+    return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)
+
+
+def head_segments(ids: Tokens, how: EvalSettings, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets (B, L) of the first segments of a split, `count` at most, in the evaluation's own shape."""
+    lanes = min(how.batch_size, max(1, len(ids) // (2 * how.seg_len)))
+    segments = TrainingSegments(ids, lanes=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
+    for number in range(min(count, segments.per_epoch - 1)):
+        read, wanted = (torch.from_numpy(part).to(device) for part in segments.at(Place(0, number)))
+        yield read, wanted
 
 
 def _losses(
@@ -251,13 +245,3 @@ def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         torch.zeros_like(parameter) if gradient is None else gradient
         for gradient, parameter in zip(found, parameters, strict=True)
     ]
-
-
-def _shape(count: int, how: EvalSettings) -> tuple[int, int, int]:
-    """Tokens, lanes, and tokens of a lane."""
-    lane_len = -(-count // min(how.batch_size, count))
-    return count, -(-count // lane_len), lane_len
-
-
-def _parts(lane_len: int, seg_len: int) -> Iterator[slice]:
-    return (slice(first, min(first + seg_len, lane_len)) for first in range(0, lane_len, seg_len))

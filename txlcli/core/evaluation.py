@@ -4,12 +4,13 @@ Axes: B lanes, L segment, T tokens scored.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from txlcli.core.architectures import make_reader
 from txlcli.core.decoding import key_limit
@@ -56,6 +57,7 @@ def score(
     *,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
+    on_segment: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Scores:
     """Score every target once, given all inputs up to it that memory and segment hold.
 
@@ -69,34 +71,59 @@ def score(
         how: L, M, B, the limits on distance.
         precision: number format of matrix products.
         on_tokens: called with the number of tokens scored so far.
+        on_segment: called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l).
     """
-    count = len(targets)
-    lanes = min(how.batch_size, count)
-    lane_len = -(-count // lanes)
-    lanes = -(-count // lane_len)  # a short stream may fill fewer lanes than were asked for
-    decoder = make_reader(
+    lanes = Lanes.of(len(targets), how)
+    reader = make_reader(
         model,
-        lanes=lanes,
+        lanes=lanes.number,
         mem_len=how.mem_len,
-        seg_len=min(how.seg_len, lane_len),
+        seg_len=min(how.seg_len, lanes.length),
         same_length=how.same_length,
         max_distance=how.max_distance,
         precision=precision,
     )
-    read, wanted = (in_lanes(tokens, lanes, lane_len, decoder.device) for tokens in (inputs, targets))
-    losses = torch.empty(lanes, lane_len, device=decoder.device)
+    read, wanted = (lanes.cut(tokens, reader.device) for tokens in (inputs, targets))
+    losses = torch.empty(lanes.number, lanes.length, device=reader.device)
     started = time.perf_counter()
-    for first in range(0, lane_len, how.seg_len):
-        part = slice(first, first + how.seg_len)
-        losses[:, part] = decoder.losses(decoder.read(read[:, part]), wanted[:, part])
+    for part in lanes.parts(how.seg_len):
+        hidden = reader.read(read[:, part])
+        losses[:, part] = reader.losses(hidden, wanted[:, part])
+        if on_segment:
+            on_segment(hidden, wanted[:, part], losses[:, part])
         if on_tokens:
-            on_tokens(min((first + how.seg_len) * lanes, count))
-    in_order = losses.flatten()[:count].cpu().numpy()  # waits for the device
-    return Scores(in_order, time.perf_counter() - started, lanes)
+            on_tokens(min(part.stop * lanes.number, lanes.count))
+    in_order = lanes.join(losses).numpy()  # waits for the device
+    return Scores(in_order, time.perf_counter() - started, lanes.number)
 
 
-def in_lanes(tokens: Tokens, lanes: int, lane_len: int, device: torch.device) -> torch.Tensor:
-    """(T,) -> (B, ceil(T / B)); the last lane is filled up with tokens whose losses are dropped."""
-    padded = np.zeros(lanes * lane_len, dtype=np.int64)
-    padded[: len(tokens)] = tokens
-    return torch.from_numpy(padded.reshape(lanes, lane_len)).to(device)
+@dataclass(frozen=True)
+class Lanes:
+    """A stream of T tokens as B contiguous pieces, side by side."""
+
+    count: int
+    """T."""
+    number: int
+    """B."""
+    length: int
+    """Tokens of a lane, ceil(T / B)."""
+
+    @classmethod
+    def of(cls, count: int, how: EvalSettings) -> "Lanes":
+        """As many as are asked for; a short stream may fill fewer."""
+        length = -(-count // min(how.batch_size, count))
+        return cls(count, -(-count // length), length)
+
+    def cut(self, tokens: Tokens, device: torch.device) -> Tensor:
+        """(T,) -> (B, length); the last lane is filled up with tokens whose losses are dropped."""
+        padded = np.zeros(self.number * self.length, dtype=np.int64)
+        padded[: len(tokens)] = tokens
+        return torch.from_numpy(padded.reshape(self.number, self.length)).to(device)
+
+    def parts(self, seg_len: int) -> Iterator[slice]:
+        """The segments of every lane, in order."""
+        return (slice(first, min(first + seg_len, self.length)) for first in range(0, self.length, seg_len))
+
+    def join(self, per_lane: Tensor) -> Tensor:
+        """(..., B, length) -> (..., T) in memory, in the stream's order."""
+        return per_lane.flatten(-2)[..., : self.count].cpu()
