@@ -58,9 +58,14 @@ def test_a_run_without_records_has_none(run):
     ("saved", "reported", "state"), [(40, 40, "finished"), (20, 20, "unfinished"), (20, 30, "interrupted")]
 )
 def test_the_state_follows_from_what_is_saved_and_what_was_reported(run, saved, reported, state):
-    save(run, step=saved)
+    save(run, step=saved, validated=saved)
     found = read(run, report(reported))
     assert (found.step, found.state) == (saved, state)
+
+
+def test_a_run_that_owes_its_last_validation_has_not_finished(run):
+    save(run, step=40, validated=20)
+    assert read(run, report(40)).state == "unfinished"
 
 
 def test_a_training_that_never_saved_was_interrupted_at_its_last_report(run):

@@ -50,7 +50,9 @@ class History:
             return "imported"
         if not self.saved or self.last_step > self.step:
             return "interrupted"
-        return "finished" if self.step >= self.run.settings.train.max_steps else "unfinished"
+        ended = self.step >= self.run.settings.train.max_steps
+        # A stop may come between the last step and its validation, which going on makes up for.
+        return "finished" if ended and self.saved.get("validated") == self.step else "unfinished"
 
     @cached_property
     def best_valid(self) -> Report | None:

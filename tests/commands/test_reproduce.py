@@ -14,9 +14,8 @@ STATE = ("model.d_hidden=7", "train.mem_len=0", "eval.mem_len=0")
 
 
 def models():
-    alone = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
     changes = dict.fromkeys(scales.PAPER.models, ())
-    changes |= {key: alone for key in changes if "vanilla" in key or "adaptive" in key}
+    changes |= {key: scales.NO_MEMORY for key in changes if "vanilla" in key or "adaptive" in key}
     small = {key: scales.Model(key, "tiny.toml", (*SHORT, *extra)) for key, extra in changes.items()}
     small |= scales._ablation("ablation", (*SHORT, "train.seg_len=4", "eval.seg_len=4"), "tiny.toml", 4, (6, 8))
     small |= scales._sentences(SHORT, "tiny.toml", 5)
@@ -49,7 +48,7 @@ def shrunk(here, monkeypatch):
         context=5,
     )
     monkeypatch.setattr(scales, "tiny", lambda ptb_is_here: scale)
-    monkeypatch.setattr("txlcli.reproduction.pictures.TIMED", "tiny.toml")
+    monkeypatch.setattr("txlcli.reproduction.slowdown.TIMED", "tiny.toml")
     return here
 
 

@@ -8,8 +8,6 @@ the new one, whole.
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,45 +82,25 @@ def load(path: Path) -> Checkpoint:
     Raises:
         RunError: missing, damaged, foreign, or of a newer format.
     """
-    with _opened(path) as file:
-        state = _state_of(file, path)
-        # A copy lies where PyTorch aligns it: kernels that look at alignment would round otherwise differently.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
-    return Checkpoint(tensors, state)
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Read the plain data of a checkpoint, and leave its tensors where they are.
-
-    Raises:
-        RunError: as `load`.
-    """
-    with _opened(path) as file:
-        return _state_of(file, path)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         other = next(path.parent.glob("*.safetensors"), None)
         kept = f"{other.name} holds weights only, which no training can go on from" if other else None
         raise RunError(f"{path}: no such checkpoint; {kept or 'the run has not saved one yet'}")
     try:
         with safe_open(path, framework="pt") as file:
-            yield file
+            text = (file.metadata() or {}).get(KEY)
+            # A copy lies where PyTorch aligns it: kernels that look at alignment would round otherwise differently.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
-
-
-def _state_of(file: Any, path: Path) -> dict[str, Any]:
     try:
-        state = json.loads((file.metadata() or {}).get(KEY, ""))
+        state = json.loads(text or "")
         newer = state["format"] > FORMAT
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: a safetensors file, but not a checkpoint of txl") from error
     if newer:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
-    return dict(state)
+    return Checkpoint(tensors, state)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from txlcli import runs
+from txlcli import history, runs
 from txlcli.commands.dry_run import SHARE_OF_PEAK
 from txlcli.core.cost import training_flops_per_token
 from txlcli.core.device import pick_device
@@ -11,7 +11,7 @@ from txlcli.core.timing import peak_flops_per_s
 from txlcli.options import Device
 from txlcli.reproduction.items import ITEMS
 from txlcli.reproduction.scales import Model, Scale
-from txlcli.reproduction.workshop import FIRST_SEED, finished
+from txlcli.reproduction.workshop import FIRST_SEED
 from txlcli.token_store import TokenStore
 
 BYTES = 256
@@ -42,7 +42,9 @@ class Costs:
 
     def _is_there(self, key: str, seed: int) -> bool:
         name = f"{self._scale.name}-{key}-{seed}"
-        return runs.is_run(name, self._runs_dir) and finished(runs.open_run(self._runs_dir / name))
+        if not runs.is_run(name, self._runs_dir):
+            return False
+        return history.read(runs.open_run(self._runs_dir / name)).state == "finished"
 
     def _flops(self, model: Model) -> float:
         settings = model.settings()

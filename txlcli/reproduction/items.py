@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txlcli.errors import UnknownNameError
-from txlcli.reproduction import ablations, benchmarks, pictures, reach
+from txlcli.reproduction import ablations, benchmarks, looks, reach, samples, slowdown
 from txlcli.reproduction.report import Section
 from txlcli.reproduction.workshop import Workshop
 
@@ -29,7 +29,7 @@ def _reach(number: int) -> Item:
 
 
 def _attention(number: int) -> Item:
-    return Item((pictures.SUBJECT,), lambda shop, folder: pictures.figure(shop, number, folder))
+    return Item((looks.SUBJECT,), lambda shop, folder: looks.figure(shop, number, folder))
 
 
 ITEMS: dict[str, Item] = {
@@ -37,11 +37,11 @@ ITEMS: dict[str, Item] = {
     "table6": Item((*ablations.TABLE_6, ablations.STANDARD), ablations.table6),
     "table7": Item(ablations.TABLE_7, lambda shop, _: ablations.table7(shop)),
     "table8": Item(reach.MODELS, lambda shop, _: reach.table8(shop)),
-    "table9": Item((), lambda shop, _: pictures.table9(shop)),
+    "table9": Item((), lambda shop, _: slowdown.table9(shop)),
     "table10": Item(ablations.TABLE_10, ablations.table10),
     **{f"figure{number}": _reach(number) for number in (3, 4)},
     **{f"figure{number}": _attention(number) for number in (5, 6, 7)},
-    "appendix-e": Item((pictures.SUBJECT,), lambda shop, _: pictures.appendix_e(shop)),
+    "appendix-e": Item((samples.SUBJECT,), lambda shop, _: samples.appendix_e(shop)),
 }
 ALL = "all"
 

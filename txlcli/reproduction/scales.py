@@ -1,7 +1,7 @@
 """What stands for each text, model and length of the paper at each scale."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from txlcli import recipe
@@ -157,22 +157,17 @@ def _smaller(model: Model) -> Model:
 
 def small() -> Scale:
     """The paper's corpora, with a third of its layers and a fraction of its steps."""
-    return Scale(
+    return replace(
+        PAPER,
         name="small",
         says=(
             "The paper's corpora, with a third of its layers and at most 20,000 steps: an afternoon of one data-centre "
             "GPU for most models. The numbers are not the paper's; the order of the rows should be."
         ),
-        texts=BENCHMARKS,
         models=MappingProxyType({key: _smaller(model) for key, model in PAPER_MODELS.items()}),
         positions=100_000,
         stride=8,
-        attn_lens=(3800, 2800, 1800, 800),
-        recl_start=100,
-        recl_longest=1200,
         recl_positions=2_000,
-        sample_tokens=(500, 500, 1000),
-        context=512,
     )
 
 
@@ -195,7 +190,6 @@ TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "t
 
 
 def _tiny_models(ptb: str) -> dict[str, Model]:
-    alone = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
     on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
     regularised = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
     return {
@@ -203,7 +197,7 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
             [
                 _model("words-xl", "stdlib", *ON_WORDS),
                 _model("words-xl-large", "stdlib", *ON_WORDS, DEEPER),
-                _model("words-adaptive-input", "stdlib", *ON_WORDS, *alone, "model.position=sinusoid"),
+                _model("words-adaptive-input", "stdlib", *ON_WORDS, *NO_MEMORY, "model.position=sinusoid"),
                 _model("words-qrnn", "qrnn-ptb", *ON_WORDS, *TINY_STATE),
                 _model("words-lstm", "lstm-ptb", *ON_WORDS, *TINY_STATE),
                 _model("bytes-xl-12", "stdlib", *TINY_STEPS, "model.n_layers=3"),

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from txlcli import console, recipe, runs
+from txlcli import console, history, recipe, runs
 from txlcli.commands import eval as eval_
 from txlcli.commands import generate, speed, train_run
-from txlcli.core import checkpoint
 from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
 from txlcli.preparation.planning import Wishes
@@ -61,7 +60,7 @@ class Workshop:
         changes = [*model.changes, f"train.seed={seed}"]
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
-        self._note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
+        self.note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
         folder = self.runs_dir / name
         places: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
         if not runs.is_run(name, self.runs_dir):
@@ -70,14 +69,14 @@ class Workshop:
         run = runs.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
-        if not finished(run):
+        if history.read(run).state != "finished":
             train_run.go_on(name, [], **places)
         return run
 
     def evaluated(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
         """What `txl eval` says of a run."""
         options = {"positions": self.scale.positions, **options}
-        self._note("eval", str(run.folder), "--split", split, *_as_words(options))
+        self.note("eval", str(run.folder), "--split", split, *_as_words(options))
         return eval_.measure(
             str(run.folder), split=split, device=self.device, data_dir=self.data_dir, runs_dir=self.runs_dir, **options
         )
@@ -86,7 +85,7 @@ class Workshop:
         """What `txl speed` says of a recipe."""
         lengths = ",".join(map(str, self.scale.attn_lens))
         words = [word for change in changes for word in ("--set", change)]
-        self._note("speed", subject, "--attn-len", lengths, *words)
+        self.note("speed", subject, "--attn-len", lengths, *words)
         return speed.measure(
             subject,
             attn_len=lengths,
@@ -99,7 +98,7 @@ class Workshop:
     def drawn(self, run: Run, *, tokens: int, seed: int) -> dict[str, Any]:
         """What `txl generate` draws from a run, the first time."""
         options = {"context": self.scale.context, "tokens": tokens, "seed": seed}
-        self._note("generate", str(run.folder), "--reference", *_as_words(options))
+        self.note("generate", str(run.folder), "--reference", *_as_words(options))
         return generate.draw_beside_reference(
             str(run.folder), device=self.device, data_dir=self.data_dir, runs_dir=self.runs_dir, **options
         )
@@ -107,31 +106,19 @@ class Workshop:
     def _prepare(self, store: str) -> None:
         text = self.scale.texts[store]
         options = {**text.options, **({"name": store} if store != text.source else {})}
-        self._note("prepare", text.source, *_as_words(options))
+        self.note("prepare", text.source, *_as_words(options))
         if not (self.data_dir / f"{store}.h5").exists():
             console.say(f"preparing {store}")
             prepare(text.source, self.data_dir, Wishes(**options), progress=console.progress)  # type: ignore[arg-type]
 
     def note(self, *words: str) -> None:
         """Keep a command line that says what is done; folders are added where they are not the usual ones."""
-        self._note(*words)
-
-    def _note(self, *words: str) -> None:
         data = ["--data-dir", str(self.data_dir)] if self.data_dir != DATA_DIR else []
         kept = ["--runs-dir", str(self.runs_dir)] if self.runs_dir != RUNS_DIR else []
         places = {"prepare": data, "train": data + kept}.get(words[0], data)
         line = shlex.join(["txl", *words, *places])
         if line not in self.commands:
             self.commands.append(line)
-
-
-def finished(run: Run) -> bool:
-    """Whether a run has taken its last step and validated it."""
-    path = run.folder / runs.LAST
-    if not path.exists():
-        return False
-    state = checkpoint.load_state(path)
-    return bool(state["step"] == run.settings.train.max_steps == state["validated"])
 
 
 def _as_words(options: dict[str, Any]) -> list[str]:
