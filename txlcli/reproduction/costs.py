@@ -41,7 +41,7 @@ class Costs:
         }
 
     def _is_there(self, key: str, seed: int) -> bool:
-        name = f"{self._scale.name}-{key}-{seed}"
+        name = self._scale.run_name(key, seed)
         if not runs.is_run(name, self._runs_dir):
             return False
         return history.read(runs.open_run(self._runs_dir / name)).state == "finished"

@@ -59,6 +59,10 @@ class Scale:
     context: int
     """Tokens that a sample goes on from."""
 
+    def run_name(self, part: str, seed: int) -> str:
+        """The run of what plays a part; parts that one model plays share it."""
+        return f"{self.name}-{self.models[part].key}-{seed}"
+
 
 def _model(key: str, name: str, *changes: str) -> tuple[str, Model]:
     return key, Model(key, name, changes)
@@ -184,13 +188,14 @@ TINY_STEPS = (
 ON_WORDS = ("corpus.store=tiny-words", *TINY_STEPS)
 ON_CHARS = ("corpus.store=tiny-chars", *TINY_STEPS)
 DEEPER = "model.n_layers=6"
-HALVED = ("train.seg_len=32", "train.mem_len=32", "eval.seg_len=32", "eval.mem_len=32", "train.batch_size=32")
+# Shorter than what a model makes use of after 500 steps (16 to 30 words), so that a memory has something to add.
 SHORT = ("train.seg_len=16", "train.mem_len=16", "eval.seg_len=16", "eval.mem_len=16", "train.batch_size=64")
 TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "train.seg_len=64", "train.batch_size=16")
 
 
 def _tiny_models(ptb: str) -> dict[str, Model]:
     on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
+    ablation = _ablation("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22))
     regularised = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
     return {
         **dict(
@@ -208,13 +213,16 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
                 _model("chars-xl-24", "stdlib", *ON_CHARS),
                 _model("chars-vanilla-12", "vanilla-stdlib", *ON_CHARS, "model.n_layers=3"),
                 _model("chars-vanilla-64", "vanilla-stdlib", *ON_CHARS),
-                _model("sentences-xl", "stdlib", *ON_WORDS, *SHORT),
                 _model("sentences-xl-large", "stdlib", *ON_WORDS, *SHORT, DEEPER),
                 _model("ptb-xl", "stdlib", *on_ptb, *regularised),
             ]
         ),
-        **_ablation("ablation", (*ON_WORDS, *HALVED), "stdlib", 32, (44, 42)),
-        **_sentences((*ON_WORDS, *SHORT), "stdlib", 16),
+        **ablation,
+        # One text stands for WikiText-103 and for One Billion Word, so that one model plays several parts.
+        "sentences-xl": ablation["ablation-xl-full"],
+        "short-xl": ablation["ablation-xl-full"],
+        "short-shaw": ablation["ablation-shaw-full"],
+        "short-alone": ablation["ablation-alone-xl-full"],
     }
 
 

@@ -56,7 +56,7 @@ class Workshop:
             RunError: a run of that name was trained with other settings.
         """
         model = self.model(key)
-        name = f"{self.scale.name}-{key}-{seed}"
+        name = self.scale.run_name(key, seed)
         changes = [*model.changes, f"train.seed={seed}"]
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
