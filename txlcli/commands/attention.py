@@ -11,7 +11,7 @@ from txlcli import console, history, runs
 from txlcli.commands import attention_figures
 from txlcli.commands.attention_figures import FIGURES, Wish
 from txlcli.commands.attention_found import Head
-from txlcli.commands.eval import SPLITS
+from txlcli.commands.eval_run import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,

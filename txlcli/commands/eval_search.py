@@ -8,6 +8,7 @@ from txlcli.commands import eval_rows, eval_texts
 from txlcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from txlcli.commands.eval_run import Wishes
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
@@ -16,23 +17,16 @@ STEPS = 16  # parts of the trained length that lengths are told apart by
 
 
 def search(
-    opened: "OpenRun",
-    reading: "EvalSettings",
-    option: str,
-    stride: int,
-    windows: int | None,
-    positions: int | None,
-    data_dir: Path,
-    *,
-    shown: bool,
+    opened: "OpenRun", reading: "EvalSettings", wishes: "Wishes", data_dir: Path, *, shown: bool
 ) -> dict[str, Any]:
-    """The shortest memory ("--mem-len") or window ("--attn-len") that does no worse than longer ones.
+    """The shortest memory or window, whichever is wished, that does no worse than longer ones.
 
     Raises:
         UsageError: the run cannot be read that way.
         StoreError: there is no valid split to search on.
     """
     train, model = opened.run.settings.train, opened.run.settings.model
+    option, stride = wishes.searched, wishes.stride or 1
     recurrent = option == "--mem-len"
     if recurrent and train.mem_len == 0:
         raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
@@ -41,7 +35,7 @@ def search(
         raise UsageError(
             f"--stride {stride} is longer than the shortest window that is tried, {step}; give at most that"
         )
-    valid = eval_texts.of_split(opened, "valid", positions, data_dir)
+    valid = eval_texts.of_split(opened, "valid", wishes.positions, data_dir)
     longest = len(valid.targets)
     if not recurrent and getattr(model, "position", None) == "learned":
         longest = min(longest, model.n_positions)  # type: ignore[attr-defined]
@@ -54,7 +48,9 @@ def search(
         if recurrent:
             rows, _ = eval_rows.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
         else:
-            rows, _ = eval_rows.over_windows(opened, valid, reading, [length], stride, windows=windows, shown=shown)
+            rows, _ = eval_rows.over_windows(
+                opened, valid, reading, [length], stride, windows=wishes.batch_size, shown=shown
+            )
         console.say(f"{option} {length}: valid perplexity {rows[0]['ppl']:.3f}, {rows[0]['bpc']:.4f} bits")
         return float(rows[0]["loss_nats"])
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import console, history, recipe, runs
-from txlcli.commands import eval as eval_
-from txlcli.commands import generate, speed, train_run
+from txlcli.commands import eval_run, generate, speed, train_run
 from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
 from txlcli.preparation.planning import Wishes
@@ -77,8 +76,12 @@ class Workshop:
         """What `txl eval` says of a run."""
         options = {"positions": self.scale.positions, **options}
         self.note("eval", str(run.folder), "--split", split, *_as_words(options))
-        return eval_.measure(
-            str(run.folder), split=split, device=self.device, data_dir=self.data_dir, runs_dir=self.runs_dir, **options
+        return eval_run.measure(
+            str(run.folder),
+            eval_run.Wishes(split=split, **options),
+            device=self.device,
+            data_dir=self.data_dir,
+            runs_dir=self.runs_dir,
         )
 
     def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:

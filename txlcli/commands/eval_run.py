@@ -1,0 +1,229 @@
+"""What `txl eval` does: opens a run, reads a text in the ways that are asked for, keeps the rows with the run."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli import console
+from txlcli.commands import eval_adapted, eval_record, eval_rows, eval_search, eval_table, eval_texts
+from txlcli.commands.eval_search import AUTO
+from txlcli.commands.eval_texts import ScoredText
+from txlcli.errors import UnknownNameError, UsageError
+from txlcli.options import DATA_DIR, RUNS_DIR, Device, Precision, parse_lengths
+
+if TYPE_CHECKING:
+    from txlcli.opening import OpenRun
+    from txlcli.settings import EvalSettings
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What is evaluated of a run, and how it is read; None leaves it to the recipe.
+
+    Raises:
+        UsageError: a value is out of range, or two do not go together.
+        UnknownNameError: no such split.
+    """
+
+    split: str | None = None
+    """One of SPLITS; test where there is no `text`."""
+    text: str | None = None
+    """A file to score instead of a split; - is standard input."""
+    positions: int | None = None
+    """Tokens to score, the first ones; None is all."""
+    mem_len: str | None = None
+    """Memory lengths with commas between them, or "auto"."""
+    attn_len: str | None = None
+    """Lengths of windows without memory, or "auto"."""
+    stride: int | None = None
+    """Tokens that a window predicts; None is 1, which is exact."""
+    seg_len: int | None = None
+    max_distance: str | None = None
+    """A number, or "none"."""
+    same_length: bool | None = None
+    """Whether all queries see equally many keys."""
+    batch_size: int | None = None
+    """Lanes, or windows that are read at once."""
+    cache: int | None = None
+    """Tokens of the continuous cache."""
+    dynamic: bool = False
+    """Whether the model also learns from the text."""
+    plotted: bool = False
+    """Whether the rows become a curve."""
+
+    def __post_init__(self) -> None:
+        """Check the values, and that they go together."""
+        if self.text is not None and self.split is not None:
+            raise UsageError("--text is scored instead of a split; leave out --text or --split")
+        if self.split is not None and self.split not in SPLITS:
+            raise UnknownNameError("split", self.split, SPLITS)
+        if self.max_distance is not None:
+            _parse_distance(self.max_distance)
+        if self.stride is not None and self.attn_len is None:
+            raise UsageError("--stride goes with --attn-len: it says how many tokens a window predicts")
+        if self.stride is not None and self.windows and self.stride > min(self.windows):
+            raise UsageError(
+                f"--stride {self.stride} is longer than a window of {min(self.windows)}; give at most that"
+            )
+        if self.adapts and (self.attn_len is not None or self.searched or len(self.mem_lens or [0]) > 1):
+            raise UsageError("--cache and --dynamic take one --mem-len and no --attn-len")
+        unread = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, "--same-length": self.same_length}
+        if self.attn_len is not None and (given := _given(unread)):
+            raise UsageError(f"--attn-len evaluates windows without memory; {given} means nothing there, leave it out")
+
+    @property
+    def mem_lens(self) -> list[int] | None:
+        """The memory lengths; None is the run's own, or one that is searched."""
+        return None if self.mem_len in (None, AUTO) else parse_lengths("--mem-len", str(self.mem_len), least=0)
+
+    @property
+    def windows(self) -> list[int]:
+        """The lengths of windows; none is an evaluation with memory, or a length that is searched."""
+        return [] if self.attn_len in (None, AUTO) else parse_lengths("--attn-len", str(self.attn_len), least=1)
+
+    @property
+    def searched(self) -> str | None:
+        """The option whose length is searched."""
+        if self.mem_len == AUTO:
+            return "--mem-len"
+        return "--attn-len" if self.attn_len == AUTO else None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the text changes what is predicted of it, beyond the memory."""
+        return self.cache is not None or self.dynamic
+
+    def found(self, length: int) -> "Wishes":
+        """The same with the length that a search has found."""
+        option = "mem_len" if self.searched == "--mem-len" else "attn_len"
+        return dataclasses.replace(self, **{option: str(length)})  # type: ignore[arg-type]
+
+    def change(self, reading: "EvalSettings") -> "EvalSettings":
+        """A recipe's reading, with what is wished otherwise."""
+        wished = {"seg_len": self.seg_len, "batch_size": self.batch_size}
+        changes: dict[str, Any] = {key: value for key, value in wished.items() if value is not None}
+        if self.max_distance is not None:
+            changes["max_distance"] = _parse_distance(self.max_distance)
+        if self.same_length is not None and self.same_length != (reading.same_length != "off"):  # M + 1 stays M + 1
+            changes["same_length"] = "m" if self.same_length else "off"
+        return dataclasses.replace(reading, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A run, what was read, and what came of it."""
+
+    opened: "OpenRun"
+    source: ScoredText
+    result: dict[str, Any]
+    """What --json prints."""
+    per_token: dict[int, Any]
+    """The losses (T,) by length."""
+
+    def keep(self) -> None:
+        """Add the rows to the run's own."""
+        eval_record.keep(self.opened, self.source, self.result)
+
+
+def evaluation(
+    wanted: str | None,
+    wishes: Wishes,
+    *,
+    device: Device = Device.auto,
+    precision: Precision | None = None,
+    data_dir: Path = DATA_DIR,
+    runs_dir: Path = RUNS_DIR,
+    shown: bool = True,
+) -> Evaluation:
+    """Read a run, the newest where none is named, and keep nothing.
+
+    Raises:
+        RunError: there is no such run, or it cannot be opened.
+        UsageError: the run cannot be read that way.
+        StoreError: the corpus is not there, or not the one that the run was trained on.
+    """
+    from txlcli import opening
+
+    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
+    _check_state(opened, wishes)
+    _check_recurrent(opened, wishes)
+    run = opened.run
+    console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
+    reading = wishes.change(opening.resolved_reading(run))
+    if wishes.text is not None:
+        source = eval_texts.of_file(opened, wishes.text, wishes.positions)
+    else:
+        source = eval_texts.of_split(opened, wishes.split or "test", wishes.positions, data_dir)
+    search = None
+    if wishes.searched:
+        search = eval_search.search(opened, reading, wishes, data_dir, shown=shown)
+        wishes = wishes.found(search["found"])
+    rows, per_token = _rows(opened, source, reading, wishes, data_dir, shown=shown)
+    best = min(rows, key=lambda row: row["loss_nats"])
+    marked = [{**row, "best": row is best} for row in rows]
+    return Evaluation(opened, source, eval_table.as_result(opened, source, reading, marked, search), per_token)
+
+
+def measure(wanted: str, wishes: Wishes, **places: Any) -> dict[str, Any]:
+    """Evaluate a run, keep the rows with it, and give the object that --json prints."""
+    made = evaluation(wanted, wishes, **places)
+    made.keep()
+    return made.result
+
+
+def _rows(
+    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", wishes: Wishes, data_dir: Path, *, shown: bool
+) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """A row for each way of reading, and the losses per token by length."""
+    mem_lens = wishes.mem_lens or [reading.mem_len]
+    if wishes.adapts:
+        how = dataclasses.replace(reading, mem_len=mem_lens[0])
+        return eval_adapted.rows(opened, source, how, data_dir, cache=wishes.cache, dynamic=wishes.dynamic, shown=shown)
+    if wishes.windows:
+        return eval_rows.over_windows(
+            opened, source, reading, wishes.windows, wishes.stride or 1, windows=wishes.batch_size, shown=shown
+        )
+    return eval_rows.over_memory(opened, source, reading, mem_lens, shown=shown)
+
+
+def _given(options: Mapping[str, object]) -> str | None:
+    """The first option that has a value."""
+    return next((option for option, value in options.items() if value is not None), None)
+
+
+def _check_state(opened: "OpenRun", wishes: Wishes) -> None:
+    """Refuse what asks for a length of memory or attention of a model that carries a state."""
+    lengths = {
+        "--mem-len": wishes.mem_len,
+        "--attn-len": wishes.attn_len,
+        "--max-distance": wishes.max_distance,
+        "--plot": wishes.plotted or None,
+        "--same-length": wishes.same_length,
+    }
+    if (given := _given(lengths)) and opened.run.settings.model.recurrent_state:
+        arch = opened.run.settings.model.arch
+        raise UsageError(
+            f'{opened.run.folder} carries a state (arch = "{arch}"), which is all its memory; leave out {given}'
+        )
+
+
+def _check_recurrent(opened: "OpenRun", wishes: Wishes) -> None:
+    """Refuse a memory for positions that no memory was ever trained with."""
+    settings = opened.run.settings
+    absolute = getattr(settings.model, "position", "relative") in ("sinusoid", "learned")
+    if absolute and settings.train.mem_len == 0 and any(wishes.mem_lens or []):
+        raise UsageError(
+            f"{opened.run.folder} was trained without memory and with absolute positions; "
+            "give --attn-len instead of --mem-len"
+        )
+
+
+def _parse_distance(text: str) -> int | None:
+    if text.lower() in ("none", "off"):
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f'--max-distance {text}: give a whole number greater than 0, or "none"')
+    return int(text)
