@@ -298,12 +298,12 @@ def test_a_recurrent_model_out_of_range_is_refused(changed, message):
     assert str(caught.value) == f"[model] {message}"
 
 
-def test_a_model_without_attention_has_nothing_to_recompute():
+@pytest.mark.parametrize("key", ["recompute", "compile"])
+def test_a_model_without_attention_has_nothing_to_recompute_or_compile(key):
+    train = build("train", mem_len=0, **{key: True})
     with pytest.raises(RecipeError) as caught:
-        Settings(
-            build("corpus"), build_rnn("lstm"), build("train", mem_len=0, recompute=True), build("eval", mem_len=0)
-        )
-    assert str(caught.value) == '[train] recompute must be false with arch = "lstm", which has no attention, not True'
+        Settings(build("corpus"), build_rnn("lstm"), train, build("eval", mem_len=0))
+    assert str(caught.value) == f'[train] {key} must be false with arch = "lstm", which has no attention, not True'
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,9 @@ class TrainSettings:
     recompute: bool = False
     """Compute attention probabilities again in the backward pass, lane by lane, instead of keeping those of all layers:
     the same gradients in less memory, for a few percent more operations."""
+    compile: bool = False
+    """Let torch.compile make few kernels of the many small operations of each layer; it takes some seconds at first.
+    For CUDA, where every kernel has its price: two CPU cores gained nothing."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
     lr: float = 2.5e-4
@@ -260,7 +263,8 @@ class Settings:
         require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
         require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
         attention = f'with arch = "{self.model.arch}", which has no attention'
-        require(not self.train.recompute, "train", "recompute", self.train.recompute, f"false {attention}")
+        for key in ("recompute", "compile"):
+            require(not getattr(self.train, key), "train", key, getattr(self.train, key), f"false {attention}")
         require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
         for key in ("max_distance", "same_length"):
             value = getattr(self.eval, key)

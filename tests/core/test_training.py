@@ -13,7 +13,7 @@ from txlcli.core import training as training_module
 from txlcli.core.evaluation import score
 from txlcli.core.segments import TrainingSegments, scored_stream
 from txlcli.core.training import StepReport, Training, ValidReport, ValidSplit, new_model, valid_reading
-from txlcli.errors import TrainingError
+from txlcli.errors import TrainingError, UsageError
 from txlcli.settings import EvalSettings, TrainSettings
 
 CPU = torch.device("cpu")
@@ -110,6 +110,28 @@ def test_recomputing_attention_trains_the_same(tmp_path, dropout):
         for wanted in (False, True)
     )
     assert again == pytest.approx(kept, rel=1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiled_layers_train_the_same(tmp_path, dropout):
+    as_it_is = new_training(tmp_path / "as it is", dropout=dropout, valid=False)
+    expected = [report.loss_nats for report in run(as_it_is)]
+    torch._dynamo.utils.counters.clear()
+    compiled = new_training(tmp_path / "compiled", dropout=dropout, compile=True, valid=False)
+    assert [report.loss_nats for report in run(compiled)] == pytest.approx(expected, rel=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 1
+    for name, weight in weights(as_it_is).items():
+        torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_machine_without_a_compiler_is_told_so(tmp_path, monkeypatch):
+    torch._dynamo.reset()  # what was compiled before needs no compiler
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
+    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
+    with pytest.raises(UsageError) as caught:
+        new_training(tmp_path, compile=True)
+    assert str(caught.value).startswith("train.compile: PyTorch finds no working compiler for cpu (")
+    assert str(caught.value).endswith("; install one (g++ for a CPU), or leave out --compile")
 
 
 @pytest.mark.parametrize("accumulate", [2, 3])

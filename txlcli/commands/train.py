@@ -45,6 +45,9 @@ def train(
     precision: Annotated[
         Precision | None, typer.Option("--precision", help="Number format of matrix products; the recipe's by default.")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the layers (torch.compile); made for CUDA.")
+    ] = False,
     seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")] = None,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
@@ -59,6 +62,7 @@ def train(
     """
     changes = list(overrides or [])
     changes += [f"train.precision={precision.value}"] if precision else []
+    changes += ["train.compile=true"] if compiled else []
     changes += [f"train.seed={seed}"] if seed is not None else []
     changes += [f"log.every={log_every}"] if log_every else []
     places: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir}

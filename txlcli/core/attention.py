@@ -261,6 +261,7 @@ class _PositionGradients:
         return self._grad_query, self._grad_key.to(self._dtype)
 
 
+@torch.compiler.disable
 def attend(
     query_content: Tensor,
     query_position: Tensor | None,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 STEPS = 1 << 16  # shares are rounded to a 65536th
 
 
+@torch.compiler.disable
 def keep_mask(shape: torch.Size, share: float, device: torch.device) -> Tensor:
     """A bool tensor whose entries are False with probability `share`, drawn from PyTorch's generator.
 

@@ -3,6 +3,7 @@
 Axes: B lanes, L segment, M memory, d model width, N layers.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ from txlcli.core import checkpoint
 from txlcli.core.architectures import make_model
 from txlcli.core.averaging import make_average
 from txlcli.core.checkpoint import Checkpoint
+from txlcli.core.compilation import as_written, compile_layers
 from txlcli.core.device import autocast
 from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
+from txlcli.core.model import TransformerXL
 from txlcli.core.optimizer import Plateau, make_optimizer, scheduled_lr
 from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.errors import RecipeError, RunError, TrainingError
@@ -100,6 +103,9 @@ class Training:
         self.valid, self.folder, self.identity = valid, folder, identity
         self.device = model.device
         model.recompute(settings.recompute)
+        if settings.compile:
+            assert isinstance(model, TransformerXL)
+            compile_layers(model)
         self.optimizer = make_optimizer(model, settings)
         self.average = make_average(model, settings)
         self.plateau = Plateau(settings)
@@ -172,7 +178,7 @@ class Training:
         parts = self.settings.accumulate
         total = torch.zeros((), device=self.device)
         for number, (read, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
-            with autocast(self.device, self.settings.precision):
+            with autocast(self.device, self.settings.precision), self._while_memory_grows():
                 objective, loss, self.memories[number] = self.model.objective(
                     read,
                     wanted,
@@ -190,6 +196,11 @@ class Training:
         self.average.update()
         self.place = self.segments.next_place(self.place)
         return total, grad_norm, inputs.numel()
+
+    def _while_memory_grows(self) -> contextlib.AbstractContextManager[object]:
+        """At the start of an epoch memory has another length at each step: no shape to compile for."""
+        growing = self.place.segment * self.settings.seg_len < self.settings.mem_len
+        return as_written() if self.settings.compile and growing else contextlib.nullcontext()
 
     def _apply_gradients(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)
