@@ -59,7 +59,13 @@ def test_one_doubling_that_gains_nothing_is_not_the_end():
 
 def test_a_text_that_ends_before_the_gains_is_said():
     found = find(ends_at(10_000)[0], least=0, step=4, longest=100)
-    assert (found.length, found.ended) == (64, False)
+    assert (found.length, found.ended) == (100, False)
+
+
+@pytest.mark.parametrize(("longest", "step"), [(20, 1), (100, 6), (172, 10), (7, 7), (3, 5)])
+def test_the_longest_length_is_tried_whatever_the_step(longest, step):
+    found = find(ends_at(10_000)[0], least=0, step=step, longest=longest)
+    assert (found.length, max(found.tried), found.ended) == (longest, longest, False)
 
 
 def test_longer_memory_that_harms_is_not_taken():

@@ -62,6 +62,12 @@ def test_a_packaged_recipe_answers_to_its_name_anywhere(tmp_path, monkeypatch, w
     assert recipe.read_text(word)[0] == "enwik8"
 
 
+def test_a_corpus_that_lies_here_does_not_hide_the_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "enwik8").write_bytes(b"\xff\x00 no recipe")
+    assert recipe.load("enwik8").model.n_layers == 12
+
+
 def test_a_missing_file_of_another_folder_is_not_the_packaged_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?'):

@@ -31,7 +31,8 @@ def find(loss_at: Callable[[int], float], *, least: int, step: int, longest: int
     """
     tried = {least: loss_at(least)}
     ended, length = False, max(step, 2 * least)
-    while not ended and length <= longest:
+    while not ended and max(tried) < longest:
+        length = min(length, longest)
         tried[length] = loss_at(length)
         before = list(tried.values())[:-2]
         ended = bool(before) and relative_gain(min(before), min(tried.values())) < THRESHOLD

@@ -24,13 +24,15 @@ def packaged_names() -> list[str]:
 
 
 def read_text(recipe: str) -> tuple[str, str]:
-    """The name and the text of a recipe: a file, or the packaged one where no such file lies there.
+    """The name and the text of a recipe: a packaged one by its bare name, or a file, or else a packaged one.
 
     Raises:
         UnknownNameError: neither a file nor a packaged recipe.
         RecipeError: the file cannot be read as UTF-8 text.
     """
     path = Path(recipe)
+    if recipe in packaged_names():  # a corpus called enwik8 that lies here is no recipe
+        return packaged(recipe)
     if path.is_file():
         try:
             return path.stem, path.read_text(encoding="utf-8")

@@ -13,11 +13,12 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txlcli import recipe
+from txlcli import locking, recipe
 from txlcli.errors import RecipeError, RunError, UnknownNameError
 from txlcli.settings import Settings
 
@@ -135,9 +136,11 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     folder = run.folder
     check_free(folder, force=force)
     try:
-        if _aside(folder).exists() and not _has_weights(folder):
+        if _aside(folder).exists() and not has_weights(folder):
             shutil.rmtree(folder, ignore_errors=True)  # a replacement that was killed: the run aside is the good one
         elif folder.exists():
+            with alone(folder):
+                pass  # nobody trains what is replaced
             shutil.rmtree(_aside(folder), ignore_errors=True)
             os.replace(folder, _aside(folder))
         folder.mkdir(parents=True)
@@ -146,6 +149,17 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     except OSError as error:
         undo(run)
         raise _not_written(folder, error) from error
+
+
+def alone(folder: Path) -> AbstractContextManager[None]:
+    """Be the only process that trains a run, while the block runs.
+
+    Raises:
+        RunError: another process trains it.
+    """
+    return locking.alone(
+        folder / ".lock", f"{folder} is being trained by another process; wait for it, or train under another --name"
+    )
 
 
 def settle(run: Run) -> None:
@@ -233,10 +247,11 @@ def any_run(runs_dir: Path) -> bool:
 
 def _trained_folders(runs_dir: Path) -> Iterator[Path]:
     """Runs that have saved weights: a training that died before left nothing to work with."""
-    return (folder for folder in _all_folders(runs_dir) if _has_weights(folder))
+    return (folder for folder in _all_folders(runs_dir) if has_weights(folder))
 
 
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights of a run."""
     return (folder / LAST).exists() or (folder / BEST).exists()
 
 

@@ -8,14 +8,15 @@ from tests.commands.novel import RECIPE, done, txl
 
 
 def library_and_recipe(folder, monkeypatch):
-    """A standard library of a few files; a file called stdlib is the recipe of that name, so that it is quick."""
+    """A standard library of a few files; a small recipe stands for the packaged one, so that it is quick."""
     (folder / "library").mkdir()
     for number in range(60):
         text = f"class Reader{number}:\n    def __init__(self, name):\n        self.name = name\n" * 3
         (folder / f"library/module_{number}.py").write_text(text)
     known = dataclasses.replace(corpora.get("stdlib"), home=lambda: folder / "library")
     monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
-    (folder / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
+    small = RECIPE.replace('"novel"', '"stdlib"')
+    monkeypatch.setattr("txlcli.recipe.packaged", lambda _: ("stdlib", small))
 
 
 def commands_in(text, start="  txl "):
@@ -50,7 +51,7 @@ def test_a_store_that_is_there_is_taken_and_other_folders_are_named(untouched, m
     where = ["--data-dir", "d", "--runs-dir", "r"]
     done("prepare", "stdlib", "--data-dir", "d")
     result = done("quickstart", "--max-minutes", 0, *where)
-    assert sorted(path.name for path in untouched.iterdir()) == ["d", "library", "novel", "r", "stdlib", "tiny.toml"]
+    assert sorted(path.name for path in untouched.iterdir()) == ["d", "library", "novel", "r", "tiny.toml"]
     assert "$ txl train stdlib --max-minutes 0 --data-dir d --runs-dir r\n" in result.stderr
     assert "$ txl prepare" not in result.stderr
     (generate,) = [words for words in commands_in(result.stderr) if words[0] == "generate"]

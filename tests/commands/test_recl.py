@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import h5py
 import numpy as np
 import pytest
+from filelock import FileLock
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -205,6 +206,26 @@ def test_another_text_or_reading_is_computed_anew(here, edit, wishes):
     assert computed(done("recl", "byte", *SMALL, *wishes)).startswith("160 losses to compute")
 
 
+def test_windows_of_another_longest_distance_are_computed_anew(here):
+    train("train.mem_len=0", "eval.mem_len=0", name="vanilla")
+    done("recl", "vanilla", *SMALL)
+    path = here / "runs/vanilla/run.json"
+    card = json.loads(path.read_text())
+    card["settings"]["eval"]["max_distance"] = 2
+    path.write_text(json.dumps(card))
+    assert computed(done("recl", "vanilla", *SMALL)).startswith("160 losses to compute")
+
+
+def test_two_never_keep_losses_in_one_file_at_once(here):
+    done("recl", "byte", *SMALL)
+    with FileLock("runs/.recl.h5.lock"):
+        assert refusal("recl", "byte", *SMALL, code=1) == (
+            "another txl recl keeps losses in runs/recl.h5; wait for it, or give another --losses"
+        )
+    done("recl", "byte", *SMALL)
+    assert not (here / "runs/.recl.h5.lock").exists()
+
+
 def test_another_seed_scores_other_positions(here):
     first = json_of("recl", "byte", *SMALL)
     other = json_of("recl", "byte", *SMALL, "--seed", 5)
@@ -265,7 +286,7 @@ def test_a_context_longer_than_the_split_is_refused(here):
     message = refusal("recl", "byte", "--start", tokens - 3, "--step", 4)
     assert message == (
         f"novel test has {tokens} tokens to predict, none of them with {tokens + 33} tokens before it; "
-        f"give --longest {tokens} at most, or a smaller --step"
+        f"give --longest {tokens} at most, and a --start and --step that fit"
     )
     fits = ["--start", tokens - 4, "--step", 4, "--longest", tokens]
     assert json_of("recl", "byte", *fits)["positions"] == 1

@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+from filelock import FileLock
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -199,6 +200,18 @@ def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
     message = refusal("train", "--resume", "byte", *arguments)
     assert message.endswith(f": a run that goes on keeps its {key}; start a new run instead")
     assert card("runs/byte") == before
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(here):
+    train("--name", "shared", "--max-steps", 3)
+    busy = "runs/shared is being trained by another process; wait for it, or train under another --name"
+    with FileLock("runs/shared/.lock"):
+        assert refusal("train", "--resume", "shared", code=1) == busy
+        assert refusal("train", "tiny.toml", "--name", "shared", "--force", code=1) == busy
+    before = reports("runs/shared")
+    done("train", "--resume", "shared")
+    assert reports("runs/shared")[: len(before)] == before
+    assert ".lock" not in files(here / "runs/shared")
 
 
 @pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])

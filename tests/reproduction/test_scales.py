@@ -46,6 +46,14 @@ def test_rows_of_the_ablation_are_what_the_paper_s_table_says():
         assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer where there is no memory to keep
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_without_recurrence_distances_are_those_of_a_segment(name):
+    for key, model in EVERY[name].models.items():
+        if "alone" in key:
+            settings = model.settings()
+            assert settings.eval.max_distance == settings.train.seg_len
+
+
 def test_at_the_paper_s_scale_the_models_are_the_packaged_recipes():
     models = scales.PAPER.models
     for row, key in zip(published.TABLE_10.rows, ITEMS["table10"].models, strict=True):
@@ -64,6 +72,11 @@ def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps
             assert small.model.n_layers == -(-paper.model.n_layers // 3)
         same = dataclasses.replace(small.model, n_layers=paper.model.n_layers)
         assert same == paper.model
+
+
+def test_a_text_that_stands_for_penn_treebank_has_runs_of_its_own():
+    names = {name: EVERY[name].run_name("ptb-xl", 1) for name in ("tiny", "tiny without ptb")}
+    assert names == {"tiny": "tiny-ptb-xl-on-ptb-1", "tiny without ptb": "tiny-ptb-xl-on-tiny-words-1"}
 
 
 def test_penn_treebank_stands_for_itself_at_tiny_scale_where_it_is_there():

@@ -1,5 +1,7 @@
 """What stands in the tables: our numbers in the paper's rows, means over seeds, orders that came out or not."""
 
+import math
+
 import pytest
 
 from txlcli import published
@@ -14,8 +16,8 @@ class Shop:
     scale = PAPER
     seeds = (1, 2)
 
-    def __init__(self, numbers):
-        self.numbers = numbers
+    def __init__(self, numbers, far=0.0):
+        self.numbers, self.far = numbers, far
 
     def model(self, key):
         return PAPER.models[key]
@@ -34,9 +36,11 @@ class Shop:
 
     def evaluated(self, run, split, **options):
         value = self.numbers(run.name, split, options) + (0.25 if run.seed == 2 else 0)
-        row = {"bpc": value, "ppl": value}
-        tried = [{"length": length, "loss_nats": loss} for length, loss in ((0, 3.0), (8, 2.0), (16, 2.001))]
-        return {"rows": [row], "search": {"found": 8 * run.seed, "tried": tried}}
+        lengths = [int(length) for length in options.get("mem_len", "0").split(",") if length != "auto"] or [0]
+        rows = [{"mem_len": length, "bpc": value, "ppl": value, "loss_nats": math.log(value)} for length in lengths]
+        worse = ((0, 1.0), (8, 0.0), (300, self.far))  # nats above the best, by length
+        tried = [{"length": length, "loss_nats": math.log(value) + more} for length, more in worse]
+        return {"rows": rows, "search": {"found": 8 * run.seed, "tried": tried}}
 
 
 def test_our_numbers_stand_in_the_paper_s_rows():
@@ -87,12 +91,28 @@ def test_models_without_memory_are_read_by_windows_of_their_segments():
 
 def ablation(key, split, options):
     assert split == "valid"
-    at_training = "auto" not in (options.get("mem_len"), options.get("attn_len"))
-    return {"ablation-xl-full": 2.0}.get(key, 3.0) + (0.5 if at_training else 0)
+    as_trained = options.get("same_length") is False or options.get("attn_len") == "128"
+    return {"ablation-xl-full": 2.0}.get(key, 3.0) + (0.5 if as_trained else 0)
+
+
+def verdicts_of(section):
+    return {claim.text: claim.held for claim in section.claims}
+
+
+LONGER = "Attention longer than in training (256 keys at most) lowers the perplexity"
+HARMLESS = "Up to four times the trained memory (128) does no harm (perplexity within 0.5% of the best)"
 
 
 def test_the_ablation_has_both_lengths_and_their_orders(tmp_path):
-    section = ablations.table6(Shop(ablation), tmp_path)
+    asked = []
+
+    def note(key, split, options):
+        if key == "ablation-xl-full":
+            asked.append(options)
+        return ablation(key, split, options)
+
+    section = ablations.table6(Shop(note), tmp_path)
+    assert asked[0] == {"mem_len": "128", "seg_len": 128, "same_length": False}  # as a training segment is read
     rows = section.grids[0].rows
     assert len(rows) == len(published.TABLE_6.rows)
     assert rows[0] == [
@@ -100,28 +120,56 @@ def test_the_ablation_has_both_lengths_and_their_orders(tmp_path):
         "2.625 ± 0.177", "2.125 ± 0.177", "8 to 16", "27.02", "26.77", "500",
     ]  # fmt: skip
     assert [row[3] for row in rows[-2:]] == ["450", "300"]
-    verdicts = {claim.text: claim.held for claim in section.claims}
+    verdicts = verdicts_of(section)
     assert verdicts["Recurrence helps (full loss)"]
     assert not verdicts["Recurrence helps (half loss)"]  # both are 3
-    assert verdicts["Attention longer than in training lowers the perplexity"]
+    assert verdicts[LONGER]  # 300 keys are as good as 8, and better than training's reading
+    assert verdicts[HARMLESS]
     assert (tmp_path / section.figures[0][0]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_longer_attention_that_harms_is_said():
-    flat = ablations._flat({0: 3.0, 8: 2.0, 16: 2.004, 32: 2.1}, 4)
-    harm = ablations._flat({0: 3.0, 8: 2.0, 16: 2.006}, 4)
-    assert (flat.held, harm.held) == (True, False)
-    assert flat.detail == "here +0.40% at 16 and +10.52% at 32, from the best at 8"  # four times 4 is what counts
-    assert harm.detail == "here +0.60% at 16, from the best at 8"
+def test_longer_attention_that_harms_is_said(tmp_path):
+    def harmful(key, split, options):
+        return 2.02 if options.get("mem_len") == "256,512" else ablation(key, split, options)
+
+    section = ablations.table6(Shop(harmful), tmp_path)
+    assert verdicts_of(section)[HARMLESS] is False
+    (detail,) = (claim.detail for claim in section.claims if claim.text == HARMLESS)
+    assert detail == "here +1.00% at M = 256 and +1.00% at M = 512, the worst seed"
+
+
+def test_a_length_that_is_no_longer_than_training_proves_nothing(tmp_path):
+    # The best of all lengths, 8, is better than the reading of training, but 300 is not.
+    section = ablations.table6(Shop(ablation, far=1.0), tmp_path)
+    assert verdicts_of(section)[LONGER] is False
+
+
+def test_the_best_is_never_worse_than_the_reading_of_training(tmp_path):
+    def best_as_trained(key, split, options):
+        return ablation(key, split, options) - (1.0 if options.get("same_length") is False else 0)
+
+    section = ablations.table6(Shop(best_as_trained), tmp_path)
+    assert section.grids[0].rows[0][1:3] == ["1.625 ± 0.177"] * 2
 
 
 def test_reach_is_compared_within_a_group():
     measured = {key: {"recl": [{"recl_tokens": 32, "grid_ended": False}]} for key in reach.MODELS}
     measured["words-xl"]["recl"][0] = {"recl_tokens": 64, "grid_ended": True}
-    claims = reach._claims(measured)
+    claims = reach._claims(measured, 16)
     assert [claim.held for claim in claims] == [True, True, False, False, False]  # 32 is no further than 32
     assert claims[0].text == "Transformer-XL 151M reaches further than: QRNN (r = 0.1)"
     assert claims[0].detail == "here >= 64 and 32 tokens"
+
+
+def test_two_bounds_decide_nothing():
+    for point, told in (
+        ({"recl_tokens": 16, "grid_ended": False}, "<= 16"),
+        ({"recl_tokens": 64, "grid_ended": True}, ">= 64"),
+    ):
+        claims = reach._claims({key: {"recl": [point]} for key in reach.MODELS}, 16)
+        assert {claim.held for claim in claims} == {None}
+        assert claims[0].detail == f"here {told} and {told} tokens"
+        assert claims[0].verdict == "undecided"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ class Wishes:
     """Whether the model also learns from the text."""
     plotted: bool = False
     """Whether the rows become a curve."""
+    timed: bool = True
+    """Whether a vanilla model is timed beside the run's."""
 
     def __post_init__(self) -> None:
         """Check the values, and that they go together."""
@@ -186,7 +188,7 @@ def _rows(
         return eval_rows.over_windows(
             opened, source, reading, wishes.windows, wishes.stride or 1, windows=wishes.batch_size, shown=shown
         )
-    return eval_rows.over_memory(opened, source, reading, mem_lens, shown=shown)
+    return eval_rows.over_memory(opened, source, reading, mem_lens, shown=shown, timed=wishes.timed)
 
 
 def _given(options: Mapping[str, object]) -> str | None:

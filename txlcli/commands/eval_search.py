@@ -16,6 +16,11 @@ AUTO = "auto"
 STEPS = 16  # parts of the trained length that lengths are told apart by
 
 
+def granularity(trained: int) -> int:
+    """Tokens between two lengths that are told apart, where training had `trained`."""
+    return max(1, trained // STEPS)
+
+
 def search(
     opened: "OpenRun", reading: "EvalSettings", wishes: "Wishes", data_dir: Path, *, shown: bool
 ) -> dict[str, Any]:
@@ -30,7 +35,7 @@ def search(
     recurrent = option == "--mem-len"
     if recurrent and train.mem_len == 0:
         raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
-    step = max(1, (train.mem_len if recurrent else train.seg_len) // STEPS)
+    step = granularity(train.mem_len if recurrent else train.seg_len)
     if stride > step:
         raise UsageError(
             f"--stride {stride} is longer than the shortest window that is tried, {step}; give at most that"

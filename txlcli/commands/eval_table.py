@@ -76,26 +76,37 @@ def _attention(fewest: int | None, most: int | None) -> str:
     return f"{most}" if fewest == most else f"{fewest}-{most}"
 
 
+def how_read(result: dict[str, Any]) -> str:
+    """The conventions of a reading, in a sentence."""
+    first, precision = result["rows"][0], result["precision"]
+    far = f"max_distance = {result['max_distance'] or 'none'}"
+    if "stride" in first:
+        stride = first["stride"]
+        how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
+        return f"Without memory: windows of the text computed anew, {how}, {far}, {precision}."
+    if "method" in first:
+        return f"L = {result['seg_len']}, {first['lanes']} lanes, {precision}."
+    if first["attn_len_max"] is None:
+        return f"A state is carried along the text. L = {result['seg_len']}, {precision}; {_lanes(result)}"
+    return f"L = {result['seg_len']}, same_length = {result['same_length']}, {far}, {precision}; {_lanes(result)}"
+
+
 def _caption(result: dict[str, Any]) -> str:
-    if "stride" in result["rows"][0]:
-        return _caption_of_windows(result)
-    if "method" in result["rows"][0]:
-        return _caption_of_adaptation(result)
-    if result["rows"][0]["attn_len_max"] is None:
-        state = f"A state is carried along the text. L = {result['seg_len']}, {result['precision']}; {_lanes(result)}"
-        return "\n".join([state, *_context_of(result)])
-    said = [
-        f"* best. L = {result['seg_len']}, same_length = {result['same_length']}, max_distance = "
-        f"{result['max_distance'] or 'none'}, {result['precision']}; {_lanes(result)}",
-    ]
-    if all(row["slowdown"] is None for row in result["rows"]):
-        return "\n".join([*said, *_context_of(result)])
-    said += [
+    first = result["rows"][0]
+    if "stride" not in first and "method" not in first and first["attn_len_max"] is None:
+        return "\n".join([how_read(result), *_context_of(result)])
+    said = [f"* best. {how_read(result)}", *_adaptations(result)]
+    if any(row["slowdown"] is not None for row in result["rows"]):
+        said += _of_slowdown(result)
+    return "\n".join([*said, *_context_of(result)])
+
+
+def _of_slowdown(result: dict[str, Any]) -> list[str]:
+    return [
         "vanilla: ms/token of the same weights without memory, each window computed anew, one at a time (median of "
         f"{result['slowdown_windows']} windows);",
         "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
     ]
-    return "\n".join([*said, *_context_of(result)])
 
 
 def _lanes(result: dict[str, Any]) -> str:
@@ -103,21 +114,14 @@ def _lanes(result: dict[str, Any]) -> str:
     return f"{lanes} lanes, of which {lanes - 1} start without context." if lanes > 1 else "one lane."
 
 
-def _caption_of_windows(result: dict[str, Any]) -> str:
-    stride = result["rows"][0]["stride"]
-    how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
-    far = f"max_distance = {result['max_distance'] or 'none'}"
-    said = f"* best. Without memory: windows of the text computed anew, {how}, {far}, {result['precision']}."
-    return "\n".join([said, *_context_of(result)])
-
-
-def _caption_of_adaptation(result: dict[str, Any]) -> str:
-    said = [f"* best. L = {result['seg_len']}, {result['rows'][0]['lanes']} lanes, {result['precision']}."]
+def _adaptations(result: dict[str, Any]) -> list[str]:
+    """What a search on valid found for each way of adapting."""
+    said = []
     for row in result["rows"]:
-        if row["adaptation"]:
+        if row.get("adaptation"):
             found = ", ".join(f"{key} = {value:g}" for key, value in row["adaptation"].items() if key != "searched_on")
             said.append(f"{row['method']}: {found}, searched on {row['adaptation']['searched_on']:,} tokens of valid.")
-    return "\n".join([*said, *_context_of(result)])
+    return said
 
 
 def _context_of(result: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, metrics
+from txlcli import console, locking, metrics
 from txlcli.commands import recl_table
 from txlcli.commands.recl_group import Member, open_group
 from txlcli.commands.recl_losses import group_losses
@@ -212,9 +212,12 @@ def measure(
         runs_dir=runs_dir,
         unfinished=unfinished,
     )
-    kept = ContextFile(losses or runs_dir / LOSSES)
-    places = _positions(text, wishes)
-    found = group_losses(group, text, places, wishes.contexts, kept=kept, windows=batch_size, shown=shown)
+    path = losses or runs_dir / LOSSES
+    busy = f"another txl recl keeps losses in {path}; wait for it, or give another --losses"
+    with locking.alone(path.with_name(f".{path.name}.lock"), busy):
+        kept = ContextFile(path)
+        places = _positions(text, wishes)
+        found = group_losses(group, text, places, wishes.contexts, kept=kept, windows=batch_size, shown=shown)
     return _as_result(group, text, found, wishes)
 
 
@@ -234,7 +237,7 @@ def _positions(text: "ScoredText", wishes: Wishes) -> "NDArray[np.int64]":
     if not eligible:
         raise UsageError(
             f"{text.title} has {count:,} tokens to predict, none of them with {longest:,} tokens before it; "
-            f"give --longest {count} at most, or a smaller --step"
+            f"give --longest {count} at most, and a --start and --step that fit"
         )
     if wishes.positions is not None and wishes.positions > eligible:
         raise UsageError(

@@ -35,7 +35,8 @@ class Member:
         if self.how.mem_len == 0:
             known = getattr(self.run.settings.model, "n_positions", None)
             limited = getattr(self.run.settings.model, "position", None) == "learned"
-            return {"context": "window", "longest_window_tokens": known if limited else None}
+            longest = known if limited else None
+            return {"context": "window", "longest_window_tokens": longest, "max_distance": self.how.max_distance}
         keys = ("seg_len", "mem_len", "same_length", "max_distance")
         return {"context": "memory", **{key: getattr(self.how, key) for key in keys}}
 

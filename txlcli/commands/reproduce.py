@@ -1,6 +1,7 @@
 """`txl reproduce`: the paper's tables and figures, ours beside the paper's."""
 
 import json as json_
+import platform
 import shutil
 from enum import StrEnum
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console
+from txlcli import console, locking
 from txlcli.errors import RunError, TxlError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, Json, RunsDir
 
@@ -63,15 +64,17 @@ def reproduce(
         _list(names, size, seeds, device, data_dir, runs_dir, json=json)
         return
     folder = out if out is not None else Path(f"reproduction-{scale.value}")
-    kept = _open_folder(folder, scale.value)
+    _make_folder(folder)
     shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
     made = []
-    for number, name in enumerate(names, 1):
-        console.say(f"\n{name} ({number} of {len(names)}), {scale.value} scale")
-        section = _make(shop, name, folder)
-        made.append(section)
-        kept[name] = section.to_table()
-        _write(folder, scale.value, kept)  # after each, so that a stop costs one
+    with locking.alone(folder / ".lock", f"another process writes into {folder}; wait for it, or give another --out"):
+        kept = _open_folder(folder, scale.value)
+        for number, name in enumerate(names, 1):
+            console.say(f"\n{name} ({number} of {len(names)}), {scale.value} scale")
+            section = _make(shop, name, folder)
+            made.append(section)
+            kept[name] = section
+            _write(folder, scale.value, kept)  # after each, so that a stop costs one
     result = _as_result(folder, made)
     if json:
         console.show_json(result)
@@ -82,46 +85,61 @@ def reproduce(
 def _make(shop: Any, name: str, folder: Path) -> "Section":
     import dataclasses
 
+    import torch
+
     from txlcli.core.device import describe, pick_device
     from txlcli.reproduction.items import ITEMS
 
-    with shop.noting() as (commands, seconds):
+    with shop.noting() as notes:
         section = ITEMS[name].make(shop, folder)
-    hardware = describe(pick_device(shop.device.value))
-    return dataclasses.replace(section, commands=commands, seconds=seconds[0], hardware=hardware)
+    machine = f"{describe(pick_device(shop.device.value))}, {platform.machine()}, PyTorch {torch.__version__}"
+    return dataclasses.replace(section, **dataclasses.asdict(notes), hardware=machine)
 
 
-def _open_folder(folder: Path, scale: str) -> dict[str, Any]:
-    """What the folder's report says already; the folder is made where there is none."""
-    path = folder / MARK
-    if path.is_file():
-        try:
-            kept = json_.loads(path.read_text(encoding="utf-8"))
-            if kept["scale"] == scale:
-                return dict(kept["sections"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path}: damaged ({error}); remove the folder, or give another --out") from error
-        raise UsageError(f"{folder} holds a reproduction at {kept['scale']} scale; give another --out")
+def _make_folder(folder: Path) -> None:
+    """Make the folder of a report, unless it is one."""
+    if (folder / MARK).is_file():
+        return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is no reproduction; give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TxlError(f"{folder}: cannot be made ({error.strerror}); give another --out") from error
-    return {}
 
 
-def _write(folder: Path, scale: str, kept: dict[str, Any]) -> None:
+def _open_folder(folder: Path, scale: str) -> "dict[str, Section]":
+    """What the folder's report says already; a new one begins with a report of nothing."""
+    from txlcli.reproduction.report import Section
+
+    path = folder / MARK
+    if not path.is_file():
+        _write(folder, scale, {})
+        return {}
+    try:
+        kept = json_.loads(path.read_text(encoding="utf-8"))
+        sections = {name: Section.from_table(table) for name, table in kept["sections"].items()}
+        found = str(kept["scale"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another --out"
+        ) from error
+    if found != scale:
+        raise UsageError(f"{folder} holds a reproduction at {found} scale; give another --out")
+    return sections
+
+
+def _write(folder: Path, scale: str, kept: "dict[str, Section]") -> None:
     """The report of everything made so far, in the paper's order."""
     from txlcli import __version__
     from txlcli.reproduction import report
     from txlcli.reproduction.items import ITEMS
 
-    sections = [report.Section.from_table(kept[name]) for name in ITEMS if name in kept]
+    sections = [kept[name] for name in ITEMS if name in kept]
     title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale} scale"
     footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
     texts = {
-        MARK: json_.dumps({"scale": scale, "sections": kept}),
+        MARK: json_.dumps({"scale": scale, "sections": {name: one.to_table() for name, one in kept.items()}}),
         "report.md": report.to_markdown(title, sections, footer),
         "report.html": report.to_html(title, sections, footer, folder),
     }
@@ -145,8 +163,7 @@ def _show(folder: Path, made: "list[Section]") -> None:
         for grid in section.grids:
             console.show_table(section.title, grid.columns, grid.rows, grid.caption)
         for claim in section.claims:
-            verdict = "as in the paper" if claim.held else "NOT as in the paper"
-            console.show_text(f"{verdict}: {claim.text} ({claim.detail})")
+            console.show_text(f"{claim.verdict}: {claim.text} ({claim.detail})")
         if section.grids or section.claims:
             console.show_text("")
     console.show_text(f"report: {folder / 'report.md'}, {folder / 'report.html'}")

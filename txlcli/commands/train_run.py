@@ -45,7 +45,7 @@ def learn(
     store = _store_for(settings, data_dir)
     run = _new_run(wanted, settings, folder, store)
     training = _begun(run, store, device, force=force)
-    with _kept_only_with_weights(run):
+    with runs.alone(run.folder), _kept_only_with_weights(run):
         _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
     return training
 
@@ -62,9 +62,11 @@ def go_on(
     json: bool = False,
 ) -> "Training":
     """Train a run that stopped, from exactly there, to its end or a limit."""
-    run, training = _resumed(resume, changes, runs_dir, data_dir, device)
-    with _kept_only_with_weights(run):
-        _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+    run = runs.find(resume, runs_dir)
+    with runs.alone(run.folder):
+        run, training = _resumed(run, changes, data_dir, device)
+        with _kept_only_with_weights(run):
+            _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
     return training
 
 
@@ -124,12 +126,11 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
     return training
 
 
-def _resumed(wanted: str, changes: list[str], runs_dir: Path, data_dir: Path, device: Device) -> tuple[Run, "Training"]:
+def _resumed(run: Run, changes: list[str], data_dir: Path, device: Device) -> tuple[Run, "Training"]:
     from txlcli.core import checkpoint
     from txlcli.core.device import describe
     from txlcli.opening import check_checkpoint, check_vocabulary, open_store
 
-    run = runs.find(wanted, runs_dir)
     run = _changed(run, changes)
     settings = run.settings
     curves.check_tensorboard(settings.log)

@@ -18,7 +18,7 @@ TITLES = {
 def figure(shop: Workshop, number: int, folder: Path) -> Section:
     """Figure 5, 6 or 7, of the standard model on the validation split."""
     run = shop.run(SUBJECT)
-    shop.note("attention", str(run.folder), "--figure", str(number), "--out", str(folder))
+    shop.note("attention", str(run.folder), "--figure", str(number), "--out", str(folder), "--force")
     opened = opening.open_run(str(run.folder), shop.runs_dir, device=shop.device.value, precision=None)
     wish = attention_figures.Wish(figures=(number,))
     result = attention_figures.make(

@@ -28,9 +28,17 @@ class Claim:
     """A statement of the paper, and whether these numbers say the same."""
 
     text: str
-    held: bool
+    held: bool | None
+    """None where the numbers cannot tell."""
     detail: str
     """The numbers that decide."""
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.held is None:
+            return "undecided"
+        return "as in the paper" if self.held else "NOT as in the paper"
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class Section:
     texts: list[list[str]] = field(default_factory=list)
     """Title and text of samples."""
     claims: list[Claim] = field(default_factory=list)
+    readings: list[str] = field(default_factory=list)
+    """The conventions by which texts were read."""
     commands: list[str] = field(default_factory=list)
     seconds: float = 0.0
     hardware: str = ""
@@ -89,10 +99,11 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
         for file, caption in section.figures:
             parts += [f"![{caption}]({file})", "", caption, ""]
         for claim in section.claims:
-            parts.append(f"- **{_verdict(claim)}**: {claim.text} ({claim.detail})")
+            parts.append(f"- **{claim.verdict}**: {claim.text} ({claim.detail})")
         parts += [""] if section.claims else []
         for name, text in section.texts:
             parts += [f"### {name}", "", _fenced(text), ""]
+        parts += [*(f"- Read: {reading}" for reading in section.readings), ""] if section.readings else []
         parts += [f"{_cost(section)} Commands:", "", _fenced("\n".join(section.commands), "sh"), ""]
     return "\n".join([*parts, footer, ""])
 
@@ -117,25 +128,31 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
             parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
             parts += [f'<p class="note">{esc(grid.caption)}</p>'] if grid.caption else []
         for file, caption in section.figures:
-            data = base64.b64encode((folder / file).read_bytes()).decode()
-            parts.append(
-                f'<figure><img alt="{esc(caption)}" src="data:image/png;base64,{data}">'
-                f"<figcaption>{esc(caption)}</figcaption></figure>"
-            )
+            parts.append(f"<figure>{_image(folder / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
         if section.claims:
             items = "".join(
-                f'<li><span class="{"held" if claim.held else "failed"}">{_verdict(claim)}</span>: {esc(claim.text)} '
-                f"({esc(claim.detail)})</li>"
+                f'<li><span class="{"failed" if claim.held is False else "held"}">{claim.verdict}</span>: '
+                f"{esc(claim.text)} ({esc(claim.detail)})</li>"
                 for claim in section.claims
             )
             parts.append(f"<ul>{items}</ul>")
         for name, text in section.texts:
             parts.append(f"<h3>{esc(name)}</h3><pre>{esc(text)}</pre>")
+        if section.readings:
+            parts.append("".join(f'<p class="note">Read: {esc(reading)}</p>' for reading in section.readings))
         commands = esc("\n".join(section.commands))
         parts.append(
             f'<details><summary class="note">{esc(_cost(section))} Commands</summary><pre>{commands}</pre></details>'
         )
     return "\n".join([*parts, f'<p class="note">{esc(footer)}</p></body></html>', ""])
+
+
+def _image(path: Path, caption: str) -> str:
+    """A figure within the page; one that somebody has removed is only named."""
+    if not path.is_file():
+        return f"<p>{html.escape(path.name)} is missing</p>"
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -147,10 +164,6 @@ def _fenced(text: str, language: str = "") -> str:
     longest = max((len(found) for found in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
-
-
-def _verdict(claim: Claim) -> str:
-    return "as in the paper" if claim.held else "NOT as in the paper"
 
 
 def _cost(section: Section) -> str:

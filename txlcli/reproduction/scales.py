@@ -69,6 +69,13 @@ def _model(key: str, name: str, *changes: str) -> tuple[str, Model]:
 
 
 NO_MEMORY = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
+
+
+def _alone(seg_len: int) -> tuple[str, ...]:
+    """No recurrence: distances are those of a segment, in evaluation too."""
+    return (*NO_MEMORY, f"eval.max_distance={seg_len}")
+
+
 HALF = "train.loss_part=half"
 
 
@@ -80,14 +87,14 @@ def _ablation(prefix: str, base: tuple[str, ...], name: str, seg_len: int, longe
         "xl-full": (),
         "shaw-full": ("model.position=shaw", distances),
         "xl-half": (HALF,),
-        "alone-xl-full": NO_MEMORY,
-        "alone-xl-half": (*NO_MEMORY, HALF),
-        "alone-shaw-full": (*NO_MEMORY, "model.position=shaw", learned),
-        "alone-shaw-half": (*NO_MEMORY, HALF, "model.position=shaw", learned),
-        "alone-sinusoid-half": (*NO_MEMORY, HALF, "model.position=sinusoid"),
-        "alone-learned-half": (*NO_MEMORY, HALF, "model.position=learned", learned),
-        "alone-xl-full-longer": (*NO_MEMORY, f"train.seg_len={longer[0]}"),
-        "alone-xl-half-longer": (*NO_MEMORY, HALF, f"train.seg_len={longer[1]}"),
+        "alone-xl-full": _alone(seg_len),
+        "alone-xl-half": (*_alone(seg_len), HALF),
+        "alone-shaw-full": (*_alone(seg_len), "model.position=shaw", learned),
+        "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", learned),
+        "alone-sinusoid-half": (*_alone(seg_len), HALF, "model.position=sinusoid"),
+        "alone-learned-half": (*_alone(seg_len), HALF, "model.position=learned", learned),
+        "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}"),
+        "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}"),
     }
     return dict(_model(f"{prefix}-{key}", name, *base, *changes) for key, changes in rows.items())
 
@@ -98,7 +105,7 @@ def _sentences(base: tuple[str, ...], name: str, seg_len: int) -> dict[str, Mode
         [
             _model("short-xl", name, *base),
             _model("short-shaw", name, *base, "model.position=shaw", f"model.n_positions={2 * seg_len}"),
-            _model("short-alone", name, *base, *NO_MEMORY),
+            _model("short-alone", name, *base, *_alone(seg_len)),
         ]
     )
 
@@ -214,9 +221,9 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
                 _model("chars-vanilla-12", "vanilla-stdlib", *ON_CHARS, "model.n_layers=3"),
                 _model("chars-vanilla-64", "vanilla-stdlib", *ON_CHARS),
                 _model("sentences-xl-large", "stdlib", *ON_WORDS, *SHORT, DEEPER),
-                _model("ptb-xl", "stdlib", *on_ptb, *regularised),
             ]
         ),
+        "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularised)),
         **ablation,
         # One text stands for WikiText-103 and for One Billion Word, so that one model plays several parts.
         "sentences-xl": ablation["ablation-xl-full"],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import console, history, recipe, runs
-from txlcli.commands import eval_run, generate, speed, train_run
+from txlcli.commands import eval_run, eval_table, generate, speed, train_run
 from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
 from txlcli.preparation.planning import Wishes
@@ -18,6 +18,17 @@ from txlcli.reproduction.scales import Model, Scale
 from txlcli.runs import Run
 
 FIRST_SEED = 1111
+
+
+@dataclasses.dataclass
+class Notes:
+    """How a table or figure came about."""
+
+    commands: list[str] = dataclasses.field(default_factory=list)
+    """Those that do the same by hand."""
+    readings: list[str] = dataclasses.field(default_factory=list)
+    """The conventions of the evaluations, each once."""
+    seconds: float = 0.0
 
 
 class Workshop:
@@ -34,15 +45,15 @@ class Workshop:
     def __init__(self, scale: Scale, *, seeds: int, device: Device, data_dir: Path, runs_dir: Path) -> None:
         self.scale, self.seeds, self.device = scale, range(FIRST_SEED, FIRST_SEED + seeds), device
         self.data_dir, self.runs_dir = data_dir, runs_dir
-        self.commands: list[str] = []
+        self.notes = Notes()
 
     @contextmanager
-    def noting(self) -> Iterator[tuple[list[str], list[float]]]:
-        """The commands that stand for what the block does, and the seconds it takes."""
-        self.commands, seconds = [], [0.0]
+    def noting(self) -> Iterator["Notes"]:
+        """What is done in the block, and how."""
+        self.notes = Notes()
         started = time.monotonic()
-        yield self.commands, seconds
-        seconds[0] = time.monotonic() - started
+        yield self.notes
+        self.notes.seconds = time.monotonic() - started
 
     def model(self, key: str) -> Model:
         """What plays a part of the paper at this scale."""
@@ -56,33 +67,37 @@ class Workshop:
         """
         model = self.model(key)
         name = self.scale.run_name(key, seed)
+        folder = self.runs_dir / name
         changes = [*model.changes, f"train.seed={seed}"]
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
-        folder = self.runs_dir / name
         places: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
-        if not runs.is_run(name, self.runs_dir):
-            train_run.learn(model.recipe, changes, name=name, **places)
+        if not runs.has_weights(folder):  # a training that was killed before it saved any left a folder
+            train_run.learn(model.recipe, changes, name=name, force=runs.is_run(str(folder), self.runs_dir), **places)
             return runs.open_run(folder)
         run = runs.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            train_run.go_on(name, [], **places)
+            train_run.go_on(str(folder), [], **places)
         return run
 
     def evaluated(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
         """What `txl eval` says of a run."""
         options = {"positions": self.scale.positions, **options}
         self.note("eval", str(run.folder), "--split", split, *_as_words(options))
-        return eval_run.measure(
+        result = eval_run.measure(
             str(run.folder),
-            eval_run.Wishes(split=split, **options),
+            eval_run.Wishes(split=split, timed=False, **options),
             device=self.device,
             data_dir=self.data_dir,
             runs_dir=self.runs_dir,
         )
+        reading = eval_table.how_read(result)
+        if reading not in self.notes.readings:
+            self.notes.readings.append(reading)
+        return result
 
     def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:
         """What `txl speed` says of a recipe."""
@@ -118,16 +133,24 @@ class Workshop:
         """Keep a command line that says what is done; folders are added where they are not the usual ones."""
         data = ["--data-dir", str(self.data_dir)] if self.data_dir != DATA_DIR else []
         kept = ["--runs-dir", str(self.runs_dir)] if self.runs_dir != RUNS_DIR else []
-        places = {"prepare": data, "train": data + kept}.get(words[0], data)
+        places = data + kept if words[0] == "train" else data
+        if self.device != Device.auto and words[0] != "prepare":
+            places = [*places, "--device", self.device.value]
         line = shlex.join(["txl", *words, *places])
-        if line not in self.commands:
-            self.commands.append(line)
+        if line not in self.notes.commands:
+            self.notes.commands.append(line)
 
 
 def _as_words(options: dict[str, Any]) -> list[str]:
     """Options by their names in Python, as words of a command line."""
-    given = {key: value for key, value in options.items() if value is not None}
-    return [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    words = []
+    for key, value in options.items():
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        elif value is not None:
+            words += [f"--{option}", str(value)]
+    return words
 
 
 @dataclasses.dataclass(frozen=True)
