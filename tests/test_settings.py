@@ -298,12 +298,29 @@ def test_a_recurrent_model_out_of_range_is_refused(changed, message):
     assert str(caught.value) == f"[model] {message}"
 
 
-@pytest.mark.parametrize("key", ["recompute", "compile"])
-def test_a_model_without_attention_has_nothing_to_recompute_or_compile(key):
-    train = build("train", mem_len=0, **{key: True})
+@pytest.mark.parametrize(
+    ("key", "value", "wish"), [("recompute", True, "false"), ("compile", True, "false"), ("attention", "sdpa", "auto")]
+)
+def test_a_model_without_attention_has_no_wishes_about_it(key, value, wish):
+    train = build("train", mem_len=0, **{key: value})
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build_rnn("lstm"), train, build("eval", mem_len=0))
-    assert str(caught.value) == f'[train] {key} must be false with arch = "lstm", which has no attention, not True'
+    assert str(caught.value) == (
+        f'[train] {key} must be {wish} with arch = "lstm", which has no attention, not {value!r}'
+    )
+
+
+def test_flex_attention_drops_no_probabilities():
+    train = build("train", attention="flex")
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", attention_dropout=0.1), train, build("eval"))
+    assert str(caught.value) == '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1'
+
+
+def test_only_txl_s_own_attention_recomputes():
+    with pytest.raises(RecipeError) as caught:
+        build("train", attention="sdpa", recompute=True)
+    assert str(caught.value) == '[train] recompute must be false unless attention = "auto", not True'
 
 
 @pytest.mark.parametrize(

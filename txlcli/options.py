@@ -26,12 +26,25 @@ class Precision(StrEnum):
     fp16 = "fp16"
 
 
+class Attention(StrEnum):
+    """How attention is computed."""
+
+    auto = "auto"
+    reference = "reference"
+    sdpa = "sdpa"
+    flex = "flex"
+
+
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of the token stores.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the training runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DeviceOption = Annotated[Device, typer.Option("--device", help="auto takes CUDA where there is one.")]
 PrecisionOption = Annotated[
     Precision | None, typer.Option("--precision", help="Number format of matrix products; the run's own by default.")
+]
+AttentionOption = Annotated[
+    Attention | None,
+    typer.Option("--attention", help="How attention is computed, the same function; auto is the quickest on a CPU."),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]

@@ -33,8 +33,10 @@ class CorpusSettings:
 
 
 LossPart = Literal["full", "half"]
+AttentionKind = Literal["auto", "reference", "sdpa", "flex"]
 OPTIMIZERS = ("adam", "sgd")
 LOSS_PARTS = ("full", "half")
+ATTENTION_KINDS = ("auto", "reference", "sdpa", "flex")
 AVERAGES = ("none", "asgd", "exponential")
 SCHEDULES = ("cosine", "inverse_sqrt", "constant", "plateau")
 COSINE_STARTS = ("start", "warmup")
@@ -61,6 +63,10 @@ class TrainSettings:
     recompute: bool = False
     """Compute attention probabilities again in the backward pass, lane by lane, instead of keeping those of all layers:
     the same gradients in less memory, for a few percent more operations."""
+    attention: AttentionKind = "auto"
+    """How attention is computed; the function is the same. auto: lane by lane, with a gradient of its own, the quickest
+    on a CPU; reference: written out; sdpa: PyTorch's fused attention with the position score as its mask; flex:
+    FlexAttention, on CUDA and without dropout of attention."""
     compile: bool = False
     """Let torch.compile make few kernels of the many small operations of each layer; it takes some seconds at first.
     For CUDA, where every kernel has its price: two CPU cores gained nothing."""
@@ -125,6 +131,9 @@ class TrainSettings:
         one_of("train", self, "schedule", SCHEDULES)
         one_of("train", self, "cosine_from", COSINE_STARTS)
         one_of("train", self, "average", AVERAGES)
+        one_of("train", self, "attention", ATTENTION_KINDS)
+        kept = self.attention == "auto" or not self.recompute
+        require(kept, "train", "recompute", self.recompute, 'false unless attention = "auto"')
         one_of("train", self, "precision", PRECISIONS)
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
@@ -244,6 +253,8 @@ class Settings:
             self._refuse_memory()
         elif isinstance(self.model, TransformerSettings):
             self._check_positions(self.model)
+            dropout, flex = self.model.attention_dropout, self.train.attention == "flex"
+            require(not (flex and dropout), "model", "attention_dropout", dropout, '0 with train.attention = "flex"')
 
     def _check_positions(self, model: TransformerSettings) -> None:
         """A segment must fit into the positions that are learned; absolute ones need training to know a memory."""
@@ -263,8 +274,9 @@ class Settings:
         require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
         require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
         attention = f'with arch = "{self.model.arch}", which has no attention'
-        for key in ("recompute", "compile"):
-            require(not getattr(self.train, key), "train", key, getattr(self.train, key), f"false {attention}")
+        for key, idle in (("recompute", False), ("compile", False), ("attention", "auto")):
+            value = getattr(self.train, key)
+            require(value == idle, "train", key, value, f"{str(idle).lower()} {attention}")
         require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
         for key in ("max_distance", "same_length"):
             value = getattr(self.eval, key)

@@ -195,6 +195,13 @@ def test_the_loss_of_every_token_is_written_in_order(here):
         }
 
 
+@pytest.mark.parametrize("kind", ["reference", "sdpa"])
+@pytest.mark.parametrize("wish", [["--mem-len", "0,5,11"], ["--attn-len", "4,7", "--stride", 2]])
+def test_every_kind_of_attention_finds_the_same(here, kind, wish):
+    expected, found = (json_of("eval", "byte", *wish, *more)["rows"] for more in ([], ["--attention", kind]))
+    assert [row["loss_nats"] for row in found] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
+
+
 def test_lanes_cost_context_and_no_token(here):
     # The one reader's losses and the seven readers' differ where a lane begins, and nowhere else after M tokens.
     done("eval", "byte", "--losses", "one.h5", "--batch-size", 1)

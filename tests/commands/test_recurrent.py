@@ -142,10 +142,15 @@ REFUSED = [
     (["eval", "{arch}", "--attn-len", "5"], CARRIES + "--attn-len"),
     (["eval", "{arch}", "--max-distance", "none"], CARRIES + "--max-distance"),
     (["eval", "{arch}", "--no-same-length"], CARRIES + "--same-length"),
+    (["eval", "{arch}", "--attention", "sdpa"], CARRIES + "--attention"),
     (["eval", "{arch}", "--plot", "curve.svg"], CARRIES + "--plot"),
     (
         ["speed", "{arch}", "--attn-len", "800"],
         "run runs/{arch} carries a state and has no attention length (Table 9); leave out --attn-len",
+    ),
+    (
+        ["speed", "{arch}", "--attention", "sdpa"],
+        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --attention",
     ),
     (
         ["speed", "{arch}", "--plot", "speed.svg"],

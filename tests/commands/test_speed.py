@@ -9,6 +9,12 @@ SLOWDOWN_KEYS = {
     "seg_len",
     "xl_ms_per_token",
     "xl_low_high_ms",
+    "xl_tokens_per_s",
+    "xl_share_of_peak",
+    "xl_peak_memory_bytes",
+    "xl_single_low_high_ms",
+    "xl_single_tokens_per_s",
+    "vanilla_batched_low_high_ms",
     "xl_single_ms_per_token",
     "vanilla_ms_per_token",
     "vanilla_low_high_ms",
@@ -45,6 +51,9 @@ def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
         assert row["slowdown_batched"] == pytest.approx(row["vanilla_batched_ms_per_token"] / xl, rel=1e-12)
         assert row["xl_low_high_ms"][0] <= xl <= row["xl_low_high_ms"][1]
         assert row["vanilla_low_high_ms"][0] <= vanilla <= row["vanilla_low_high_ms"][1]
+        assert row["xl_tokens_per_s"] * xl == pytest.approx(1000)
+        assert row["xl_single_tokens_per_s"] * row["xl_single_ms_per_token"] == pytest.approx(1000)
+        assert 0 < row["xl_share_of_peak"] < 1
         assert row["vanilla_batched_ms_per_token"] <= vanilla
         assert row["windows"] in [2**n for n in range(20)]
     assert [row["work"] for row in told["throughput"]] == [
@@ -58,6 +67,13 @@ def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
         assert row["tokens_per_s"] * row["ms_per_token"] == pytest.approx(1000)
         assert 0 < row["share_of_peak"] < 1
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["reference", "sdpa"])
+def test_another_kind_of_attention_is_timed(here, kind):
+    told = json_of("speed", "byte", "--attn-len", 11, "--repeat", 1, "--attention", kind)
+    assert told["attention"] == kind
+    assert json_of("speed", "byte", "--attn-len", 11, "--repeat", 1)["attention"] == "auto"
 
 
 def test_timing_leaves_the_run_as_it_was(here):

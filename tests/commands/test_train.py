@@ -214,6 +214,16 @@ def test_a_run_is_trained_by_one_process_at_a_time(here):
     assert ".lock" not in files(here / "runs/shared")
 
 
+def test_attention_is_computed_as_wished(here):
+    train("--name", "fused", "--attention", "sdpa")
+    assert card("runs/fused")["settings"]["train"]["attention"] == "sdpa"
+    assert [one["loss_nats"] for one in reports("runs/fused")] == pytest.approx(
+        [one["loss_nats"] for one in reports("runs/byte")], rel=1e-4
+    )
+    message = refusal("train", "tiny.toml", "--attention", "flex")
+    assert message == "attention flex has no gradient on a CPU; take auto, reference or sdpa to train there"
+
+
 @pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])
 def test_resume_goes_with_no_wish_for_a_new_run(here, extra):
     message = refusal("train", *extra, "--resume", "byte")

@@ -8,7 +8,7 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from txlcli.core import attention
+from txlcli.core import attention_lanes
 from txlcli.core.attention import Attention, ScoreTerms, attend, split_heads
 from txlcli.core.distance_space import DistanceRows, DistanceSpace, Workspace
 from txlcli.core.encodings import sinusoids
@@ -151,7 +151,7 @@ def test_lanes_per_pass_change_no_output_and_no_gradient(monkeypatch, cache_byte
     weight = draw(6, H, L, D, seed=9)
     out = attend_all(*inputs)
     grads = torch.autograd.grad((out * weight).sum(), inputs)
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
     divided = attend_all(*inputs)
     torch.testing.assert_close(divided, out, rtol=0, atol=1e-12)
     divided_grads = torch.autograd.grad((divided * weight).sum(), inputs)
@@ -160,18 +160,18 @@ def test_lanes_per_pass_change_no_output_and_no_gradient(monkeypatch, cache_byte
 
 @pytest.mark.parametrize(("cache_bytes", "lanes"), [(1, 1), (2 * 80, 2), (3 * 80, 3), (5 * 80, 3), (6 * 80, 6)])
 def test_a_pass_takes_as_many_lanes_as_the_cache_holds_and_divides_them_evenly(monkeypatch, cache_bytes, lanes):
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
     # One lane: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes.
-    assert attention._lanes_at_once(6, 1, 2, 4, draw(1)) == lanes
+    assert attention_lanes._lanes_at_once(6, 1, 2, 4, draw(1)) == lanes
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
 @pytest.mark.parametrize("sizes", [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)], ids="L, K, n = {}".format)
 def test_gradient_equals_finite_differences(monkeypatch, dropout, recompute, cache_bytes, sizes):
     seg_len, key_len, reach = sizes
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
     inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach, width=2)
 
     def fixed(*tensors):
@@ -183,9 +183,9 @@ def test_gradient_equals_finite_differences(monkeypatch, dropout, recompute, cac
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("positions", [True, False])
-@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, TWO_LANES_PER_PASS, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, TWO_LANES_PER_PASS, ONE_LANE_PER_PASS])
 def test_recomputed_probabilities_give_the_same_output_and_gradients(monkeypatch, dropout, positions, cache_bytes):
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
     inputs, weight = draw_inputs(lanes=4, reach=9), draw(4, H, L, D, seed=9)
     if not positions:
         inputs[1] = inputs[4] = None
@@ -234,9 +234,9 @@ def test_dropout_drops_its_share_and_keeps_the_expectation():
     assert dropped.sum(-1).mean().item() == pytest.approx(1.0, abs=4 * math.sqrt(1 / 3 / (1009 * H * L)))
 
 
-@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
 def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, cache_bytes):
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
     inputs = draw_inputs()
     torch.manual_seed(6)
     with_gradient = attend_all(*inputs, dropout=0.4)
@@ -342,10 +342,10 @@ def test_scores_by_distance_are_seen_by_key_whatever_their_memory(kind, reach, s
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
 @pytest.mark.parametrize(("reach", "max_distance"), [(M + L, 0), (M + L, 3), (M + L, M), (9, 3), (9, 4), (9, 20)])
 def test_equal_position_keys_need_not_be_repeated(monkeypatch, dtype, cache_bytes, reach, max_distance):
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
     *inputs, position_key = (tensor.detach().to(dtype) for tensor in draw_inputs(reach=reach))
     position_key[:, : max(0, reach - max_distance)] = position_key[:, max(0, reach - 1 - max_distance), None]
     terms = ScoreTerms(reach, position_key)
@@ -371,9 +371,9 @@ def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("cache_bytes", [attention.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
 def test_bf16_reads_keys_with_gaps_between_heads(monkeypatch, dropout, cache_bytes):
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
     dense = [tensor.detach().bfloat16() for tensor in draw_inputs(reach=9)]
     gaps = [torch.cat([tensor, tensor], dim=-2)[..., : tensor.shape[-2], :] for tensor in dense]
     outs = []
@@ -383,3 +383,51 @@ def test_bf16_reads_keys_with_gaps_between_heads(monkeypatch, dropout, cache_byt
         out = attend(*inputs, reach=9, dropout=dropout)
         outs.append((out, *torch.autograd.grad(out.float().sum(), inputs)))
     torch.testing.assert_close(*outs, rtol=0, atol=0)
+
+
+KINDS = ("reference", "sdpa")
+
+
+def by_kind(kind, *inputs, **how):
+    """The output, and the gradient of a weighted sum of it for each input."""
+    out = attend(*inputs, kind=kind, **how)
+    wanted = [tensor for tensor in inputs if tensor is not None]
+    return [out, *torch.autograd.grad((out * draw(*out.shape, seed=9)).sum(), wanted)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_every_kind_of_attention_is_the_same_function(kind, seg_len, key_len, unseen):
+    reach = max(1, key_len - unseen)
+    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
+    expected = by_kind("auto", *inputs, reach=reach)
+    for found, wanted in zip(by_kind(kind, *inputs, reach=reach), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_attention_does_without_positions(kind):
+    query, _, key, value, _ = draw_inputs()
+    expected = by_kind("auto", query, None, key, value, None, reach=M + L)
+    for found, wanted in zip(by_kind(kind, query, None, key, value, None, reach=M + L), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "flex"])
+def test_every_kind_of_attention_scores_far_distances_alike(kind):
+    inputs = [tensor.detach().float() for tensor in draw_inputs(reach=L + 2)]
+    inputs[-1][:, :L] = inputs[-1][:, :1]
+    expected = attend(*inputs, reach=M + L - 1)
+    torch.testing.assert_close(attend(*inputs, reach=M + L - 1, kind=kind), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_attention_drops_probabilities(kind):
+    query, _, key, _, _ = draw_inputs(lanes=40)
+    value = torch.eye(M + L, dtype=query.dtype).expand(40, H, -1, -1)  # the output is the probabilities
+    whole = attend(query, None, key, value, None, reach=M + L, kind=kind)
+    dropped = attend(query, None, key, value, None, reach=M + L, kind=kind, dropout=0.25)
+    kept = dropped != 0
+    assert kept[whole > 0].float().mean() == pytest.approx(0.75, abs=0.03)
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)

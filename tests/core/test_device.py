@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txlcli.core.device import autocast, check_precision, describe, pick_device
+from txlcli.core.device import autocast, check_attention, check_precision, describe, pick_device
 from txlcli.errors import UsageError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -43,6 +43,15 @@ def test_fp16_needs_cuda():
     with pytest.raises(UsageError, match=r"^precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU$"):
         check_precision("fp16", CPU)
     check_precision("fp16", CUDA)
+
+
+def test_flex_attention_trains_on_cuda_only():
+    message = "attention flex has no gradient on a CPU; take auto, reference or sdpa to train there"
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        check_attention("flex", CPU)
+    check_attention("flex", CUDA)
+    for kind in ("auto", "reference", "sdpa"):
+        check_attention(kind, CPU)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

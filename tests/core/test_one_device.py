@@ -23,6 +23,8 @@ COPIES = {"aten::copy_", "aten::_to_copy"}  # they may lead from one device to a
 EVERY_DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1", "model.word_dropout=0.1")
 CASES = {
     "relative": ("stdlib",),
+    "attention written out": ("stdlib", *EVERY_DROPOUT, "train.attention=reference"),
+    "fused attention": ("stdlib", *EVERY_DROPOUT, "train.attention=sdpa"),
     "recomputed": ("stdlib", *EVERY_DROPOUT, "train.recompute=true"),
     "half loss": ("stdlib", "train.loss_part=half", "train.mem_len=0"),
     "regularised": ("ptb", "model.n_layers=2"),

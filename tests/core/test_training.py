@@ -112,6 +112,13 @@ def test_recomputing_attention_trains_the_same(tmp_path, dropout):
     assert again == pytest.approx(kept, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["reference", "sdpa"])
+def test_every_kind_of_attention_trains_the_same(tmp_path, kind):
+    expected = run(new_training(tmp_path / "auto", valid=False))
+    found = run(new_training(tmp_path / kind, attention=kind, valid=False))
+    assert [report.loss_nats for report in found] == pytest.approx([one.loss_nats for one in expected], rel=1e-5)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_compiled_layers_train_the_same(tmp_path, dropout):
     as_it_is = new_training(tmp_path / "as it is", dropout=dropout, valid=False)

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter
-from txlcli.core import attention
+from txlcli.core import attention_lanes
 from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
 from txlcli.core.decoding import Decoder
 from txlcli.core.segments import TrainingSegments
@@ -30,7 +30,7 @@ FLOAT = 4
 @pytest.fixture(autouse=True)
 def one_lane_at_a_time(monkeypatch):
     """As models of a published size are computed on a CPU."""
-    monkeypatch.setattr(attention, "CACHE_BYTES", 1)
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", 1)
 
 
 def floats(*sizes):

@@ -12,6 +12,7 @@ from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
+    AttentionOption,
     DataDir,
     Device,
     DeviceOption,
@@ -68,6 +69,7 @@ def evaluate(
     plot: Plot = None,
     device: DeviceOption = Device.auto,
     precision: PrecisionOption = None,
+    attention: AttentionOption = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -101,6 +103,7 @@ def evaluate(
         cache=cache,
         dynamic=dynamic,
         plotted=plot is not None,
+        attention=attention.value if attention else None,
     )
     made = evaluation(
         wanted,

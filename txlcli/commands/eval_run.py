@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from txlcli import console
 from txlcli.commands import eval_adapted, eval_record, eval_rows, eval_search, eval_table, eval_texts
@@ -11,8 +11,10 @@ from txlcli.commands.eval_search import AUTO
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device, Precision, parse_lengths
+from txlcli.settings import AttentionKind
 
 if TYPE_CHECKING:
+    from txlcli.core.model import TransformerXL
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
@@ -51,6 +53,8 @@ class Wishes:
     """Tokens of the continuous cache."""
     dynamic: bool = False
     """Whether the model also learns from the text."""
+    attention: AttentionKind | None = None
+    """How attention is computed."""
     plotted: bool = False
     """Whether the rows become a curve."""
     timed: bool = True
@@ -152,6 +156,8 @@ def evaluation(
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     _check_state(opened, wishes)
     _check_recurrent(opened, wishes)
+    if wishes.attention is not None:
+        cast("TransformerXL", opened.model).attend_by(wishes.attention)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     reading = wishes.change(opening.resolved_reading(run))
@@ -204,6 +210,7 @@ def _check_state(opened: "OpenRun", wishes: Wishes) -> None:
         "--max-distance": wishes.max_distance,
         "--plot": wishes.plotted or None,
         "--same-length": wishes.same_length,
+        "--attention": wishes.attention,
     }
     if (given := _given(lengths)) and opened.run.settings.model.recurrent_state:
         arch = opened.run.settings.model.arch

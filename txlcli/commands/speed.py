@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,6 +11,8 @@ from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
+    Attention,
+    AttentionOption,
     DataDir,
     Device,
     DeviceOption,
@@ -26,6 +28,7 @@ from txlcli.published import SLOWDOWN_BY_ATTN_LEN
 
 if TYPE_CHECKING:
     from txlcli.core.language_model import LanguageModel
+    from txlcli.core.model import TransformerXL
     from txlcli.settings import Settings
 
 DEFAULT_RECIPE = "enwik8"
@@ -47,6 +50,7 @@ def speed(
     overrides: Overrides = None,
     device: DeviceOption = Device.auto,
     precision: PrecisionOption = None,
+    attention: AttentionOption = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -70,6 +74,7 @@ def speed(
         overrides=overrides,
         device=device,
         precision=precision,
+        attention=attention,
         data_dir=data_dir,
         runs_dir=runs_dir,
         shown=not json,
@@ -91,6 +96,7 @@ def measure(
     overrides: list[str] | None = None,
     device: Device = Device.auto,
     precision: Precision | None = None,
+    attention: Attention | None = None,
     data_dir: Path = DATA_DIR,
     runs_dir: Path = RUNS_DIR,
     shown: bool = True,
@@ -101,8 +107,10 @@ def measure(
     lengths = parse_lengths("--attn-len", attn_len or TABLE_9, least=2)
     title, settings, model = _subject(wanted, overrides or [], device, precision, (data_dir, runs_dir))
     if settings.model.recurrent_state:
-        _refuse_attention(title, {"--attn-len": attn_len, "--plot": plot})
+        _refuse_attention(title, {"--attn-len": attn_len, "--attention": attention, "--plot": plot})
         lengths = []
+    elif attention is not None:
+        settings = _attending(settings, model, attention)
     place = model.device
     used = _usable_precision(precision.value if precision else settings.train.precision, place)
     console.say(f"timing {title} on {describe(place)}, {used}")
@@ -114,6 +122,7 @@ def measure(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "device": describe(place),
         "precision": used,
+        "attention": attention.value if attention else "auto",
         "repeat": repeat,
         "peak_gflops_per_s": bench.peak / 1e9,
         "slowdown": [bench.slowdown(length) for length in lengths],
@@ -154,6 +163,15 @@ def _subject(
     return f"recipe {wanted} with random weights (V = {vocab_size:,})", settings, model
 
 
+def _attending(settings: "Settings", model: "LanguageModel", attention: Attention) -> "Settings":
+    """The settings with another way to compute attention, which the model takes as well."""
+    from txlcli.core.device import check_attention
+
+    check_attention(attention.value, model.device)
+    cast("TransformerXL", model).attend_by(attention.value)
+    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, attention=attention.value))
+
+
 def _refuse_attention(title: str, options: dict[str, Any]) -> None:
     """Refuse what asks for Table 9 of a model that carries a state."""
     given = [option for option, value in options.items() if value is not None]
@@ -182,12 +200,15 @@ class _Bench:
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:
         """One row of Table 9: vanilla against one lane with memory, at the same attention length."""
-        from txlcli.core.timing import best_windows, time_evaluation, time_vanilla
+        from txlcli.core.cost import decoding_flops_per_token
+        from txlcli.core.timing import best_windows, peak_memory, time_evaluation, time_vanilla
 
         reading = self._reading(attn_len)
+        flops = decoding_flops_per_token(self.settings.model, self.model.vocab_size, keys=attn_len)
         with console.progress(f"attention length {attn_len:,}", total=4, shown=self.shown) as bar:
             bar.reach(0, "segments with memory")
-            segments = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
+            with peak_memory(self.device) as memory:
+                segments = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
             bar.reach(1, "one token at a time with memory")
             single = dataclasses.replace(reading, seg_len=1)
             tokens = time_evaluation(self.model, single, precision=self.precision, repeat=self.repeat)
@@ -200,11 +221,17 @@ class _Bench:
             "seg_len": reading.seg_len,
             "xl_ms_per_token": segments.median,
             "xl_low_high_ms": [segments.low, segments.high],
+            "xl_tokens_per_s": 1e3 / segments.median,
+            "xl_share_of_peak": flops * 1e3 / segments.median / self.peak,
+            "xl_peak_memory_bytes": memory[0] if memory else None,
             "xl_single_ms_per_token": tokens.median,
+            "xl_single_low_high_ms": [tokens.low, tokens.high],
+            "xl_single_tokens_per_s": 1e3 / tokens.median,
             "vanilla_ms_per_token": one.median,
             "vanilla_low_high_ms": [one.low, one.high],
             "windows": windows,
             "vanilla_batched_ms_per_token": batched.median,
+            "vanilla_batched_low_high_ms": [batched.low, batched.high],
             "slowdown": one.median / segments.median,
             "slowdown_batched": batched.median / segments.median,
             "slowdown_single": one.median / tokens.median,
@@ -301,6 +328,18 @@ def _show_slowdown(result: dict[str, Any]) -> None:
     headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
     caption = "batched: as many windows at once as gain anything; L = 1: one token at a time, against one window."
     console.show_table("the same with other batches, ms/token", headings, others, caption)
+    rates = [
+        [
+            f"{row['attn_len']:,}",
+            f"{row['xl_tokens_per_s']:,.0f}",
+            f"{row['xl_share_of_peak']:.1%}",
+            _in_mib(row["xl_peak_memory_bytes"]),
+            f"{row['xl_single_tokens_per_s']:,.0f}",
+        ]
+        for row in result["slowdown"]
+    ]
+    headings = ("attention", "XL tokens/s", "of peak", "peak MiB", "tokens/s at L = 1")
+    console.show_table("one lane with memory, by attention length", headings, rates)
 
 
 def _show_throughput(result: dict[str, Any]) -> None:
@@ -310,7 +349,7 @@ def _show_throughput(result: dict[str, Any]) -> None:
             f"{row['tokens_per_s']:,.0f}",
             _spread(row["ms_per_token"], row["low_high_ms"]),
             f"{row['share_of_peak']:.1%}",
-            f"{row['peak_memory_bytes'] / 2**20:,.0f}" if row["peak_memory_bytes"] else "-",
+            _in_mib(row["peak_memory_bytes"]),
         ]
         for row in result["throughput"]
     ]
@@ -322,6 +361,10 @@ def _show_throughput(result: dict[str, Any]) -> None:
     headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
     title = "throughput" if result["slowdown"] else f"{result['model']} on {result['device']}, {result['precision']}"
     console.show_table(title, headings, works, caption)
+
+
+def _in_mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:,.0f}"
 
 
 def _spread(median: float, ends: list[float]) -> str:

@@ -11,6 +11,7 @@ from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
+    AttentionOption,
     DataDir,
     Device,
     DeviceOption,
@@ -45,6 +46,7 @@ def train(
     precision: Annotated[
         Precision | None, typer.Option("--precision", help="Number format of matrix products; the recipe's by default.")
     ] = None,
+    attention: AttentionOption = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the layers (torch.compile); made for CUDA.")
     ] = False,
@@ -62,6 +64,7 @@ def train(
     """
     changes = list(overrides or [])
     changes += [f"train.precision={precision.value}"] if precision else []
+    changes += [f"train.attention={attention.value}"] if attention else []
     changes += ["train.compile=true"] if compiled else []
     changes += [f"train.seed={seed}"] if seed is not None else []
     changes += [f"log.every={log_every}"] if log_every else []

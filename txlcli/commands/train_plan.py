@@ -63,9 +63,10 @@ def parameters(settings: Settings, vocab_size: int, source: str) -> int:
 
 
 def place(settings: Settings, device: Device) -> Any:
-    """The device, once it is known to manage the precision."""
-    from txlcli.core.device import check_precision, pick_device
+    """The device, once it is known to manage the precision and the kind of attention."""
+    from txlcli.core.device import check_attention, check_precision, pick_device
 
     place = pick_device(device.value)
     check_precision(settings.train.precision, place)
+    check_attention(settings.train.attention, place)
     return place

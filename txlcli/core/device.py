@@ -34,6 +34,16 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 
 
+def check_attention(kind: str, device: torch.device) -> None:
+    """Refuse a way to compute attention that cannot train on the device.
+
+    Raises:
+        UsageError: FlexAttention without CUDA.
+    """
+    if kind == "flex" and device.type != "cuda":
+        raise UsageError("attention flex has no gradient on a CPU; take auto, reference or sdpa to train there")
+
+
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
     """Matrix products in `precision` inside this block."""
     if precision == "fp32":

@@ -15,7 +15,7 @@ from txlcli.core.encodings import ENCODINGS
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.losses import AuxiliaryLosses, counted_positions
 from txlcli.model_settings import TransformerSettings
-from txlcli.settings import LossPart
+from txlcli.settings import AttentionKind, LossPart
 
 
 class FeedForward(nn.Module):
@@ -137,6 +137,12 @@ class TransformerXL(LanguageModel):
         for layer in self.layers:
             assert isinstance(layer, Layer)
             layer.attention.recompute = wanted
+
+    def attend_by(self, kind: AttentionKind) -> None:
+        """How attention is computed from now on; the function stays the same."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.attention.kind = kind
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(B, L) tokens at positions (L,) -> (B, L, d) embeddings with what the encoding adds to them."""

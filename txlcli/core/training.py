@@ -103,9 +103,10 @@ class Training:
         self.valid, self.folder, self.identity = valid, folder, identity
         self.device = model.device
         model.recompute(settings.recompute)
-        if settings.compile:
-            assert isinstance(model, TransformerXL)
-            compile_layers(model)
+        if isinstance(model, TransformerXL):
+            model.attend_by(settings.attention)
+            if settings.compile:
+                compile_layers(model)
         self.optimizer = make_optimizer(model, settings)
         self.average = make_average(model, settings)
         self.plateau = Plateau(settings)
