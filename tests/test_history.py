@@ -105,7 +105,7 @@ def row(loss_nats, **changed):
     return {"split": "test", "whole": True, "loss_nats": loss_nats, **changed}
 
 
-def test_the_best_evaluation_is_of_a_whole_split_by_the_model_alone(run):
+def test_a_result_is_of_a_whole_split_by_the_model_alone(run):
     evals = [
         row(1.75),
         row(1.5, method="model"),
@@ -116,9 +116,33 @@ def test_the_best_evaluation_is_of_a_whole_split_by_the_model_alone(run):
         row(None),
     ]
     found = read(run, evals=evals)
-    assert found.best_eval("test")["loss_nats"] == 1.5
-    assert found.best_eval("valid")["loss_nats"] == 1.0
-    assert found.best_eval("train") is None
+    assert [one["loss_nats"] for one in found.evals_of("test")] == [1.75, 1.5, None]
+    assert [one["loss_nats"] for one in found.evals_of("valid")] == [1.0]
+    assert found.evals_of("train") == []
+    assert found.test_result[0]["loss_nats"] == 1.5
+
+
+def test_the_reading_of_test_is_chosen_on_valid(run):
+    evals = [
+        row(1.5, mem_len=64),
+        row(1.4, mem_len=128),
+        row(1.3, mem_len=256),
+        row(1.9, mem_len=64, split="valid"),
+        row(1.8, mem_len=128, split="valid"),
+        row(1.7, mem_len=512, split="valid"),  # test was never read so
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["mem_len"], readings) == (128, 1)
+
+
+def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(run):
+    evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["mem_len"], readings) == (128, 3)
+
+
+def test_without_evaluations_there_is_no_result(run):
+    assert read(run).test_result == (None, 0)
 
 
 def test_tokens_per_second_are_all_tokens_through_all_seconds(run):

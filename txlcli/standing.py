@@ -5,7 +5,7 @@ from typing import Any
 
 from corpora import CORPORA
 from txlcli import metrics, published
-from txlcli.history import History
+from txlcli.history import History, lowest
 from txlcli.published import Result, Table
 
 LEAST_LEFT = 0.9  # of a split whose dropped symbols are not counted anywhere
@@ -72,7 +72,9 @@ def standing(history: History) -> Standing | None:
         return Standing(
             table, None, None, released, (f"its vocabulary has {size:,} symbols, the benchmark's {wanted}",)
         )
-    valid = history.best_eval("valid"), history.best_valid
+    valid = lowest(history.evals_of("valid")), history.best_valid
+    test, readings = history.test_result
+    chosen = f", the lowest of {readings} readings of test" if readings > 1 else ""
     reasons = []
     found: dict[str, Number | None] = {"valid": None, "test": None}
     candidates: dict[str, list[tuple[dict[str, Any] | None, str]]] = {
@@ -80,7 +82,7 @@ def standing(history: History) -> Standing | None:
             (valid[0], _of_eval(valid[0])),
             (valid[1], f"validation during training, step {valid[1]['step']:,}" if valid[1] else ""),
         ],
-        "test": [(history.best_eval("test"), _of_eval(history.best_eval("test")))],
+        "test": [(test, _of_eval(test) + chosen)],
     }
     for split, numbers in candidates.items():
         for report, source in numbers:

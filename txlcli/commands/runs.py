@@ -88,7 +88,7 @@ FACTS = (
 
 
 def _facts(found: History) -> dict[str, Any]:
-    run, valid, test = found.run, found.best_valid, found.best_eval("test")
+    run, valid, test = found.run, found.best_valid, found.test_result[0]
     values = (
         run.recipe_name,
         run.settings.corpus.store,

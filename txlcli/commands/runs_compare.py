@@ -99,7 +99,7 @@ def _facts(found: History) -> dict[str, Any]:
         "best_valid_step": found.best_valid["step"] if found.best_valid else None,
         "last_valid": loss(found.last_valid),
         "last_train": loss(found.last_train),
-        "best_test": loss(found.best_eval("test")),
+        "best_test": loss(found.test_result[0]),
         "tokens_per_s": found.tokens_per_s,
     }
 
