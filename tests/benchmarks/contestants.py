@@ -36,6 +36,8 @@ class Work:
     mem_len: int
     max_distance: int | None = None
     """Evaluation only, where every query sees M keys."""
+    recompute: bool = False
+    """Whether our step keeps no probabilities of attention (train.recompute)."""
 
     def peer_config(self, *, training):
         limits = {"same_length": not training, "clamp_len": -1 if training else self.max_distance or -1}
@@ -72,7 +74,13 @@ def our_model(theirs, work, *, training):
 def our_step(model, work):
     """A function that takes one training step in a precision."""
     settings = TrainSettings(
-        seg_len=work.seg_len, mem_len=work.mem_len, batch_size=work.lanes, max_steps=1_000_000, lr=LR, clip=CLIP
+        seg_len=work.seg_len,
+        mem_len=work.mem_len,
+        batch_size=work.lanes,
+        recompute=work.recompute,
+        max_steps=1_000_000,
+        lr=LR,
+        clip=CLIP,
     )
     ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(5)]).numpy()
     segments = TrainingSegments(ids, lanes=work.lanes, seg_len=work.seg_len)
