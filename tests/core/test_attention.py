@@ -8,8 +8,9 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from txlcli.core import attention_lanes
-from txlcli.core.attention import Attention, ScoreTerms, attend, split_heads
+from txlcli.core import attention, attention_lanes
+from txlcli.core.attention import Attention, ScoreTerms, split_heads
+from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.distance_space import DistanceRows, DistanceSpace, Workspace
 from txlcli.core.encodings import sinusoids
 
@@ -34,6 +35,10 @@ def relative_attention(width, heads):
     """An attention, and the projection of distances that goes with it."""
     module = Attention(width, heads, D, 0.0).double()
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
+
+
+def attend(*tensors, reach, **how):
+    return attention.attend(AttentionInputs(*tensors, reach), **how)
 
 
 def attend_all(*inputs, **how):

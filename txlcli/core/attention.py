@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.attention_kernels import flex, reference, sdpa
 from txlcli.core.attention_lanes import attend_by_lanes
 from txlcli.core.distance_space import Workspace
@@ -55,13 +56,8 @@ class ScoreTerms:
 
 
 def attend(
-    query_content: Tensor,
-    query_position: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    position_key: Tensor | None,
+    inputs: AttentionInputs,
     *,
-    reach: int,
     dropout: float = 0.0,
     recompute: bool = False,
     workspace: Workspace | None = None,
@@ -70,29 +66,20 @@ def attend(
     """Weigh values by softmax((a) + (b) + (c) + (d)) over the keys that each query may see (section 3.3).
 
     Args:
-        query_content: (B, H, L, D), scaled W_q h + u: gives (a) + (c) against `key`.
-        query_position: (B, H, L, D), scaled W_q h + v: gives (b) + (d) against `position_key`; None where scores know
-            of no position.
-        key: (B, H, K, D); the last L keys are the queries' own positions.
-        value: (B, H, K, D).
-        position_key: (H, m, D); row c is distance m - 1 - c; None together with `query_position`. Without gradient m
-            may be less than n if the first L rows are equal: all farther distances are scored as these are.
-        reach: n; keys at distance n or more are not seen.
+        inputs: queries, keys, values.
         dropout: share of the probabilities dropped.
         recompute: keep no probabilities for the backward pass, which computes them again; "auto" only.
         workspace: what others used before and will use after.
-        kind: how it is computed; all kinds give the same.
+        kind: how it is computed; all kinds give the same. "flex" drops nothing.
     Returns:
         (B, H, L, D).
     """
-    inputs = (query_content, query_position, key, value, position_key)
-    with torch.autocast(query_content.device.type, enabled=False):
+    with torch.autocast(inputs.key.device.type, enabled=False):
         if kind == "auto":
-            more = {"recompute": recompute, "workspace": workspace or Workspace()}
-            return attend_by_lanes(*inputs, reach=reach, dropout=dropout, **more)
+            return attend_by_lanes(inputs, dropout=dropout, recompute=recompute, workspace=workspace or Workspace())
         if kind == "flex":
-            return flex(*inputs, reach=reach)
-        return {"reference": reference, "sdpa": sdpa}[kind](*inputs, reach=reach, dropout=dropout)
+            return flex(inputs)
+        return {"reference": reference, "sdpa": sdpa}[kind](inputs, dropout=dropout)
 
 
 class Attention(nn.Module):
@@ -142,12 +129,9 @@ class Attention(nn.Module):
         """
         query = self.project_queries(segment)
         by_position = None if terms.position_key is None else self._biased(query, terms.position_bias)
+        content = self._biased(query, terms.content_bias)
         out = attend(
-            self._biased(query, terms.content_bias),
-            by_position,
-            *keys,
-            terms.position_key,
-            reach=terms.reach,
+            AttentionInputs(content, by_position, *keys, terms.position_key, terms.reach),
             dropout=self.attention_dropout if self.training else 0.0,
             recompute=self.recompute,
             workspace=self.workspace,

@@ -1,6 +1,8 @@
 """Attention with relative distances by PyTorch's own means: written out, by its fused kernels, by FlexAttention.
 
-All of them give what `attention.attend` says; its axes and arguments are theirs.
+All of them give what `attention.attend` says.
+
+Axes: B lanes, L segment, K keys, H heads, n distances scored, m of them with a position key.
 """
 
 import functools
@@ -13,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
+from txlcli.core.attention_inputs import AttentionInputs
+
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
@@ -20,50 +24,27 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def reference(
-    query_content: Tensor,
-    query_position: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    position_key: Tensor | None,
-    *,
-    reach: int,
-    dropout: float,
-) -> Tensor:
+def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
     """Every step of 3.3 as an operation of its own."""
-    scores = query_content @ key.mT + by_key(query_position, position_key, reach, query_content, key)
+    scores = inputs.query_content @ inputs.key.mT + by_key(inputs)
     probabilities = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
     kept = F.dropout(probabilities, dropout) if dropout else probabilities
-    return kept.to(value.dtype) @ value
+    return kept.to(inputs.value.dtype) @ inputs.value
 
 
-def sdpa(
-    query_content: Tensor,
-    query_position: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    position_key: Tensor | None,
-    *,
-    reach: int,
-    dropout: float,
-) -> Tensor:
+def sdpa(inputs: AttentionInputs, *, dropout: float) -> Tensor:
     """The position score as the mask of scaled_dot_product_attention."""
-    mask = by_key(query_position, position_key, reach, query_content, key)
-    return F.scaled_dot_product_attention(query_content, key, value, attn_mask=mask, dropout_p=dropout, scale=1.0)
+    return F.scaled_dot_product_attention(
+        inputs.query_content, inputs.key, inputs.value, attn_mask=by_key(inputs), dropout_p=dropout, scale=1.0
+    )
 
 
-def flex(
-    query_content: Tensor,
-    query_position: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    position_key: Tensor | None,
-    *,
-    reach: int,
-) -> Tensor:
+def flex(inputs: AttentionInputs) -> Tensor:
     """The position score looked up by distance inside FlexAttention; no scores by key are ever written."""
-    mem_len = key.shape[2] - query_content.shape[2]
-    by_distance = None if query_position is None or position_key is None else query_position @ position_key.mT
+    mem_len, reach = inputs.key_len - inputs.seg_len, inputs.reach
+    by_distance = None
+    if inputs.query_position is not None and inputs.position_key is not None:
+        by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
 
     def modify(score: Tensor, lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
         distance = query + mem_len - at
@@ -72,19 +53,17 @@ def flex(
             score = score + by_distance[lane, head, query, (known - 1 - distance).clamp(0, known - 1)]
         return torch.where((distance < 0) | (distance >= reach), -math.inf, score)
 
-    out: Tensor = _compiled_flex()(query_content, key, value, score_mod=modify, scale=1.0)
+    out: Tensor = _compiled_flex()(inputs.query_content, inputs.key, inputs.value, score_mod=modify, scale=1.0)
     return out
 
 
-def by_key(
-    query_position: Tensor | None, position_key: Tensor | None, reach: int, query_content: Tensor, key: Tensor
-) -> Tensor:
+def by_key(inputs: AttentionInputs) -> Tensor:
     """The position score of every key (B, H, L, K), -inf for keys that are not seen: shifted as in Appendix B."""
-    seg_len, key_len = query_content.shape[2], key.shape[2]
-    if query_position is None or position_key is None:
-        by_distance = query_content.new_zeros(1, 1, seg_len, reach)
+    seg_len, key_len, reach = inputs.seg_len, inputs.key_len, inputs.reach
+    if inputs.query_position is None or inputs.position_key is None:
+        by_distance = inputs.query_content.new_zeros(1, 1, seg_len, reach)
     else:
-        by_distance = query_position @ position_key.mT  # (B, H, L, m)
+        by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
         farther = by_distance[..., :1].expand(-1, -1, -1, reach - by_distance.shape[3])
         by_distance = torch.cat([farther, by_distance], dim=-1)  # (B, H, L, n)
     # Columns for all distances from K - 1 down to those of the future; each row begins one later than the one before.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.distance_space import SHORT, Workspace
 from txlcli.core.dropout import keep_mask
 
@@ -18,36 +19,12 @@ CACHE_BYTES = 4 << 20
 
 
 @torch.compiler.disable
-def attend_by_lanes(
-    query_content: Tensor,
-    query_position: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    position_key: Tensor | None,
-    *,
-    reach: int,
-    dropout: float,
-    recompute: bool,
-    workspace: Workspace,
-) -> Tensor:
-    """`attention.attend` as it is by default.
-
-    Args:
-        query_content: see there, as the others.
-        query_position: see there.
-        key: see there.
-        value: see there.
-        position_key: see there.
-        reach: see there.
-        dropout: see there.
-        recompute: keep no probabilities for the backward pass, which computes them again.
-        workspace: what others used before and will use after.
-    """
-    inputs = (query_content, query_position, key, value, position_key)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
-        out: Tensor = _Attention.apply(reach, dropout, recompute, workspace, *inputs)
+def attend_by_lanes(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
+    """`attention.attend` as it is by default."""
+    if torch.is_grad_enabled() and inputs.need_gradient:
+        out: Tensor = _Attention.apply(inputs.reach, dropout, recompute, workspace, *inputs.tensors)
         return out
-    return _attend_lanes(*inputs, reach=reach, dropout=dropout, save=False, workspace=workspace)[0]
+    return _attend_lanes(inputs, dropout=dropout, save=False, workspace=workspace)[0]
 
 
 def _lanes_at_once(lanes: int, heads: int, seg_len: int, key_len: int, like: Tensor) -> int:
@@ -80,24 +57,14 @@ def _for_lanes(position_key: Tensor, lanes: int) -> Tensor:
 class _Probabilities:
     """Softmax of the scores, a few lanes at a time, as often as they are asked for."""
 
-    def __init__(
-        self,
-        query_content: Tensor,
-        query_position: Tensor | None,
-        key: Tensor,
-        position_key: Tensor | None,
-        *,
-        reach: int,
-        workspace: Workspace,
-    ) -> None:
-        lanes, heads, seg_len, _ = query_content.shape
-        key_len = key.shape[2]
-        self.step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
+    def __init__(self, inputs: AttentionInputs, workspace: Workspace) -> None:
+        lanes, heads, seg_len, _ = inputs.query_content.shape
+        key, position_key, reach = inputs.key, inputs.position_key, inputs.reach
+        self.step = _lanes_at_once(lanes, heads, seg_len, inputs.key_len, key)
         """Lanes per pass."""
-        self._query_content, self._query_position, self._key = query_content, query_position, key
-        self._workspace = workspace
+        self._inputs, self._workspace = inputs, workspace
         known = reach if position_key is None else position_key.shape[1]
-        self._space = workspace.take("scores", self.step * heads, seg_len, key_len, reach, key, known=known)
+        self._space = workspace.take("scores", self.step * heads, seg_len, inputs.key_len, reach, key, known=known)
         if position_key is None:
             self._space.by_distance.zero_()
         else:
@@ -105,10 +72,10 @@ class _Probabilities:
 
     def write(self, first: int, out: Tensor) -> None:
         """Those of the lanes from `first` on, into (step*H, L, K)."""
-        if self._query_position is not None:
-            query = _rows(self._query_position, first, self.step)
-            self._space.multiply(query, self._position_key_rows)
-        query, key = _rows(self._query_content, first, self.step), _rows(self._key, first, self.step)
+        inputs = self._inputs
+        if inputs.query_position is not None:
+            self._space.multiply(_rows(inputs.query_position, first, self.step), self._position_key_rows)
+        query, key = _rows(inputs.query_content, first, self.step), _rows(inputs.key, first, self.step)
         torch.baddbmm(self._space.seen(out), query, key.mT, out=out)
         torch.softmax(out, dim=-1, out=out)
 
@@ -118,30 +85,22 @@ class _Probabilities:
 
 
 def _attend_lanes(
-    query_content: Tensor,
-    query_position: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    position_key: Tensor | None,
-    *,
-    reach: int,
-    dropout: float,
-    save: bool,
-    workspace: Workspace,
+    inputs: AttentionInputs, *, dropout: float, save: bool, workspace: Workspace
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The output (B, H, L, D), the probabilities (B, H, L, K) if they are to be saved, and which were kept."""
-    lanes, heads, seg_len, _ = query_content.shape
-    made = _Probabilities(query_content, query_position, key, position_key, reach=reach, workspace=workspace)
-    shape = torch.Size((lanes, heads, seg_len, key.shape[2]))
+    query, key = inputs.query_content, inputs.key
+    lanes, heads, seg_len, _ = query.shape
+    made = _Probabilities(inputs, workspace)
+    shape = torch.Size((lanes, heads, seg_len, inputs.key_len))
     probabilities = key.new_empty(lanes if save else made.step, *shape[1:])
     kept = keep_mask(shape, dropout, key.device) if dropout else None
-    out = torch.empty_like(query_content, memory_format=torch.contiguous_format)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
     for first in range(0, lanes, made.step):
         probability = _rows(probabilities, first if save else 0, made.step)  # (step*H, L, K)
         made.write(first, probability)
         if kept is not None:
             probability = (probability * _rows(kept, first, made.step)).mul_(1 / (1 - dropout))
-        torch.bmm(probability, _rows(value, first, made.step), out=_rows(out, first, made.step))
+        torch.bmm(probability, _rows(inputs.value, first, made.step), out=_rows(out, first, made.step))
     made.finish()
     return out, probabilities if save else None, kept
 
@@ -150,13 +109,12 @@ class _Attention(torch.autograd.Function):
     """Attention whose scores live in distance space; forward and backward go a few lanes at a time."""
 
     @staticmethod
-    def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *inputs: Any) -> Tensor:
-        device = inputs[0].device
-        ctx.drawn_from = _generator_state(device) if recompute and dropout else None
-        out, probabilities, kept = _attend_lanes(
-            *inputs, reach=reach, dropout=dropout, save=not recompute, workspace=workspace
-        )
-        ctx.save_for_backward(*inputs, probabilities, None if recompute else kept)
+    def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any) -> Tensor:
+        query_content, query_position, key, value, position_key = tensors
+        inputs = AttentionInputs(query_content, query_position, key, value, position_key, reach)
+        ctx.drawn_from = _generator_state(inputs.key.device) if recompute and dropout else None
+        out, probabilities, kept = _attend_lanes(inputs, dropout=dropout, save=not recompute, workspace=workspace)
+        ctx.save_for_backward(*tensors, probabilities, None if recompute else kept)
         ctx.reach, ctx.dropout, ctx.workspace = reach, dropout, workspace
         return out
 
@@ -169,9 +127,8 @@ class _Attention(torch.autograd.Function):
         step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
         made = None
         if probabilities is None:
-            made = _Probabilities(
-                query_content, query_position, key, position_key, reach=ctx.reach, workspace=ctx.workspace
-            )
+            inputs = AttentionInputs(query_content, query_position, key, value, position_key, ctx.reach)
+            made = _Probabilities(inputs, ctx.workspace)
             again = key.new_empty(step * heads, seg_len, key_len)
         if ctx.drawn_from is not None:
             kept = _drawn_again(ctx.drawn_from, torch.Size((lanes, heads, seg_len, key_len)), ctx.dropout, key.device)
