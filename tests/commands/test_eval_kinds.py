@@ -147,6 +147,10 @@ def test_auto_finds_the_window_of_a_model_without_memory(here):
     told = json_of("eval", "windows", "--attn-len", "auto", *SHORT)
     assert max(one["length"] for one in told["search"]["tried"]) <= 5  # it has learned no more positions
     assert told["rows"][0]["attn_len_max"] == told["search"]["found"]
+    steps = json_of("eval", "windows", "--attn-len", "auto", "--stride", 2, *SHORT)["search"]["tried"]
+    assert {one["length"] for one in steps} <= {2, 4, 5}  # in steps of what a window predicts
+    message = refusal("eval", "windows", "--attn-len", "auto", "--stride", 9)
+    assert message == "--stride 9 is longer than the longest window that can be tried, 5; give at most that"
     message = refusal("eval", "windows", "--mem-len", "auto")
     assert message == "runs/windows was trained without memory; give --attn-len auto instead of --mem-len"
 
@@ -154,7 +158,6 @@ def test_auto_finds_the_window_of_a_model_without_memory(here):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--attn-len", "auto", "--stride", 2], "--stride 2 is longer than the shortest window that is tried, 1"),
         (["--mem-len", "auto", "--cache", 9], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (["--mem-len", "auto", "--attn-len", "auto"], "--attn-len evaluates windows without memory"),
         (["--mem-len", "0,auto"], "--mem-len 0,auto: 'auto' is no whole number; write lengths like 160,640"),

@@ -16,11 +16,6 @@ AUTO = "auto"
 STEPS = 16  # parts of the trained length that lengths are told apart by
 
 
-def granularity(trained: int) -> int:
-    """Tokens between two lengths that are told apart, where training had `trained`."""
-    return max(1, trained // STEPS)
-
-
 def search(
     opened: "OpenRun", reading: "EvalSettings", wishes: "Wishes", data_dir: Path, *, shown: bool
 ) -> dict[str, Any]:
@@ -35,15 +30,16 @@ def search(
     recurrent = option == "--mem-len"
     if recurrent and train.mem_len == 0:
         raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
-    step = granularity(train.mem_len if recurrent else train.seg_len)
-    if stride > step:
-        raise UsageError(
-            f"--stride {stride} is longer than the shortest window that is tried, {step}; give at most that"
-        )
+    # The shortest window that is tried is a step long, and predicts a stride.
+    step = max(stride, (train.mem_len if recurrent else train.seg_len) // STEPS)
     valid = eval_texts.of_split(opened, "valid", wishes.positions, data_dir)
     longest = len(valid.targets)
     if not recurrent and getattr(model, "position", None) == "learned":
         longest = min(longest, model.n_positions)  # type: ignore[attr-defined]
+    if stride > longest:
+        raise UsageError(
+            f"--stride {stride} is longer than the longest window that can be tried, {longest}; give at most that"
+        )
     console.say(
         f"searching on {len(valid.targets):,} tokens of valid, in steps of {step}, for the length beyond which "
         f"perplexity falls by less than {effective_length.THRESHOLD:.1%}"

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import plots, published
-from txlcli.commands.eval_search import granularity
 from txlcli.metrics import perplexity
 from txlcli.reproduction.benchmarks import compared, read_as_trained
 from txlcli.reproduction.report import Claim, Grid, Section
@@ -149,7 +148,7 @@ def _lengths(shop: Workshop, key: str) -> Lengths:
         at_training = {"mem_len": str(train.mem_len), "seg_len": train.seg_len, "same_length": False}
         auto: dict[str, Any] = {"mem_len": "auto"}
     else:
-        stride = min(shop.scale.stride, granularity(train.seg_len))
+        stride = min(shop.scale.stride, train.seg_len)
         at_training = {"attn_len": str(train.seg_len), "stride": stride}
         auto = {"attn_len": "auto", "stride": stride}
     init, best, lengths, tried = [], [], [], []
