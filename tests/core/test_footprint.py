@@ -53,10 +53,12 @@ def test_weights_gradients_optimizer_and_memory_are_four_bytes_each(changed, sta
     assert needed["memory"] == 4 * 2 * B * M * 14
 
 
-def saved_by_a_real_step(settings, lanes, precision, *, recompute=False):
+def saved_by_a_real_step(settings, lanes, precision, *, recompute=False, attention="auto"):
     """Bytes that autograd keeps for the backward pass of one segment with a full memory, the weights apart."""
     model = make_model(settings, V).train()
     model.recompute(recompute)
+    if attention != "auto":
+        model.attend_by(attention)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     memory = [torch.randn_like(tensor) for tensor in model.full_memory(lanes, M)]
     found = {}
@@ -93,6 +95,21 @@ def test_recomputing_saves_the_probabilities_and_their_masks(dropout):
     assert {key: kept[key] for key in kept if key != "activations"} == {
         key: again[key] for key in again if key != "activations"
     }
+
+
+@pytest.mark.parametrize("kind", ["reference", "sdpa"])
+def test_another_kind_of_attention_keeps_other_tensors(kind):
+    settings = model_settings(dropout=0.5, attention_dropout=0.5)
+    needed = step_bytes(settings, V, train_settings(attention=kind))["activations"]
+    assert needed == saved_by_a_real_step(settings, B, "fp32", attention=kind)
+    assert needed > step_bytes(settings, V, train_settings())["activations"]
+
+
+def test_flex_attention_keeps_no_probabilities():
+    kept, again = (
+        step_bytes(model_settings(), V, train_settings(**one)) for one in ({"attention": "flex"}, {"recompute": True})
+    )
+    assert kept["activations"] == again["activations"]
 
 
 def test_a_wide_tail_costs_activations_as_often_as_it_is_needed():

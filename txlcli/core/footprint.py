@@ -13,6 +13,7 @@ from txlcli.core.adaptive import bands
 from txlcli.core.architectures import make_model
 from txlcli.core.cost import softmax_columns
 from txlcli.core.device import autocast
+from txlcli.core.model import TransformerXL
 from txlcli.model_settings import ModelSettings
 from txlcli.settings import TrainSettings
 
@@ -75,7 +76,10 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
 
     with FakeTensorMode():
         stand_in = make_model(plain, columns).train()
-        stand_in.recompute(train.recompute)
+        # FlexAttention, which cannot be had here, keeps no probabilities either.
+        stand_in.recompute(train.recompute or train.attention == "flex")
+        if isinstance(stand_in, TransformerXL) and train.attention != "flex":
+            stand_in.attend_by(train.attention)
         weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
         memory = stand_in.full_memory(lanes, train.mem_len)
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
