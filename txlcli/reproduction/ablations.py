@@ -96,8 +96,9 @@ def table6(shop: Workshop, folder: Path) -> Section:
     rows.append(_row(standard[0], found[STANDARD]))
     trained = shop.model(STANDARD).settings().train.mem_len
     # 450 and 300 keys are three and two times the 150 of training.
-    for row, mem_len in zip(standard[1:], (3 * trained, 2 * trained), strict=True):
-        by_seed = _read_at(shop, STANDARD, (mem_len,))
+    lengths = (3 * trained, 2 * trained)
+    by_seed = _read_at(shop, STANDARD, lengths)
+    for row, mem_len in zip(standard[1:], lengths, strict=True):
         value = Measured(tuple(perplexity(losses[mem_len]) for losses in by_seed))
         rows.append(_cells(row, "-", str(value), str(mem_len)))
     claims = [*_claims(found, PAIRS_6), _longer(found["ablation-xl-full"]), _flat(shop, found["ablation-xl-full"])]
