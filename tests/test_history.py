@@ -135,6 +135,12 @@ def test_the_reading_of_test_is_chosen_on_valid(run):
     assert (result["mem_len"], readings) == (128, 1)
 
 
+def test_another_batch_or_precision_is_another_reading_and_the_newest_of_one_counts(run):
+    evals = [row(1.5, lanes=1), row(1.4, lanes=10), row(1.45, lanes=10, precision="bf16"), row(1.6, lanes=10)]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.45, 3)
+
+
 def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(run):
     evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
     result, readings = read(run, evals=evals).test_result

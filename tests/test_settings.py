@@ -306,7 +306,7 @@ def test_a_model_without_attention_has_no_wishes_about_it(key, value, wish):
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build_rnn("lstm"), train, build("eval", mem_len=0))
     assert str(caught.value) == (
-        f'[train] {key} must be {wish} with arch = "lstm", which has no attention, not {value!r}'
+        f'[train] {key} must be {wish} with arch = "lstm", which has no layers with attention, not {value!r}'
     )
 
 
@@ -315,6 +315,12 @@ def test_flex_attention_drops_no_probabilities():
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", attention_dropout=0.1), train, build("eval"))
     assert str(caught.value) == '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1'
+
+
+def test_flex_attention_compiles_itself():
+    with pytest.raises(RecipeError) as caught:
+        build("train", attention="flex", compile=True)
+    assert str(caught.value) == '[train] compile must be false with attention = "flex", not True'
 
 
 def test_only_txl_s_own_attention_recomputes():

@@ -82,14 +82,14 @@ class History:
         """The evaluation of test to quote, and how many readings of test it was chosen from.
 
         The reading that was best on valid, if test was read in that way (the count is then 1); the best on test else.
+        Of one reading the newest evaluation counts.
         """
-        on_test = self.evals_of("test")
-        by_valid = sorted((row for row in self.evals_of("valid") if row["loss_nats"] is not None), key=_loss)
-        for row in by_valid:
-            twin = lowest(other for other in on_test if _reading(other) == _reading(row))
-            if twin is not None:
-                return twin, 1
-        return lowest(on_test), len({_reading(row) for row in on_test})
+        on_test = {_reading(row): row for row in self.evals_of("test") if row["loss_nats"] is not None}
+        on_valid = {_reading(row): row for row in self.evals_of("valid") if row["loss_nats"] is not None}
+        chosen = min(on_test.keys() & on_valid.keys(), key=lambda reading: _loss(on_valid[reading]), default=None)
+        if chosen is not None:
+            return on_test[chosen], 1
+        return lowest(on_test.values()), len(on_test)
 
     @property
     def tokens_per_step(self) -> int:
@@ -129,7 +129,10 @@ class History:
         return result
 
 
-READING = ("step", "weights", "mem_len", "attn_len_min", "attn_len_max", "seg_len", "max_distance", "same_length")
+READING = (
+    *("step", "weights", "mem_len", "attn_len_min", "attn_len_max", "seg_len", "max_distance", "same_length"),
+    *("lanes", "precision", "stride"),
+)
 
 
 def _reading(row: Report) -> tuple[object, ...]:

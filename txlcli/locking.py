@@ -1,7 +1,7 @@
 """Keeps two processes from writing the same files."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -11,23 +11,22 @@ from txlcli.errors import RunError
 
 @contextmanager
 def alone(lock: Path, busy: str) -> Iterator[None]:
-    """Hold a lock file while the block runs. Where none can be made, nothing can be written either.
+    """Hold a lock file while the block runs; it stays there, for others may be waiting for it.
+
+    Where no lock can be had, in a folder that cannot be written or on a file system without locks, there is none.
 
     Raises:
         RunError: another process holds it; `busy` says what to do.
     """
     held = FileLock(lock)
     try:
-        if lock.parent.is_dir():
+        if lock.parent.is_dir():  # or else the lock would make it
             held.acquire(blocking=False)
     except Timeout:
         raise RunError(busy) from None
-    except OSError:  # a folder that nobody can write to, or a file system without locks
+    except (OSError, NotImplementedError):
         pass
     try:
         yield
     finally:
-        if held.is_locked:
-            with suppress(OSError):
-                lock.unlink()
-            held.release()
+        held.release()

@@ -44,7 +44,7 @@ PrecisionOption = Annotated[
 ]
 AttentionOption = Annotated[
     Attention | None,
-    typer.Option("--attention", help="How attention is computed, the same function; auto is the quickest on a CPU."),
+    typer.Option("--attention", help="How attention is computed, always the same function; auto is txl's own."),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]

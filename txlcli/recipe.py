@@ -24,16 +24,14 @@ def packaged_names() -> list[str]:
 
 
 def read_text(recipe: str) -> tuple[str, str]:
-    """The name and the text of a recipe: a packaged one by its bare name, or a file, or else a packaged one.
+    """The name and the text of a recipe: a file, or the packaged one where no such recipe lies there.
 
     Raises:
         UnknownNameError: neither a file nor a packaged recipe.
         RecipeError: the file cannot be read as UTF-8 text.
     """
     path = Path(recipe)
-    if recipe in packaged_names():  # a corpus called enwik8 that lies here is no recipe
-        return packaged(recipe)
-    if path.is_file():
+    if path.is_file() and not (recipe in packaged_names() and _is_no_toml(path)):
         try:
             return path.stem, path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -42,6 +40,15 @@ def read_text(recipe: str) -> tuple[str, str]:
     if str(path.parent) not in (".", "recipes"):
         raise UnknownNameError("recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"))
     return packaged(recipe)
+
+
+def _is_no_toml(path: Path) -> bool:
+    """Whether a file cannot be a recipe: the corpus enwik8 bears the name of one."""
+    try:
+        tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return True
+    return False
 
 
 def packaged(recipe: str) -> tuple[str, str]:

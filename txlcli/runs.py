@@ -6,6 +6,7 @@ runs/RUN/metrics.jsonl       one line per report of training
 runs/RUN/evals.jsonl         one line per row of `txl eval`
 runs/RUN/last.safetensors    the checkpoint that --resume goes on from
 runs/RUN/best.safetensors    the weights with the lowest validation loss
+runs/.locks/RUN              held by the process that writes the run
 """
 
 import json
@@ -25,6 +26,7 @@ from txlcli.settings import Settings
 FORMAT = 1
 CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
 EVALS = "evals.jsonl"
+LOCKS = ".locks"
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,6 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
         if _aside(folder).exists() and not has_weights(folder):
             shutil.rmtree(folder, ignore_errors=True)  # a replacement that was killed: the run aside is the good one
         elif folder.exists():
-            with alone(folder):
-                pass  # nobody trains what is replaced
             shutil.rmtree(_aside(folder), ignore_errors=True)
             os.replace(folder, _aside(folder))
         folder.mkdir(parents=True)
@@ -152,13 +152,20 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
 
 
 def alone(folder: Path) -> AbstractContextManager[None]:
-    """Be the only process that trains a run, while the block runs.
+    """Be the only process that writes a run, from before its folder is made, while the block runs.
 
     Raises:
-        RunError: another process trains it.
+        RunError: another process writes it; or the folder of runs cannot be made.
     """
+    locks = folder.parent / LOCKS
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if not folder.is_dir():  # a run that is there may lie where nobody can write; it says so itself
+            raise _not_written(folder, error) from error
     return locking.alone(
-        folder / ".lock", f"{folder} is being trained by another process; wait for it, or train under another --name"
+        locks / folder.name,
+        f"{folder} is being written by another process; wait for it, or take another --name",
     )
 
 

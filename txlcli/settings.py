@@ -64,12 +64,12 @@ class TrainSettings:
     """Compute attention probabilities again in the backward pass, lane by lane, instead of keeping those of all layers:
     the same gradients in less memory, for a few percent more operations."""
     attention: AttentionKind = "auto"
-    """How attention is computed; the function is the same. auto: lane by lane, with a gradient of its own, the quickest
-    on a CPU; reference: written out; sdpa: PyTorch's fused attention with the position score as its mask; flex:
+    """How attention is computed; the function is the same. auto: txl's own, lane by lane, on every device; reference:
+    written out; sdpa: PyTorch's fused attention with the position score as its mask; flex:
     FlexAttention, on CUDA and without dropout of attention."""
     compile: bool = False
     """Let torch.compile make few kernels of the many small operations of each layer; it takes some seconds at first.
-    For CUDA, where every kernel has its price: two CPU cores gained nothing."""
+    For CUDA, where every kernel has its price: on a CPU nothing is gained."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
     lr: float = 2.5e-4
@@ -134,6 +134,8 @@ class TrainSettings:
         one_of("train", self, "attention", ATTENTION_KINDS)
         kept = self.attention == "auto" or not self.recompute
         require(kept, "train", "recompute", self.recompute, 'false unless attention = "auto"')
+        plain = self.attention != "flex" or not self.compile  # FlexAttention compiles itself
+        require(plain, "train", "compile", self.compile, 'false with attention = "flex"')
         one_of("train", self, "precision", PRECISIONS)
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
@@ -273,7 +275,7 @@ class Settings:
         why = f'with arch = "{self.model.arch}": its state is its memory'
         require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
         require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
-        attention = f'with arch = "{self.model.arch}", which has no attention'
+        attention = f'with arch = "{self.model.arch}", which has no layers with attention'
         for key, idle in (("recompute", False), ("compile", False), ("attention", "auto")):
             value = getattr(self.train, key)
             require(value == idle, "train", key, value, f"{str(idle).lower()} {attention}")

@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.commands.novel import card, done, json_of, on_a_full_disk, refusal, text_of
+from tests.commands.novel import card, done, json_of, on_a_full_disk, refusal, text_of, txl
+from txlcli.core import attention
 from txlcli.token_store import TokenStore
 
 LN2 = 0.6931471805599453
@@ -78,6 +79,7 @@ def test_json_says_everything_that_decides_the_numbers(here):
         "max_distance": 10,
         "same_length": "m",
         "precision": "fp32",
+        "attention": "auto",
         "search": None,
         "slowdown_windows": 3,
         "paper": None,
@@ -197,9 +199,27 @@ def test_the_loss_of_every_token_is_written_in_order(here):
 
 @pytest.mark.parametrize("kind", ["reference", "sdpa"])
 @pytest.mark.parametrize("wish", [["--mem-len", "0,5,11"], ["--attn-len", "4,7", "--stride", 2]])
-def test_every_kind_of_attention_finds_the_same(here, kind, wish):
-    expected, found = (json_of("eval", "byte", *wish, *more)["rows"] for more in ([], ["--attention", kind]))
+def test_every_kind_of_attention_finds_the_same(here, kind, wish, monkeypatch):
+    used = []
+    by_kind = getattr(attention, kind)
+    monkeypatch.setattr(attention, kind, lambda inputs, **options: used.append(1) or by_kind(inputs, **options))
+    told = [json_of("eval", "byte", *wish, *more) for more in ([], ["--attention", kind])]
+    assert used
+    assert [one["attention"] for one in told] == ["auto", kind]
+    expected, found = (one["rows"] for one in told)
     assert [row["loss_nats"] for row in found] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
+
+
+def test_flex_attention_cannot_learn_from_the_text_on_a_cpu(here):
+    assert refusal("eval", "byte", "--attention", "flex", "--dynamic") == (
+        "attention flex has no gradient on a CPU; take auto, reference or sdpa to train there"
+    )
+
+
+@pytest.mark.parametrize("option", ["--mem-len", "--attn-len"])
+def test_what_is_no_length_is_refused_before_anything_is_read(here, option):
+    result = txl("eval", "byte", option, "foo")
+    assert result.stderr == f"error: {option} foo: 'foo' is no whole number; write lengths like 160,640\n"
 
 
 def test_lanes_cost_context_and_no_token(here):

@@ -150,7 +150,7 @@ def test_a_figure_that_was_removed_costs_nothing_else(shrunk):
     Path("reproduction-tiny/table10.png").unlink()
     done("reproduce", "table7")
     page = Path("reproduction-tiny/report.html").read_text(encoding="utf-8")
-    assert "<p>table10.png is missing</p>" in page
+    assert "<p>table10.png is missing; make it again with txl reproduce</p>" in page
     assert 'id="table7"' in page
 
 

@@ -85,8 +85,8 @@ def test_a_row_says_recipe_store_parameters_steps_and_the_best_validation(here):
         "max_steps": 7,
         "best_valid": pytest.approx(min(losses) / LN2),
         "best_valid_step": 7,
-        "best_test": None,
-        "best_test_mem_len": None,
+        "test": None,
+        "test_mem_len": None,
     }
     (row,) = (row for row in rows_of(done("runs")) if row[0][0] == "byte")
     assert row[0] == ("byte", "tiny", "novel")
@@ -176,8 +176,8 @@ def test_an_evaluation_is_kept_with_the_run(here):
         assert row["when"].endswith("+00:00")
     best = min(row["loss_nats"] for row in rows)
     entry = listed()["byte"]
-    assert entry["best_test"] == pytest.approx(best / LN2)
-    assert entry["best_test_mem_len"] == next(row["mem_len"] for row in rows if row["loss_nats"] == best)
+    assert entry["test"] == pytest.approx(best / LN2)
+    assert entry["test_mem_len"] == next(row["mem_len"] for row in rows if row["loss_nats"] == best)
 
 
 def test_evaluations_add_up(here):
@@ -199,14 +199,14 @@ def test_only_the_whole_test_split_counts_as_a_test(here, arguments, split, whol
     done("eval", "word", *arguments)
     (row,) = recorded("word")
     assert (row["split"], row["whole"]) == (split, whole)
-    assert (listed()["word"]["best_test"] is not None) == (split == "test" and whole)
+    assert (listed()["word"]["test"] is not None) == (split == "test" and whole)
 
 
 def test_what_learns_from_the_text_is_recorded_and_no_test_result(here):
     done("eval", "byte", "--cache", 20)
     rows = recorded("byte")
     assert [row["method"] for row in rows] == ["model", "cache 20"]
-    assert listed()["byte"]["best_test"] == pytest.approx(rows[0]["bpc"])
+    assert listed()["byte"]["test"] == pytest.approx(rows[0]["bpc"])
 
 
 def test_a_run_that_cannot_be_written_is_left_as_it_is(here):
@@ -252,7 +252,7 @@ def test_best_and_last_losses_and_speed_are_those_of_the_reports(two):
         rates = [line["tokens_per_s"] for line in train]
         assert min(rates) <= told["tokens_per_s"] <= max(rates)
         assert told["parameters"] == card(f"runs/{name}")["parameters"]
-        assert (told["best_test"] is not None) == (name == "fast")
+        assert (told["test"] is not None) == (name == "fast")
 
 
 def test_the_comparison_fits_a_terminal_and_names_the_metric_once(two):
@@ -263,7 +263,7 @@ def test_the_comparison_fits_a_terminal_and_names_the_metric_once(two):
         "at step",
         "last valid bpc",
         "last train bpc",
-        "best test bpc",
+        "test bpc",
     ]
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal
+from txlcli.core import attention
 
 SLOWDOWN_KEYS = {
     "attn_len",
@@ -70,10 +71,22 @@ def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
 
 
 @pytest.mark.parametrize("kind", ["reference", "sdpa"])
-def test_another_kind_of_attention_is_timed(here, kind):
-    told = json_of("speed", "byte", "--attn-len", 11, "--repeat", 1, "--attention", kind)
-    assert told["attention"] == kind
-    assert json_of("speed", "byte", "--attn-len", 11, "--repeat", 1)["attention"] == "auto"
+def test_another_kind_of_attention_is_timed(here, kind, monkeypatch):
+    used = {"gradient": 0, "none": 0}
+    by_kind = getattr(attention, kind)
+
+    def noted(inputs, **options):
+        used["gradient" if inputs.need_gradient else "none"] += 1
+        return by_kind(inputs, **options)
+
+    monkeypatch.setattr(attention, kind, noted)
+    quick = ["--attn-len", 11, "--repeat", 1]
+    assert json_of("speed", "byte", *quick)["attention"] == "auto"
+    assert used == {"gradient": 0, "none": 0}
+    recomputing = ["--set", "train.recompute=true"]
+    assert json_of("speed", "tiny.toml", *quick, "--attention", kind, *recomputing)["attention"] == kind
+    assert min(used.values()) > 0  # in training and in reading
+    assert json_of("speed", "tiny.toml", *quick, "--set", f"train.attention={kind}")["attention"] == kind
 
 
 def test_timing_leaves_the_run_as_it_was(here):

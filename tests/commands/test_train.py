@@ -6,7 +6,7 @@ import shutil
 import sys
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -14,6 +14,7 @@ import corpora
 from tests.commands.novel import Saved, card, done, json_of, refusal, reports, txl
 from txlcli import recipe, runs
 from txlcli.core import checkpoint
+from txlcli.core.attention_kernels import sdpa
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.token_store import TokenStore
 
@@ -204,18 +205,45 @@ def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
 
 def test_a_run_is_trained_by_one_process_at_a_time(here):
     train("--name", "shared", "--max-steps", 3)
-    busy = "runs/shared is being trained by another process; wait for it, or train under another --name"
-    with FileLock("runs/shared/.lock"):
+    busy = "runs/shared is being written by another process; wait for it, or take another --name"
+    with FileLock("runs/.locks/shared"):
         assert refusal("train", "--resume", "shared", code=1) == busy
         assert refusal("train", "tiny.toml", "--name", "shared", "--force", code=1) == busy
     before = reports("runs/shared")
     done("train", "--resume", "shared")
     assert reports("runs/shared")[: len(before)] == before
-    assert ".lock" not in files(here / "runs/shared")
 
 
-def test_attention_is_computed_as_wished(here):
+def test_a_training_holds_its_lock_from_before_its_folder_is_made(here, monkeypatch):
+    def try_to_replace(*_, **__):
+        assert "is being written by another process" in refusal(
+            "train", "tiny.toml", "--name", "new", "--force", code=1
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("txlcli.commands.train_run._carry_out", try_to_replace)
+    before = runs.create
+
+    def create_while_locked(*arguments, **options):
+        with pytest.raises(Timeout):
+            FileLock("runs/.locks/new").acquire(blocking=False)
+        before(*arguments, **options)
+
+    monkeypatch.setattr(runs, "create", create_while_locked)
+    assert txl("train", "tiny.toml", "--name", "new").exit_code != 0
+    assert not (here / "runs/new").exists()
+
+
+def test_attention_is_computed_as_wished(here, monkeypatch):
+    used = []
+
+    def noted(inputs, **options):
+        used.append(inputs.seg_len)
+        return sdpa(inputs, **options)
+
+    monkeypatch.setattr("txlcli.core.attention.sdpa", noted)
     train("--name", "fused", "--attention", "sdpa")
+    assert used
     assert card("runs/fused")["settings"]["train"]["attention"] == "sdpa"
     assert [one["loss_nats"] for one in reports("runs/fused")] == pytest.approx(
         [one["loss_nats"] for one in reports("runs/byte")], rel=1e-4
@@ -531,7 +559,7 @@ def test_a_replaced_run_stays_until_the_new_one_has_weights(here):
     assert {file.name: file.read_bytes() for file in (here / "runs/byte").iterdir()} == before
     done("train", "tiny.toml", "--name", "byte", "--force", "--max-steps", 1)
     assert step_of(here / "runs/byte/last.safetensors") == 1
-    assert not list((here / "runs").glob(".*"))
+    assert not list((here / "runs").glob("*.replaced"))
 
 
 def test_a_new_run_that_never_saved_leaves_no_folder(here):

@@ -10,6 +10,7 @@ from tests import reference
 from tests.core.builders import V, draw_tokens, read_segments, small_model
 from txlcli.core.architectures import count_parameters
 from txlcli.core.decoding import Decoder
+from txlcli.core.device import autocast
 from txlcli.core.encodings import ShawEncoding, sinusoids
 
 B, L, M = 2, 5, 7
@@ -174,3 +175,21 @@ def test_parameters_by_a_pencil():
 def test_a_sinusoid_of_a_distance_and_of_a_position_are_the_same_numbers():
     np.testing.assert_allclose(sinusoids(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12)
     assert isinstance(small_model(**KINDS["shaw"]).encoding, ShawEncoding)
+
+
+@pytest.mark.parametrize("attention", ["auto", "reference", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_encoding_trains_and_reads_in_bf16_with_every_kind_of_attention(kind, attention):
+    model = small_model(**KINDS[kind]).float()
+    model.attend_by(attention)
+    tokens, memory = draw_tokens(2, 4), model.full_memory(2, 4)
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        with autocast(torch.device("cpu"), precision):
+            losses[precision], _, _ = model.objective(tokens, tokens, memory, mem_len=4, part="full", progress=0.0)
+        losses[precision].backward()
+        reader = Decoder(model.eval(), lanes=2, mem_len=4, seg_len=4, precision=precision)
+        losses[f"read {precision}"] = reader.losses(reader.read(tokens), tokens).mean()
+        model.train()
+    assert losses["bf16"].item() == pytest.approx(losses["fp32"].item(), rel=0.01)
+    assert losses["read bf16"].item() == pytest.approx(losses["read fp32"].item(), rel=0.01)

@@ -105,10 +105,8 @@ def test_another_kind_of_attention_keeps_other_tensors(kind):
     assert needed > step_bytes(settings, V, train_settings())["activations"]
 
 
-def test_flex_attention_keeps_no_probabilities():
-    kept, again = (
-        step_bytes(model_settings(), V, train_settings(**one)) for one in ({"attention": "flex"}, {"recompute": True})
-    )
+def test_flex_attention_keeps_as_many_scores_by_distance_as_others_keep_probabilities():
+    kept, again = (step_bytes(model_settings(), V, train_settings(attention=kind)) for kind in ("flex", "auto"))
     assert kept["activations"] == again["activations"]
 
 

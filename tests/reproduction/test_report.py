@@ -1,5 +1,6 @@
 """The report says everything, in Markdown and in HTML, whatever the texts hold."""
 
+import dataclasses
 import html.parser
 import json
 
@@ -15,7 +16,11 @@ SECTION = Section(
     grids=[Grid(["model", "ppl"], [["a | b", "1.5"], ["<c>", "2.5"]], "caption")],
     figures=[["curve.png", "The curve"]],
     texts=[["Sample", "code:\n```\nx < y\n```"]],
-    claims=[Claim("one is ahead", True, "here 1 and 2"), Claim("two is ahead", False, "here 3 and 2")],
+    claims=[
+        Claim("one is ahead", True, "here 1 and 2"),
+        Claim("two is ahead", False, "here 3 and 2"),
+        Claim("three is", None, "-"),
+    ],
     commands=["txl train stdlib", "txl eval runs/stdlib"],
     seconds=90.0,
     hardware="a machine",
@@ -53,6 +58,12 @@ def page(tmp_path):
     parser.close()
     assert parser.open == []
     return parser
+
+
+def test_a_verdict_has_its_colour(tmp_path):
+    text = to_html("The report", [dataclasses.replace(SECTION, figures=[])], "the end", tmp_path)
+    for kind, verdict in (("held", "as in the paper"), ("failed", "NOT as in the paper"), ("note", "undecided")):
+        assert f'<span class="{kind}">{verdict}</span>' in text
 
 
 def test_the_page_holds_every_word_and_the_figure_itself(page):

@@ -20,6 +20,7 @@ CIRCUMSTANCES = (
     "max_distance",
     "same_length",
     "precision",
+    "attention",
 )
 
 

@@ -62,6 +62,7 @@ class Wishes:
 
     def __post_init__(self) -> None:
         """Check the values, and that they go together."""
+        windows, mem_lens = self.windows, self.mem_lens  # which refuse what is no length
         if self.text is not None and self.split is not None:
             raise UsageError("--text is scored instead of a split; leave out --text or --split")
         if self.split is not None and self.split not in SPLITS:
@@ -70,11 +71,9 @@ class Wishes:
             _parse_distance(self.max_distance)
         if self.stride is not None and self.attn_len is None:
             raise UsageError("--stride goes with --attn-len: it says how many tokens a window predicts")
-        if self.stride is not None and self.windows and self.stride > min(self.windows):
-            raise UsageError(
-                f"--stride {self.stride} is longer than a window of {min(self.windows)}; give at most that"
-            )
-        if self.adapts and (self.attn_len is not None or self.searched or len(self.mem_lens or [0]) > 1):
+        if self.stride is not None and windows and self.stride > min(windows):
+            raise UsageError(f"--stride {self.stride} is longer than a window of {min(windows)}; give at most that")
+        if self.adapts and (self.attn_len is not None or self.searched or len(mem_lens or [0]) > 1):
             raise UsageError("--cache and --dynamic take one --mem-len and no --attn-len")
         unread = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, "--same-length": self.same_length}
         if self.attn_len is not None and (given := _given(unread)):
@@ -157,7 +156,7 @@ def evaluation(
     _check_state(opened, wishes)
     _check_recurrent(opened, wishes)
     if wishes.attention is not None:
-        cast("TransformerXL", opened.model).attend_by(wishes.attention)
+        _attend_by(wishes.attention, opened, wishes)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     reading = wishes.change(opening.resolved_reading(run))
@@ -180,6 +179,18 @@ def measure(wanted: str, wishes: Wishes, **places: Any) -> dict[str, Any]:
     made = evaluation(wanted, wishes, **places)
     made.keep()
     return made.result
+
+
+def _attend_by(kind: AttentionKind, opened: "OpenRun", wishes: Wishes) -> None:
+    """Let the model compute attention in a way that can be had here."""
+    from txlcli.core.compilation import check_compiler
+    from txlcli.core.device import check_attention
+
+    if wishes.dynamic:
+        check_attention(kind, opened.model.device)
+    if kind == "flex":
+        check_compiler(opened.model.device, "attention flex", "take --attention auto")
+    cast("TransformerXL", opened.model).attend_by(kind)
 
 
 def _rows(

@@ -33,6 +33,7 @@ def as_result(
         "max_distance": reading.max_distance if attends else None,
         "same_length": reading.same_length if attends else None,
         "precision": opened.precision,
+        "attention": opened.model.attention_kind if attends else None,
         "slowdown_windows": SLOWDOWN_WINDOWS,
         "paper": source.paper,
         "search": search,

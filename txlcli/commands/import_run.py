@@ -227,13 +227,14 @@ def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path,
         "step": 0,
         "imported_from": source.name,
     }
-    runs.create(run, words.to_json(), force=force)
-    try:
-        checkpoint.save(run.folder / runs.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
-    except BaseException:
-        runs.undo(run)
-        raise
-    runs.settle(run)
+    with runs.alone(run.folder):
+        runs.create(run, words.to_json(), force=force)
+        try:
+            checkpoint.save(run.folder / runs.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
+        except BaseException:
+            runs.undo(run)
+            raise
+        runs.settle(run)
 
 
 def _told(

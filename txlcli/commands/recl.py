@@ -203,18 +203,18 @@ def measure(
     """
     from txlcli.context_file import ContextFile
 
-    group, text = open_group(
-        wanted,
-        split=wishes.split,
-        device=device,
-        precision=precision,
-        data_dir=data_dir,
-        runs_dir=runs_dir,
-        unfinished=unfinished,
-    )
     path = losses or runs_dir / LOSSES
     busy = f"another txl recl keeps losses in {path}; wait for it, or give another --losses"
     with locking.alone(path.with_name(f".{path.name}.lock"), busy):
+        group, text = open_group(
+            wanted,
+            split=wishes.split,
+            device=device,
+            precision=precision,
+            data_dir=data_dir,
+            runs_dir=runs_dir,
+            unfinished=unfinished,
+        )
         kept = ContextFile(path)
         places = _positions(text, wishes)
         found = group_losses(group, text, places, wishes.contexts, kept=kept, windows=batch_size, shown=shown)

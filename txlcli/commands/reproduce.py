@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from txlcli.reproduction.report import Section
     from txlcli.reproduction.scales import Scale
 
-MARK = "reproduction.json"
+MARK, LOCK = "reproduction.json", ".lock"
 
 
 class ScaleName(StrEnum):
@@ -67,7 +67,7 @@ def reproduce(
     _make_folder(folder)
     shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
     made = []
-    with locking.alone(folder / ".lock", f"another process writes into {folder}; wait for it, or give another --out"):
+    with locking.alone(folder / LOCK, f"another process writes into {folder}; wait for it, or give another --out"):
         kept = _open_folder(folder, scale.value)
         for number, name in enumerate(names, 1):
             console.say(f"\n{name} ({number} of {len(names)}), {scale.value} scale")
@@ -100,7 +100,8 @@ def _make_folder(folder: Path) -> None:
     """Make the folder of a report, unless it is one."""
     if (folder / MARK).is_file():
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    held = [path for path in folder.iterdir() if path.name != LOCK] if folder.is_dir() else [folder]
+    if folder.exists() and held:
         raise UsageError(f"{folder} exists and is no reproduction; give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -82,8 +82,8 @@ FACTS = (
     "max_steps",
     "best_valid",
     "best_valid_step",
-    "best_test",
-    "best_test_mem_len",
+    "test",
+    "test_mem_len",
 )
 
 
@@ -111,7 +111,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
     if entry["state"] == "damaged":
         return [entry["name"], "-\ndamaged", "-", "-", "-", when]
     numbers = [
-        f"{entry[key]:.3f}\n{entry['metric']}" if entry[key] is not None else "-" for key in ("best_valid", "best_test")
+        f"{entry[key]:.3f}\n{entry['metric']}" if entry[key] is not None else "-" for key in ("best_valid", "test")
     ]
     steps = f"{entry['step']:,}\n{entry['max_steps']:,}" if entry["max_steps"] else "-"
     model = f"{entry['parameters']:,}\n{entry['state']}"

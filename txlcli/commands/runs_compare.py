@@ -99,7 +99,7 @@ def _facts(found: History) -> dict[str, Any]:
         "best_valid_step": found.best_valid["step"] if found.best_valid else None,
         "last_valid": loss(found.last_valid),
         "last_train": loss(found.last_train),
-        "best_test": loss(found.test_result[0]),
+        "test": loss(found.test_result[0]),
         "tokens_per_s": found.tokens_per_s,
     }
 
@@ -138,7 +138,7 @@ def _show(result: dict[str, Any]) -> None:
         ["  at step", *counts("best_valid_step")],
         [f"last valid{named}", *losses("last_valid")],
         [f"last train{named}", *losses("last_train")],
-        [f"best test{named}", *losses("best_test")],
+        [f"test{named}", *losses("test")],
         ["tokens/s", *counts("tokens_per_s")],
         *([name, *map(_in_words, values)] for name, values in result["settings"].items()),
     ]

@@ -109,8 +109,8 @@ def measure(
     if settings.model.recurrent_state:
         _refuse_attention(title, {"--attn-len": attn_len, "--attention": attention, "--plot": plot})
         lengths = []
-    elif attention is not None:
-        settings = _attending(settings, model, attention)
+    else:
+        settings = _attending(settings, cast("TransformerXL", model), attention)
     place = model.device
     used = _usable_precision(precision.value if precision else settings.train.precision, place)
     console.say(f"timing {title} on {describe(place)}, {used}")
@@ -122,7 +122,7 @@ def measure(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "device": describe(place),
         "precision": used,
-        "attention": attention.value if attention else "auto",
+        "attention": None if settings.model.recurrent_state else settings.train.attention,
         "repeat": repeat,
         "peak_gflops_per_s": bench.peak / 1e9,
         "slowdown": [bench.slowdown(length) for length in lengths],
@@ -163,13 +163,17 @@ def _subject(
     return f"recipe {wanted} with random weights (V = {vocab_size:,})", settings, model
 
 
-def _attending(settings: "Settings", model: "LanguageModel", attention: Attention) -> "Settings":
-    """The settings with another way to compute attention, which the model takes as well."""
+def _attending(settings: "Settings", model: "TransformerXL", attention: Attention | None) -> "Settings":
+    """The settings with the way to compute attention that is wished, or their own; the model takes it as well."""
     from txlcli.core.device import check_attention
 
-    check_attention(attention.value, model.device)
-    cast("TransformerXL", model).attend_by(attention.value)
-    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, attention=attention.value))
+    train = settings.train
+    if attention is not None:
+        recompute = train.recompute and attention == Attention.auto  # others cannot
+        train = dataclasses.replace(train, attention=attention.value, recompute=recompute)
+    check_attention(train.attention, model.device)
+    model.attend_by(train.attention)
+    return dataclasses.replace(settings, train=train)
 
 
 def _refuse_attention(title: str, options: dict[str, Any]) -> None:

@@ -44,9 +44,11 @@ def learn(
     folder = new_folder(wanted, name, runs_dir, force=force)
     store = _store_for(settings, data_dir)
     run = _new_run(wanted, settings, folder, store)
-    training = _begun(run, store, device, force=force)
-    with runs.alone(run.folder), _kept_only_with_weights(run):
-        _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+    training = _begun(run, store, device)
+    with runs.alone(run.folder):
+        runs.create(run, store.vocab.to_json(), force=force)
+        with _kept_only_with_weights(run):
+            _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
     return training
 
 
@@ -111,8 +113,8 @@ def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore")
     )
 
 
-def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Training":
-    """The training of a new run, its folder made."""
+def _begun(run: Run, store: "TokenStore", device: Device) -> "Training":
+    """The training of a new run, whose folder is not made yet."""
     from txlcli.core.training import new_model
 
     train = run.settings.train
@@ -121,9 +123,7 @@ def _begun(run: Run, store: "TokenStore", device: Device, *, force: bool) -> "Tr
     plan = train_plan.plan(run.recipe_name, run.settings, run.folder, (run.vocab_size, run.parameters), store, place)
     console.say(f"training {train_plan.in_words(plan)}")
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)  # it may be too large, too
-    training = _training(model, run, segments, valid)
-    runs.create(run, store.vocab.to_json(), force=force)
-    return training
+    return _training(model, run, segments, valid)
 
 
 def _resumed(run: Run, changes: list[str], data_dir: Path, device: Device) -> tuple[Run, "Training"]:

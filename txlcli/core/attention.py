@@ -128,10 +128,12 @@ class Attention(nn.Module):
             terms: what else the score is made of.
         """
         query = self.project_queries(segment)
-        by_position = None if terms.position_key is None else self._biased(query, terms.position_bias)
+        by_position = position_key = None
+        if terms.position_key is not None:
+            by_position, position_key = self._biased(query, terms.position_bias), terms.position_key.to(query.dtype)
         content = self._biased(query, terms.content_bias)
         out = attend(
-            AttentionInputs(content, by_position, *keys, terms.position_key, terms.reach),
+            AttentionInputs(content, by_position, *keys, position_key, terms.reach),
             dropout=self.attention_dropout if self.training else 0.0,
             recompute=self.recompute,
             workspace=self.workspace,

@@ -20,8 +20,8 @@ from txlcli.core.attention_inputs import AttentionInputs
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    """FlexAttention, whose kernels are made at the first use for every new shape."""
-    return torch.compile(flex_attention, dynamic=False)
+    """FlexAttention, whose kernels are made at the first use, and once more for lengths that vary."""
+    return torch.compile(flex_attention)
 
 
 def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
@@ -66,7 +66,7 @@ def by_key(inputs: AttentionInputs) -> Tensor:
         by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
         farther = by_distance[..., :1].expand(-1, -1, -1, reach - by_distance.shape[3])
         by_distance = torch.cat([farther, by_distance], dim=-1)  # (B, H, L, n)
-    # Columns for all distances from K - 1 down to those of the future; each row begins one later than the one before.
+    # Columns for all distances from K - 1 down to those of the future; each row begins one earlier than the one before.
     padded = F.pad(by_distance, (key_len - reach, seg_len - 1), value=-math.inf)
     if seg_len == 1:
         return padded

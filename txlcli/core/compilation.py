@@ -11,21 +11,37 @@ from txlcli.errors import UsageError
 def compile_layers(model: TransformerXL) -> None:
     """Let the layers run what torch.compile makes of them: norms, residuals, dropout and activations in few kernels.
 
-    The attention itself stays as it is (`attention.attend`), and so do embedding and softmax.
+    txl's own attention stays as it is (`attention_lanes`), and so do embedding and softmax.
 
     Raises:
         UsageError: PyTorch cannot compile for the model's device here.
     """
-    try:
-        torch.compile(torch.neg)(torch.ones(2, device=model.device))
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UsageError(
-            f"train.compile: PyTorch finds no working compiler for {model.device.type} ({reason}); install one "
-            "(g++ for a CPU), or leave out --compile"
-        ) from error
+    check_compiler(model.device, "compile", "leave out --compile, or --set train.compile=false for a run")
     for layer in model.layers:
         layer.compile(dynamic=False)
+
+
+def check_compiler(device: torch.device, wish: str, instead: str) -> None:
+    """Compile something small.
+
+    Args:
+        device: to compile for.
+        wish: what needs it.
+        instead: what to do without.
+
+    Raises:
+        UsageError: PyTorch finds no working compiler.
+    """
+    try:
+        torch.compile(torch.neg)(torch.ones(2, device=device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        compiler = "Triton" if device.type == "cuda" else "g++"
+        raise UsageError(
+            f"{wish}: PyTorch finds no working compiler for {device.type} ({reason}); install {compiler}, or {instead}"
+        ) from error
 
 
 def as_written() -> contextlib.AbstractContextManager[object]:

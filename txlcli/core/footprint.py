@@ -44,8 +44,9 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
 def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> dict[str, int]:
     """Bytes that a training step holds at its peak, by purpose; workspace of single operations comes on top.
 
-    Activations are those that the backward pass will read, counted by a forward pass over tensors without contents. The
-    kernel of an LSTM keeps its gates in a workspace of its own, which is not among them.
+    Activations are those that the backward pass will read, counted by a forward pass over tensors without contents,
+    with the kernels of a CPU: those of CUDA may keep less of fused attention. The kernel of an LSTM keeps its gates in
+    a workspace of its own, which is not among them.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
@@ -76,8 +77,8 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
 
     with FakeTensorMode():
         stand_in = make_model(plain, columns).train()
-        # FlexAttention, which cannot be had here, keeps no probabilities either.
-        stand_in.recompute(train.recompute or train.attention == "flex")
+        # FlexAttention, which cannot be had here, keeps no probabilities, but scores by distance, which are as many.
+        stand_in.recompute(train.recompute)
         if isinstance(stand_in, TransformerXL) and train.attention != "flex":
             stand_in.attend_by(train.attention)
         weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere

@@ -138,6 +138,13 @@ class TransformerXL(LanguageModel):
             assert isinstance(layer, Layer)
             layer.attention.recompute = wanted
 
+    @property
+    def attention_kind(self) -> AttentionKind:
+        """How attention is computed."""
+        first = self.layers[0]
+        assert isinstance(first, Layer)
+        return first.attention.kind
+
     def attend_by(self, kind: AttentionKind) -> None:
         """How attention is computed from now on; the function stays the same."""
         for layer in self.layers:

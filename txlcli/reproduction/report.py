@@ -22,6 +22,8 @@ th, td, h2 { border-color: #3a3d44; } img { background: #fff; } .held { color: #
 .note { color: #a8a8a4; } a { color: #8ab4f8; } }
 """
 
+CLASSES = {True: "held", False: "failed", None: "note"}
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -131,7 +133,7 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
             parts.append(f"<figure>{_image(folder / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
         if section.claims:
             items = "".join(
-                f'<li><span class="{"failed" if claim.held is False else "held"}">{claim.verdict}</span>: '
+                f'<li><span class="{CLASSES[claim.held]}">{claim.verdict}</span>: '
                 f"{esc(claim.text)} ({esc(claim.detail)})</li>"
                 for claim in section.claims
             )
@@ -150,7 +152,7 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
 def _image(path: Path, caption: str) -> str:
     """A figure within the page; one that somebody has removed is only named."""
     if not path.is_file():
-        return f"<p>{html.escape(path.name)} is missing</p>"
+        return f"<p>{html.escape(path.name)} is missing; make it again with txl reproduce</p>"
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
 

@@ -74,7 +74,7 @@ class Workshop:
         self.note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
         places: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
         if not runs.has_weights(folder):  # a training that was killed before it saved any left a folder
-            train_run.learn(model.recipe, changes, name=name, force=runs.is_run(str(folder), self.runs_dir), **places)
+            train_run.learn(model.recipe, changes, name=name, force=(folder / runs.CARD).is_file(), **places)
             return runs.open_run(folder)
         run = runs.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
