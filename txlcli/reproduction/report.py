@@ -113,7 +113,7 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
 def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) -> str:
     """The report as one page; the figures, which lie in `folder`, stand in it."""
     esc = html.escape
-    links = "".join(f'<a href="#{section.name}">{esc(section.title.partition(":")[0])}</a>' for section in sections)
+    links = " ".join(f'<a href="#{section.name}">{esc(section.title.partition(":")[0])}</a>' for section in sections)
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{esc(title)}</title>',
