@@ -198,3 +198,14 @@ def test_a_text_that_stands_for_another_is_named_beside_its_numbers():
 
     (grid,) = benchmarks.make(Tiny(lambda key, split, options: 2.0), 5).grids
     assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]
+
+
+def test_table_10_says_how_much_text_each_row_learns_from(tmp_path):
+    section = ablations.table10(Shop(ablation), tmp_path)
+    assert section.notes[-1] == (
+        "A step reads, row by row: 60 lanes of 128, 60 lanes of 128, 60 lanes of 176, 60 lanes of 172 tokens."
+    )
+    tiny_scale = tiny(ptb_is_here=False)
+    trained = [tiny_scale.models[key].settings().train for key in ablations.TABLE_10]
+    texts = [one.batch_size * one.seg_len for one in trained]
+    assert max(texts) / min(texts) < 1.02  # as much text for all

@@ -79,8 +79,10 @@ def _alone(seg_len: int) -> tuple[str, ...]:
 HALF = "train.loss_part=half"
 
 
-def _ablation(prefix: str, base: tuple[str, ...], name: str, seg_len: int, longer: tuple[int, int]) -> dict[str, Model]:
-    """The rows of Tables 6 and 10: changes of one recipe."""
+def _ablation(
+    prefix: str, base: tuple[str, ...], name: str, seg_len: int, longer: tuple[int, int], *more: str
+) -> dict[str, Model]:
+    """The rows of Tables 6 and 10: changes of one recipe; `more` are those of the longer segments of Table 10."""
     learned = f"model.n_positions={seg_len}"
     distances = f"model.n_positions={2 * seg_len}"
     rows = {
@@ -93,8 +95,8 @@ def _ablation(prefix: str, base: tuple[str, ...], name: str, seg_len: int, longe
         "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", learned),
         "alone-sinusoid-half": (*_alone(seg_len), HALF, "model.position=sinusoid"),
         "alone-learned-half": (*_alone(seg_len), HALF, "model.position=learned", learned),
-        "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}"),
-        "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}"),
+        "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}", *more),
+        "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}", *more),
     }
     return dict(_model(f"{prefix}-{key}", name, *base, *changes) for key, changes in rows.items())
 
@@ -203,7 +205,8 @@ TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "t
 
 def _tiny_models(ptb: str) -> dict[str, Model]:
     on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
-    ablation = _ablation("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22))
+    # 46 lanes of 22 words are as much text as 64 of 16: so short a training would rather show what more text is worth.
+    ablation = _ablation("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22), "train.batch_size=46")
     regularised = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
     return {
         **dict(
