@@ -131,11 +131,10 @@ def test_compiled_layers_train_the_same(tmp_path, dropout):
         torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=1e-5)
 
 
-def test_a_machine_without_a_compiler_is_told_so(tmp_path, monkeypatch):
+def test_a_machine_without_a_compiler_is_told_so(tmp_path):
     torch._dynamo.reset()  # what was compiled before needs no compiler
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
-    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
-    with pytest.raises(UsageError) as caught:
+    without = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
+    with torch._inductor.config.patch(without), pytest.raises(UsageError) as caught:
         new_training(tmp_path, compile=True)
     assert str(caught.value).startswith("compile: PyTorch finds no working compiler for cpu (")
     assert str(caught.value).endswith("; install g++, or leave out --compile, or --set train.compile=false for a run")
