@@ -303,7 +303,8 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, monkeypatch, token
     monkeypatch.setattr(
         "txlcli.preparation.preparing.SMALL", 1 << 16
     )  # so that worker processes start for a small text
-    monkeypatch.setattr("txlcli.preparation.chunks.chunks_of.__defaults__", (1 << 18,))
+    for name in ("CHUNK", "WORD_CHUNK"):
+        monkeypatch.setattr(f"txlcli.preparation.preparing.{name}", 1 << 18)
     stores = [
         prepare(str(text), tmp_path / f"data{n}", Wishes(tokenizer=tokenizer, vocab_size=size, workers=n))
         for n in (1, 2)

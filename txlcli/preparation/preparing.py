@@ -15,7 +15,7 @@ from corpora.corpus import CorpusError, Slice, Text
 from txlcli.errors import CorpusInputError, StoreError
 from txlcli.pieces import BOUNDARY, UNKNOWN
 from txlcli.pieces import train as train_pieces
-from txlcli.preparation.chunks import between_characters, chunks_of, read
+from txlcli.preparation.chunks import CHUNK, between_characters, chunks_of, read
 from txlcli.preparation.inventory import Inventory, Spool
 from txlcli.preparation.planning import Plan, Wishes, make_plan
 from txlcli.preparation.sources import Progress, Step, digest, locate
@@ -34,6 +34,7 @@ from txlcli.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore,
 from txlcli.vocab import Vocab, smallest_kind
 
 SMALL = 16 << 20  # bytes; below it worker processes take longer to start than they save
+WORD_CHUNK = 8 << 20  # bytes; each chunk tells its types anew, which are fewer in longer ones
 TRAINING_TEXT = 64 << 20  # bytes of train that SentencePiece learns from, spread evenly
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
 
@@ -150,7 +151,8 @@ class _Preparation:
             }
 
     def _jobs(self, split: str, pieces: tuple[Slice, ...]) -> Iterator[Job]:
-        for number, chunk in enumerate(chunks_of(pieces)):
+        size = WORD_CHUNK if self._plan.kind == "word" else CHUNK
+        for number, chunk in enumerate(chunks_of(pieces, size)):
             yield Job(chunk, self._work / f"{split}-{number}.ids")
 
     def _read(self, split: str, tallies: Iterable[Tally], step: Step) -> _Read:
