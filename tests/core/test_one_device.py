@@ -95,12 +95,14 @@ def read(settings, model):
 @pytest.mark.parametrize("case", CASES)
 def test_training_and_reading_never_leave_the_device_or_wait_for_it(case):
     reader, hidden = read(*train(*CASES[case], vocab_size=10_000))
-    reader.likeliest(hidden, 5)
+    found = reader.likeliest(hidden, 5)
+    assert {tensor.device for tensor in (hidden, *found)} == {META}
 
 
 def test_the_adaptive_softmax_asks_only_which_tokens_lie_in_a_band(monkeypatch):
     monkeypatch.setattr("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", True)
-    read(*train(*ADAPTIVE, vocab_size=267_735))
+    _, hidden = read(*train(*ADAPTIVE, vocab_size=267_735))
+    assert hidden.device == META
 
 
 def test_two_devices_are_noticed():
