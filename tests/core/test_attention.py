@@ -15,12 +15,19 @@ from txlcli.core.distance_space import DistanceRows, DistanceSpace, Workspace
 from txlcli.core.encodings import sinusoids
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
-ONE_LANE_PER_PASS, TWO_LANES_PER_PASS = 1, 2 * H * L * (M + 2 * L - 1) * 8  # bytes of float64 scores
+# Bytes of float64 scores in one pass, fewest queries in a block of them.
+AS_MEASURED = (attention_lanes.CACHE_BYTES, attention_lanes.FEWEST_QUERIES)
+TWO_LANES, ONE_LANE, TWO_QUERIES = (2 * H * L * (M + 2 * L - 1) * 8, 64), (1, 64), (1, 2)
 SHAPES = [(1, 1), (1, 7), (2, 3), (5, 5), (5, 12)]
 
 
 def draw(*shape, seed=3, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def cut(monkeypatch, passes):
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", passes[0])
+    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", passes[1])
 
 
 def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width=D):
@@ -149,34 +156,52 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit)
         np.testing.assert_allclose(given - given[..., :1], wanted - wanted[..., :1], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("cache_bytes", [ONE_LANE_PER_PASS, TWO_LANES_PER_PASS])
+@pytest.mark.parametrize("passes", [TWO_LANES, ONE_LANE, TWO_QUERIES])
 @pytest.mark.parametrize("reach", [4, M + L])
-def test_lanes_per_pass_change_no_output_and_no_gradient(monkeypatch, cache_bytes, reach):
+def test_lanes_per_pass_change_no_output_and_no_gradient(monkeypatch, passes, reach):
     inputs = draw_inputs(lanes=6, reach=reach)
     weight = draw(6, H, L, D, seed=9)
     out = attend_all(*inputs)
     grads = torch.autograd.grad((out * weight).sum(), inputs)
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
+    cut(monkeypatch, passes)
     divided = attend_all(*inputs)
     torch.testing.assert_close(divided, out, rtol=0, atol=1e-12)
     divided_grads = torch.autograd.grad((divided * weight).sum(), inputs)
     torch.testing.assert_close(divided_grads, grads, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("cache_bytes", "lanes"), [(1, 1), (2 * 80, 2), (3 * 80, 3), (5 * 80, 3), (6 * 80, 6)])
-def test_a_pass_takes_as_many_lanes_as_the_cache_holds_and_divides_them_evenly(monkeypatch, cache_bytes, lanes):
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
-    # One lane: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes.
-    assert attention_lanes._lanes_at_once(6, 1, 2, 4, draw(1)) == lanes
+@pytest.mark.parametrize(
+    ("cache_bytes", "expected"),
+    [(6 * 80, (6, 2)), (5 * 80, (3, 2)), (3 * 80, (3, 2)), (2 * 80, (2, 2)), (80, (1, 2)), (79, (1, 1)), (1, (1, 1))],
+)
+def test_a_pass_takes_as_many_lanes_as_the_cache_holds_or_of_one_lane_as_many_queries(
+    monkeypatch, cache_bytes, expected
+):
+    cut(monkeypatch, (cache_bytes, 1))
+    # One lane: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes. Lanes are divided evenly.
+    inputs = draw_inputs(lanes=6, seg_len=2, key_len=4, heads=1)
+    plan = attention_lanes._Plan.of(AttentionInputs(*inputs, 4))
+    assert (plan.lanes, plan.queries) == expected
+
+
+@pytest.mark.parametrize(("fewest", "blocks"), [(5, [5]), (4, [3, 2]), (3, [3, 2]), (2, [2, 2, 1]), (1, [1] * 5)])
+def test_blocks_of_queries_are_alike_and_see_nothing_after_their_last_query(monkeypatch, fewest, blocks):
+    cut(monkeypatch, (1, fewest))
+    inputs = AttentionInputs(*draw_inputs(), M + L)
+    passes = list(attention_lanes._Plan.of(inputs).passes(inputs))
+    assert [one.first for one in passes] == sorted(list(range(B)) * len(blocks))
+    assert [one.queries for one in passes] == blocks * B
+    assert all(one.keys == M + one.begin + one.queries for one in passes)
+    assert [one.keys for one in passes[: len(blocks)]] == [M + L - sum(blocks[:n]) for n in range(len(blocks))]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("passes", [AS_MEASURED, ONE_LANE, TWO_QUERIES])
 @pytest.mark.parametrize("sizes", [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)], ids="L, K, n = {}".format)
-def test_gradient_equals_finite_differences(monkeypatch, dropout, recompute, cache_bytes, sizes):
+def test_gradient_equals_finite_differences(monkeypatch, dropout, recompute, passes, sizes):
     seg_len, key_len, reach = sizes
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
+    cut(monkeypatch, passes)
     inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach, width=2)
 
     def fixed(*tensors):
@@ -188,9 +213,9 @@ def test_gradient_equals_finite_differences(monkeypatch, dropout, recompute, cac
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("positions", [True, False])
-@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, TWO_LANES_PER_PASS, ONE_LANE_PER_PASS])
-def test_recomputed_probabilities_give_the_same_output_and_gradients(monkeypatch, dropout, positions, cache_bytes):
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
+@pytest.mark.parametrize("passes", [AS_MEASURED, TWO_LANES, ONE_LANE, TWO_QUERIES])
+def test_recomputed_probabilities_give_the_same_output_and_gradients(monkeypatch, dropout, positions, passes):
+    cut(monkeypatch, passes)
     inputs, weight = draw_inputs(lanes=4, reach=9), draw(4, H, L, D, seed=9)
     if not positions:
         inputs[1] = inputs[4] = None
@@ -239,9 +264,9 @@ def test_dropout_drops_its_share_and_keeps_the_expectation():
     assert dropped.sum(-1).mean().item() == pytest.approx(1.0, abs=4 * math.sqrt(1 / 3 / (1009 * H * L)))
 
 
-@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
-def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, cache_bytes):
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
+@pytest.mark.parametrize("passes", [AS_MEASURED, ONE_LANE, TWO_QUERIES])
+def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, passes):
+    cut(monkeypatch, passes)
     inputs = draw_inputs()
     torch.manual_seed(6)
     with_gradient = attend_all(*inputs, dropout=0.4)
@@ -347,10 +372,10 @@ def test_scores_by_distance_are_seen_by_key_whatever_their_memory(kind, reach, s
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
+@pytest.mark.parametrize("passes", [AS_MEASURED, ONE_LANE, TWO_QUERIES])
 @pytest.mark.parametrize(("reach", "max_distance"), [(M + L, 0), (M + L, 3), (M + L, M), (9, 3), (9, 4), (9, 20)])
-def test_equal_position_keys_need_not_be_repeated(monkeypatch, dtype, cache_bytes, reach, max_distance):
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
+def test_equal_position_keys_need_not_be_repeated(monkeypatch, dtype, passes, reach, max_distance):
+    cut(monkeypatch, passes)
     *inputs, position_key = (tensor.detach().to(dtype) for tensor in draw_inputs(reach=reach))
     position_key[:, : max(0, reach - max_distance)] = position_key[:, max(0, reach - 1 - max_distance), None]
     terms = ScoreTerms(reach, position_key)
@@ -376,9 +401,9 @@ def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("cache_bytes", [attention_lanes.CACHE_BYTES, ONE_LANE_PER_PASS])
-def test_bf16_reads_keys_with_gaps_between_heads(monkeypatch, dropout, cache_bytes):
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", cache_bytes)
+@pytest.mark.parametrize("passes", [AS_MEASURED, ONE_LANE, TWO_QUERIES])
+def test_bf16_reads_keys_with_gaps_between_heads(monkeypatch, dropout, passes):
+    cut(monkeypatch, passes)
     dense = [tensor.detach().bfloat16() for tensor in draw_inputs(reach=9)]
     gaps = [torch.cat([tensor, tensor], dim=-2)[..., : tensor.shape[-2], :] for tensor in dense]
     outs = []

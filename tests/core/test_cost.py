@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
+from tests.core.work_counters import unseen_flops_per_token
 from txlcli.core.adaptive import bands
 from txlcli.core.cost import (
     band_share,
@@ -43,7 +44,8 @@ def test_a_training_step_is_what_pytorch_counts(mem_len, changed):
         hidden, _ = model(draw_tokens(B, L), memory, mem_len=mem_len)
         model.losses(hidden, draw_tokens(B, L)).mean().backward()
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, lanes=B)
-    assert counter.get_total_flops() == pytest.approx(B * L * formula, rel=1e-12)
+    unseen = unseen_flops_per_token(model.settings, L)
+    assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
 
 
 def test_auxiliary_classifiers_count_for_as_long_as_their_layers_do():
@@ -118,6 +120,7 @@ def test_an_adaptive_training_step_is_what_pytorch_counts(tied):
     wanted = [15, 5, 2]  # all need the head
     ends = sum(count * products for count, products in zip(read + wanted, EMBEDDED + SCORED, strict=True))
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    formula += unseen_flops_per_token(model.settings, L)
     zipf_ends = embedding_products(
         model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V))
     ) + softmax_products(model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V)))

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, small_model
-from tests.core.work_counters import AllocationCounter
+from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.core import attention_lanes
 from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
 from txlcli.core.decoding import Decoder
@@ -29,8 +29,9 @@ FLOAT = 4
 
 @pytest.fixture(autouse=True)
 def one_lane_at_a_time(monkeypatch):
-    """As models of a published size are computed on a CPU."""
+    """As models of a published size are computed on a CPU where their segments are short."""
     monkeypatch.setattr(attention_lanes, "CACHE_BYTES", 1)
+    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", L)
 
 
 def floats(*sizes):
@@ -79,7 +80,18 @@ def test_bytes_of_results_are_counted_and_views_and_places_given_are_not():
 def test_a_training_step_multiplies_no_more_than_the_formula():
     step = training()
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
-    assert operations(step.update) == pytest.approx(B * L * expected, rel=1e-12)
+    unseen = unseen_flops_per_token(step.model.settings, L)
+    assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
+
+
+@pytest.mark.parametrize("queries", [17, 1])
+def test_blocks_of_queries_leave_out_most_of_what_none_sees(monkeypatch, queries):
+    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", queries)
+    step = training()
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    blocks = [17, 17, 17, 16] if queries == 17 else [1] * L
+    unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
+    assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
 
 
 def training_bytes():
@@ -125,6 +137,7 @@ def test_a_training_step_allocates_no_more_than_its_tensors():
 def test_recomputing_multiplies_queries_with_keys_and_distances_once_more():
     step = training(recompute=True)
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    expected += unseen_flops_per_token(step.model.settings, L)
     scores = 2 * 2 * B * N * SCORES * D  # two products, each of a multiplication and an addition
     assert operations(step.update) == pytest.approx(B * L * expected + scores, rel=1e-12)
 

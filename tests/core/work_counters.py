@@ -22,3 +22,9 @@ class AllocationCounter(TorchDispatchMode):
 
 def _tensors(tree):
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def unseen_flops_per_token(settings, seg_len):
+    """What a training step multiplies beyond the keys that queries see, if all queries are scored against all keys."""
+    terms = 3 if settings.position in ("relative", "shaw") else 2
+    return 2 * 3 * settings.n_layers * terms * (seg_len - 1) / 2 * settings.n_heads * settings.d_head

@@ -1,9 +1,15 @@
-"""Attention with relative distances as txl computes it: a few lanes at a time in distance space, with its own gradient.
+"""Attention with relative distances as txl computes it: in distance space, pass by pass, with its own gradient.
+
+A pass scores what a CPU's cache holds: a few lanes; or of one lane that is too long for that a block of queries, with
+the keys up to the last one of them, so that most of the future is never computed.
 
 Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a position
-key.
+key. In one pass: l queries, k keys, H rows per lane.
 """
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +17,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from txlcli.core.attention_inputs import AttentionInputs
-from txlcli.core.distance_space import SHORT, Workspace
+from txlcli.core.distance_space import SHORT, DistanceSpace, Workspace
 from txlcli.core.dropout import keep_mask
 
 CACHE_BYTES = 4 << 20
 """Scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)."""
+FEWEST_QUERIES = 64
+"""In a block of queries: with fewer, products are too small to be quick."""
 
 
 @torch.compiler.disable
@@ -24,21 +32,74 @@ def attend_by_lanes(inputs: AttentionInputs, *, dropout: float, recompute: bool,
     if torch.is_grad_enabled() and inputs.need_gradient:
         out: Tensor = _Attention.apply(inputs.reach, dropout, recompute, workspace, *inputs.tensors)
         return out
-    return _attend_lanes(inputs, dropout=dropout, save=False, workspace=workspace)[0]
+    return _attend(inputs, dropout=dropout, save=False, workspace=workspace)[0]
 
 
-def _lanes_at_once(lanes: int, heads: int, seg_len: int, key_len: int, like: Tensor) -> int:
-    """How many lanes to score in one pass: all on CUDA, as many as the cache holds on a CPU; a divisor of `lanes`."""
-    if like.device.type != "cpu":
-        return lanes
-    lane_bytes = heads * seg_len * (key_len + seg_len - 1) * like.element_size()
-    most = max(1, min(lanes, CACHE_BYTES // lane_bytes))
-    return next(count for count in range(most, 0, -1) if lanes % count == 0)
+@dataclass(frozen=True)
+class _Pass:
+    """What is scored at once."""
+
+    first: int
+    """Lane."""
+    lanes: int
+    begin: int
+    """Query of the segment."""
+    queries: int
+    """l."""
+    keys: int
+    """k, those up to the last query's own."""
+
+    def of_queries(self, tensor: Tensor) -> Tensor:
+        """The pass's part of (B, H, L, x) as (lanes * H, l, x)."""
+        return tensor[self.first : self.first + self.lanes, :, self.begin : self.begin + self.queries].flatten(0, 1)
+
+    def of_keys(self, tensor: Tensor) -> Tensor:
+        """The pass's part of (B, H, K, D) as (lanes * H, k, D)."""
+        return tensor[self.first : self.first + self.lanes, :, : self.keys].flatten(0, 1)
+
+    def of_scores(self, tensor: Tensor) -> Tensor:
+        """The pass's part of (B, H, L, K) as (lanes * H, l, k)."""
+        return self.of_queries(tensor)[:, :, : self.keys]
+
+    def scores(self, inputs: AttentionInputs) -> torch.Size:
+        """(lanes * H, l, k)."""
+        return torch.Size((self.lanes * inputs.key.shape[1], self.queries, self.keys))
 
 
-def _rows(tensor: Tensor, first: int, lanes: int) -> Tensor:
-    """Lanes first .. first + lanes of (B, H, x, D) as (lanes * H, x, D)."""
-    return _dense(tensor[first : first + lanes].flatten(0, 1))
+@dataclass(frozen=True)
+class _Plan:
+    """How attention is cut into passes."""
+
+    lanes: int
+    """Per pass; a divisor of B."""
+    queries: int
+    """Per pass, at most; all of a segment's where a pass takes several lanes."""
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> "_Plan":
+        """All in one pass on a GPU, as much as the cache holds on a CPU."""
+        lanes, heads, seg_len, _ = inputs.query_content.shape
+        if inputs.key.device.type != "cpu":
+            return cls(lanes, seg_len)
+        row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
+        fitting = CACHE_BYTES // row_bytes  # queries
+        if fitting >= seg_len:
+            most = min(lanes, fitting // seg_len)
+            return cls(next(count for count in range(most, 0, -1) if lanes % count == 0), seg_len)
+        blocks = math.ceil(seg_len / max(fitting, FEWEST_QUERIES))
+        return cls(1, math.ceil(seg_len / blocks))
+
+    def room(self, inputs: AttentionInputs) -> int:
+        """Scores of the largest pass."""
+        return self.lanes * inputs.key.shape[1] * self.queries * inputs.key_len
+
+    def passes(self, inputs: AttentionInputs) -> Iterator[_Pass]:
+        """Lane by lane the blocks of queries, the last one first: it sees all of the keys."""
+        mem_len = inputs.key_len - inputs.seg_len
+        for first in range(0, inputs.query_content.shape[0], self.lanes):
+            for end in range(inputs.seg_len, 0, -self.queries):
+                begin = max(0, end - self.queries)
+                yield _Pass(first, self.lanes, begin, end - begin, mem_len + end)
 
 
 def _dense(rows: Tensor) -> Tensor:
@@ -54,29 +115,37 @@ def _for_lanes(position_key: Tensor, lanes: int) -> Tensor:
     return _dense(position_key) if lanes == 1 else position_key.repeat(lanes, 1, 1)
 
 
-class _Probabilities:
-    """Softmax of the scores, a few lanes at a time, as often as they are asked for."""
+def _multiply_into(place: Tensor, left: Tensor, right: Tensor) -> None:
+    """Write a batch of products; on a CPU that is quick only where the place has no gaps."""
+    if place.is_contiguous():
+        torch.bmm(left, right, out=place)
+    else:
+        place.copy_(torch.bmm(left, right))
 
-    def __init__(self, inputs: AttentionInputs, workspace: Workspace) -> None:
-        lanes, heads, seg_len, _ = inputs.query_content.shape
-        key, position_key, reach = inputs.key, inputs.position_key, inputs.reach
-        self.step = _lanes_at_once(lanes, heads, seg_len, inputs.key_len, key)
-        """Lanes per pass."""
+
+class _Probabilities:
+    """Softmax of the scores, a pass at a time, as often as they are asked for."""
+
+    def __init__(self, inputs: AttentionInputs, plan: _Plan, workspace: Workspace) -> None:
+        heads, position_key, reach = inputs.key.shape[1], inputs.position_key, inputs.reach
         self._inputs, self._workspace = inputs, workspace
         known = reach if position_key is None else position_key.shape[1]
-        self._space = workspace.take("scores", self.step * heads, seg_len, inputs.key_len, reach, key, known=known)
+        self._space = workspace.take(
+            "scores", plan.lanes * heads, plan.queries, inputs.key_len, reach, inputs.key, known=known
+        )
         if position_key is None:
             self._space.by_distance.zero_()
         else:
-            self._position_key_rows = _for_lanes(position_key, self.step)  # (step*H, m, D)
+            self._position_key_rows = _for_lanes(position_key, plan.lanes)  # (lanes*H, m, D)
 
-    def write(self, first: int, out: Tensor) -> None:
-        """Those of the lanes from `first` on, into (step*H, L, K)."""
-        inputs = self._inputs
+    def write(self, part: _Pass, out: Tensor) -> None:
+        """Those of a pass, into (lanes*H, l, k)."""
+        inputs, space = self._inputs, self._space.part(part.queries, part.keys)
         if inputs.query_position is not None:
-            self._space.multiply(_rows(inputs.query_position, first, self.step), self._position_key_rows)
-        query, key = _rows(inputs.query_content, first, self.step), _rows(inputs.key, first, self.step)
-        torch.baddbmm(self._space.seen(out), query, key.mT, out=out)
+            query = _dense(part.of_queries(inputs.query_position))
+            space.multiply(query, _dense(self._position_key_rows[:, -part.keys :]))
+        query, key = _dense(part.of_queries(inputs.query_content)), _dense(part.of_keys(inputs.key))
+        torch.baddbmm(space.seen(out), query, key.mT, out=out)
         torch.softmax(out, dim=-1, out=out)
 
     def finish(self) -> None:
@@ -84,82 +153,97 @@ class _Probabilities:
         self._workspace.put_back(self._space)
 
 
-def _attend_lanes(
+def _attend(
     inputs: AttentionInputs, *, dropout: float, save: bool, workspace: Workspace
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The output (B, H, L, D), the probabilities (B, H, L, K) if they are to be saved, and which were kept."""
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """The output (B, H, L, D), each pass's probabilities (lanes*H, l, k) if they are to be saved, which were kept."""
     query, key = inputs.query_content, inputs.key
-    lanes, heads, seg_len, _ = query.shape
-    made = _Probabilities(inputs, workspace)
-    shape = torch.Size((lanes, heads, seg_len, inputs.key_len))
-    probabilities = key.new_empty(lanes if save else made.step, *shape[1:])
-    kept = keep_mask(shape, dropout, key.device) if dropout else None
+    plan = _Plan.of(inputs)
+    made = _Probabilities(inputs, plan, workspace)
+    kept = keep_mask(torch.Size((*query.shape[:3], inputs.key_len)), dropout, key.device) if dropout else None
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for first in range(0, lanes, made.step):
-        probability = _rows(probabilities, first if save else 0, made.step)  # (step*H, L, K)
-        made.write(first, probability)
+    saved: list[Tensor] = []
+    room = None if save else key.new_empty(plan.room(inputs))
+    for part in plan.passes(inputs):
+        shape = part.scores(inputs)
+        probability = key.new_empty(shape) if room is None else room[: shape.numel()].view(shape)
+        made.write(part, probability)
+        if save:
+            saved.append(probability)
         if kept is not None:
-            probability = (probability * _rows(kept, first, made.step)).mul_(1 / (1 - dropout))
-        torch.bmm(probability, _rows(inputs.value, first, made.step), out=_rows(out, first, made.step))
+            probability = (probability * part.of_scores(kept)).mul_(1 / (1 - dropout))
+        _multiply_into(part.of_queries(out), probability, _dense(part.of_keys(inputs.value)))
     made.finish()
-    return out, probabilities if save else None, kept
+    return out, saved, kept
 
 
 class _Attention(torch.autograd.Function):
-    """Attention whose scores live in distance space; forward and backward go a few lanes at a time."""
+    """Attention whose scores live in distance space; forward and backward go pass by pass."""
 
     @staticmethod
     def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any) -> Tensor:
         query_content, query_position, key, value, position_key = tensors
         inputs = AttentionInputs(query_content, query_position, key, value, position_key, reach)
         ctx.drawn_from = _generator_state(inputs.key.device) if recompute and dropout else None
-        out, probabilities, kept = _attend_lanes(inputs, dropout=dropout, save=not recompute, workspace=workspace)
-        ctx.save_for_backward(*tensors, probabilities, None if recompute else kept)
-        ctx.reach, ctx.dropout, ctx.workspace = reach, dropout, workspace
+        out, probabilities, kept = _attend(inputs, dropout=dropout, save=not recompute, workspace=workspace)
+        ctx.save_for_backward(*tensors, None if recompute else kept, *probabilities)
+        ctx.reach, ctx.dropout, ctx.recompute, ctx.workspace = reach, dropout, recompute, workspace
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query_content, query_position, key, value, position_key, probabilities, kept = ctx.saved_tensors
-        lanes, heads, seg_len, _ = query_content.shape
-        key_len = key.shape[2]
-        step = _lanes_at_once(lanes, heads, seg_len, key_len, key)
-        made = None
-        if probabilities is None:
-            inputs = AttentionInputs(query_content, query_position, key, value, position_key, ctx.reach)
-            made = _Probabilities(inputs, ctx.workspace)
-            again = key.new_empty(step * heads, seg_len, key_len)
+        query_content, query_position, key, value, position_key, kept, *saved = ctx.saved_tensors
+        inputs = AttentionInputs(query_content, query_position, key, value, position_key, ctx.reach)
+        plan = _Plan.of(inputs)
+        made = _Probabilities(inputs, plan, ctx.workspace) if ctx.recompute else None
+        room = key.new_empty(plan.room(inputs)) if ctx.recompute else None
         if ctx.drawn_from is not None:
-            kept = _drawn_again(ctx.drawn_from, torch.Size((lanes, heads, seg_len, key_len)), ctx.dropout, key.device)
-        grads = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query_content, key, value)]
+            shape = torch.Size((*query_content.shape[:3], inputs.key_len))
+            kept = _drawn_again(ctx.drawn_from, shape, ctx.dropout, key.device)
+        exact = torch.promote_types(key.dtype, torch.float32)  # sums over passes need more than 16 bits
+        of_keys = key.dtype if plan.queries == inputs.seg_len else exact
+        grad_query = torch.empty_like(query_content, memory_format=torch.contiguous_format)
+        grad_key, grad_value = (key.new_empty(key.shape, dtype=of_keys) for _ in range(2))
         position = None
-        if position_key is not None:
-            position = _PositionGradients(ctx.reach, query_position, key_len, position_key, step, ctx.workspace)
-        for first in range(0, lanes, step):
-            grad_query_content, grad_key, grad_value = (_rows(grad, first, step) for grad in grads)
-            grad_out = _rows(grad_outputs[0], first, step)  # (step*H, L, D)
-            if made is None:
-                probability = _rows(probabilities, first, step)  # (step*H, L, K)
+        if query_position is not None and position_key is not None:
+            position = _PositionGradients(inputs, query_position, position_key, plan, ctx.workspace)
+        for number, part in enumerate(plan.passes(inputs)):
+            grad_out = part.of_queries(grad_outputs[0])  # (lanes*H, l, D)
+            if made is None or room is None:
+                probability = saved[number]  # (lanes*H, l, k)
             else:
-                made.write(first, again)
-                probability = again
+                shape = part.scores(inputs)
+                probability = room[: shape.numel()].view(shape)
+                made.write(part, probability)
             used = probability
-            grad_probability = torch.bmm(grad_out, _rows(value, first, step).mT)
+            grad_probability = torch.bmm(_dense(grad_out), _dense(part.of_keys(value)).mT)
             if kept is not None:
-                mask, scale = _rows(kept, first, step), 1 / (1 - ctx.dropout)  # a 16-bit mask would round the scale
+                mask, scale = part.of_scores(kept), 1 / (1 - ctx.dropout)  # a 16-bit mask would round the scale
                 used = (probability * mask).mul_(scale)
                 grad_probability.mul_(mask).mul_(scale)
             grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
-            torch.bmm(grad_score, _rows(key, first, step), out=grad_query_content)
-            torch.bmm(grad_score.mT, _rows(query_content, first, step), out=grad_key)
-            torch.bmm(used.mT, grad_out, out=grad_value)
+            _multiply_into(part.of_queries(grad_query), grad_score, _dense(part.of_keys(key)))
+            _collect(part, grad_key, grad_score.mT, _dense(part.of_queries(query_content)))
+            _collect(part, grad_value, used.mT, _dense(grad_out))
             if position is not None:
-                position.add(grad_score, first)
+                position.add(grad_score, part)
         if made is not None:
             made.finish()
         grad_query_position, grad_position_key = position.found() if position is not None else (None, None)
-        return None, None, None, None, grads[0], grad_query_position, grads[1], grads[2], grad_position_key
+        grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
+        return None, None, None, None, grad_query, grad_query_position, grad_key, grad_value, grad_position_key
+
+
+def _collect(part: _Pass, grad: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a pass's product to the gradient (B, H, K, D) of keys or values; a lane's first pass has all of them."""
+    place, whole = part.of_keys(grad), part.keys == grad.shape[2]
+    if whole and grad.dtype == left.dtype:
+        _multiply_into(place, left, right)
+    elif whole:
+        place.copy_(torch.bmm(left, right))
+    else:
+        place += torch.bmm(left, right)
 
 
 def _generator_state(device: torch.device) -> Tensor:
@@ -179,31 +263,42 @@ def _drawn_again(state: Tensor, shape: torch.Size, share: float, device: torch.d
 
 
 class _PositionGradients:
-    """Gradients of the position score's two factors, collected a few lanes at a time."""
+    """Gradients of the position score's two factors, collected a pass at a time."""
 
     def __init__(
-        self, reach: int, query_position: Tensor, key_len: int, position_key: Tensor, step: int, workspace: Workspace
+        self,
+        inputs: AttentionInputs,
+        query_position: Tensor,
+        position_key: Tensor,
+        plan: _Plan,
+        workspace: Workspace,
     ) -> None:
-        _, heads, seg_len, _ = query_position.shape
-        self._query, self._step, self._heads, self._workspace = query_position, step, heads, workspace
-        self._space = workspace.take("gradients", step * heads, seg_len, key_len, reach, position_key)
-        self._key_rows = _for_lanes(position_key, step)  # (step*H, n, D)
+        self._heads = position_key.shape[0]
+        self._query, self._workspace = query_position, workspace
+        rows = plan.lanes * self._heads
+        space = workspace.take("gradients", rows, plan.queries, inputs.key_len, inputs.reach, position_key)
+        assert isinstance(space, DistanceSpace)
+        self._space = space
+        self._key_rows = _for_lanes(position_key, plan.lanes)  # (lanes*H, n, D)
         self._grad_query = torch.empty_like(query_position, memory_format=torch.contiguous_format)
-        exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over lanes need more than 16 bits
+        exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over passes need more than 16 bits
         self._grad_key = torch.zeros(position_key.shape, dtype=exact, device=position_key.device)
         self._dtype = position_key.dtype
 
-    def add(self, grad_score: Tensor, first: int) -> None:
-        """Take the gradient of the scores (step*H, L, K) of the lanes from `first` on."""
-        self._space.by_key.copy_(grad_score)
-        by_distance = _dense(self._space.by_distance)  # (step*H, L, n)
-        query = _rows(self._query, first, self._step)
-        torch.bmm(by_distance, self._key_rows, out=_rows(self._grad_query, first, self._step))
-        if self._step == 1 and self._grad_key.dtype == self._dtype:
-            torch.baddbmm(self._grad_key, by_distance.mT, query, out=self._grad_key)
+    def add(self, grad_score: Tensor, part: _Pass) -> None:
+        """Take the gradient of a pass's scores (lanes*H, l, k)."""
+        space = self._space.part(part.queries, part.keys)
+        space.place(grad_score)
+        by_distance = _dense(space.by_distance)  # (lanes*H, l, n)
+        query = _dense(part.of_queries(self._query))
+        key_rows = _dense(self._key_rows[:, -part.keys :])
+        _multiply_into(part.of_queries(self._grad_query), by_distance, key_rows)
+        grad_key = self._grad_key[:, -part.keys :]  # (H, n, D)
+        if part.lanes == 1 and grad_key.is_contiguous() and grad_key.dtype == self._dtype:
+            torch.baddbmm(grad_key, by_distance.mT, query, out=grad_key)
         else:
-            by_row = torch.bmm(by_distance.mT, query)  # (step*H, n, D)
-            self._grad_key += by_row.unflatten(0, (self._step, self._heads)).sum(0) if self._step > 1 else by_row
+            by_row = torch.bmm(by_distance.mT, query)  # (lanes*H, n, D)
+            grad_key += by_row.unflatten(0, (part.lanes, self._heads)).sum(0) if part.lanes > 1 else by_row
 
     def found(self) -> tuple[Tensor, Tensor]:
         """The gradients of the queries (B, H, L, D) and of the position keys (H, n, D); nothing is added later."""

@@ -100,21 +100,23 @@ def decoding_flops_per_token(
 def training_flops_per_token(
     model: ModelSettings, vocab_size: int, *, seg_len: int, mem_len: int, lanes: int, shares: Shares | None = None
 ) -> float:
-    """Forward and backward pass of one segment, per predicted token.
+    """Forward and backward pass of one segment, per predicted token, of the keys that queries see.
 
-    The backward pass costs twice the forward, but the distances need no gradient themselves. Keys and values of the
-    memory are projected again at every step, since the weights change; distances are projected once for all lanes.
+    The backward pass costs twice the forward, but distances and memory need no gradient themselves (the norm of the
+    memory does where it is a layer's own). Keys and values of the memory are projected again at every step, since the
+    weights change; distances are projected once for all lanes.
     """
     ends = _ends(model, vocab_size, shares)
     if isinstance(model, RnnSettings):
         return 6.0 * (state_products(model) + ends)
     assert isinstance(model, TransformerSettings)
-    keys = mem_len + seg_len
     width = model.n_heads * model.d_head
-    per_token = 2 * model.d_model * width + attention_terms(model) * keys * width + 2 * model.d_model * model.d_inner
-    per_lane = 2 * keys * model.d_model * width
-    per_step = keys * model.d_model * width if model.position == "relative" else 0
-    layer = 3 * (per_token + per_lane / seg_len) + 2 * per_step / (seg_len * lanes)
+    seen = mem_len + (seg_len + 1) / 2  # keys, on average
+    per_token = 4 * model.d_model * width + attention_terms(model) * seen * width + 2 * model.d_model * model.d_inner
+    memory = 2 * mem_len * model.d_model * width
+    memory_passes = 2 if model.norm == "post" else 3
+    distances = (mem_len + seg_len) * model.d_model * width if model.position == "relative" else 0
+    layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * lanes)
     return 2.0 * (model.n_layers * layer + 3 * (ends + auxiliary_products(model, vocab_size)))
 
 

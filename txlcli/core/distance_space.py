@@ -9,8 +9,12 @@ numbers are the (L, K) score of every key: shifted and causally masked without a
 
 On a CPU a batch of fp32 products is quick only if it writes without gaps, and so is one of single queries in 16 bits.
 There rows hold the distances and nothing else, and a mask says which of the numbers read by key mean something.
+
+Both have parts: the same for some of a segment's queries, and the keys up to the last one of these. A part is the right
+end of the whole, where distance 0 is.
 """
 
+import copy
 import math
 from typing import Any, Literal
 
@@ -42,6 +46,22 @@ class DistanceSpace:
         self.by_key = columns.as_strided(  # (rows, L, K)
             (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
         )
+        self._others = 0  # columns of by_distance in which another part may have left numbers that are not by_key's
+
+    def part(self, seg_len: int, key_len: int) -> "DistanceSpace":
+        """The same memory for fewer queries and fewer keys."""
+        if (seg_len, key_len) == self.by_key.shape[1:]:
+            return self
+        found = copy.copy(self)
+        found.by_distance = self.by_distance[:, -seg_len:, -key_len:]
+        found.by_key = self.by_key[:, -seg_len:, -key_len:]
+        found._others = max(0, seg_len - 1 - (key_len - found.by_distance.shape[2]))
+        return found
+
+    def place(self, by_key: Tensor) -> None:
+        """Write (rows, L, K) numbers by key, of which `by_distance` then holds no others."""
+        self.by_distance[:, :, : self._others] = 0.0
+        self.by_key.copy_(by_key)
 
     def multiply(self, query: Tensor, position_key: Tensor) -> None:
         """Score queries (rows, L, D) against the position keys (rows, m, D); all farther distances are as the first."""
@@ -72,17 +92,32 @@ class DistanceRows:
     """What another use must agree with."""
 
     def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, known: int, like: Tensor) -> None:
-        near = key_len if known == reach else known
-        self._far = key_len - near  # keys
-        ahead = near - known  # what the first row reads before its own numbers
-        numbers = torch.zeros(ahead + rows * seg_len * known, dtype=like.dtype, device=like.device)
-        self.by_distance = numbers[ahead:].view(rows, seg_len, known)  # (rows, L, m)
-        self.by_key = numbers.as_strided(  # (rows, L, K - far)
-            (rows, seg_len, near), (seg_len * known, known - 1, 1), seg_len - 1
-        )
+        ahead = key_len - reach if known == reach else 0  # what the first row reads before its own numbers
+        self._numbers = torch.zeros(ahead + rows * seg_len * known, dtype=like.dtype, device=like.device)
         query, key = torch.arange(key_len - seg_len, key_len)[:, None], torch.arange(key_len)
         hidden = (query - key < 0) | (query - key >= reach)  # (L, K)
+        self._rows, self._reach, self._known = rows, reach, known
         self.mask = torch.zeros(seg_len, key_len).masked_fill(hidden, -math.inf).to(like)
+        self._look(seg_len, key_len)
+
+    def _look(self, seg_len: int, key_len: int) -> None:
+        """See the numbers as those of so many queries and keys."""
+        known = min(self._known, key_len)
+        near = key_len if self._known == self._reach else known
+        self._far = key_len - near  # keys
+        self.by_distance = self._numbers[near - known :][: self._rows * seg_len * known].view(-1, seg_len, known)
+        self.by_key = self._numbers.as_strided(  # (rows, L, K - far)
+            (self._rows, seg_len, near), (seg_len * known, known - 1, 1), seg_len - 1
+        )
+
+    def part(self, seg_len: int, key_len: int) -> "DistanceRows":
+        """The same memory for fewer queries and fewer keys; it holds the numbers of one part at a time."""
+        if self.mask.shape == (seg_len, key_len):
+            return self
+        found = copy.copy(self)
+        found.mask = self.mask[-seg_len:, -key_len:]
+        found._look(seg_len, key_len)
+        return found
 
     def multiply(self, query: Tensor, position_key: Tensor) -> None:
         """Score queries (rows, L, D) against the position keys (rows, m, D)."""

@@ -3,8 +3,11 @@
 Axes: B lanes, L segment, d width, V vocabulary.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 STEPS = 1 << 16  # shares are rounded to a 65536th
@@ -12,19 +15,21 @@ STEPS = 1 << 16  # shares are rounded to a 65536th
 
 @torch.compiler.disable
 def keep_mask(shape: torch.Size, share: float, device: torch.device) -> Tensor:
-    """A bool tensor whose entries are False with probability `share`, drawn from PyTorch's generator.
+    """A uint8 tensor of ones, with zeros of probability `share`, drawn from PyTorch's generator.
 
     On a CPU four 16-bit draws are taken from each 64-bit random number: one draw per entry is what makes plain dropout
-    slow there.
+    slow there. So are products with bool, and comparisons that give it: they take three to five times as long.
     """
     if device.type != "cpu":
-        return torch.rand(shape, device=device) >= share
+        return (torch.rand(shape, device=device) >= share).view(torch.uint8)
     dropped = round(share * STEPS)
     if dropped == STEPS:  # one more than the largest 16-bit number: it would wrap around and keep everything
-        return torch.zeros(shape, dtype=torch.bool)
+        return torch.zeros(shape, dtype=torch.uint8)
     count = shape.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    return (words.view(torch.int16)[:count] >= dropped - STEPS // 2).view(shape)
+    kept = torch.empty(count, dtype=torch.uint8)
+    torch.ge(words.view(torch.int16)[:count], dropped - STEPS // 2, out=kept)
+    return kept.view(shape)
 
 
 def _times(hidden: Tensor, kept: Tensor, share: float) -> Tensor:
@@ -55,12 +60,42 @@ class Dropout(nn.Module):
             return _times(hidden, keep_mask(shape, self.share, hidden.device), self.share)
         if hidden.device.type != "cpu":
             return F.dropout(hidden, self.share)
-        kept = keep_mask(hidden.shape, self.share, hidden.device)
-        return torch.where(kept, hidden, 0.0).mul_(1 / (1 - self.share))
+        return (hidden * keep_mask(hidden.shape, self.share, hidden.device)).mul_(1 / (1 - self.share))
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
         return f"share={self.share}, variational={self.variational}"
+
+
+class _RectifyAndDrop(torch.autograd.Function):
+    """A dropped ReLU says by itself where its gradient is not 0, so it keeps neither mask nor input."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, dropout: Dropout) -> Tensor:
+        out: Tensor = dropout(F.relu(hidden))
+        ctx.save_for_backward(out)
+        ctx.share = dropout.share
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        grad: Tensor = torch.ops.aten.threshold_backward(grad_outputs[0], out, 0)
+        return grad.mul_(1 / (1 - ctx.share)), None
+
+
+def rectify_and_drop(hidden: Tensor, dropout: Dropout) -> Tensor:
+    """Dropout of ReLU, any shape -> the same shape; `hidden` may be overwritten.
+
+    For the gradient nothing is kept but the result, which the product after it keeps anyway: the inner activations are
+    the widest of a layer.
+    """
+    if not dropout.training or dropout.share == 0 or torch.compiler.is_compiling():
+        out: Tensor = dropout(F.relu(hidden, inplace=True))
+        return out
+    dropped: Tensor = _RectifyAndDrop.apply(hidden, dropout)
+    return dropped
 
 
 class WordDropout(nn.Module):

@@ -6,11 +6,10 @@ N layers, n distances.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from txlcli.core.attention import Attention, ScoreTerms
 from txlcli.core.distance_space import Workspace
-from txlcli.core.dropout import Dropout
+from txlcli.core.dropout import Dropout, rectify_and_drop
 from txlcli.core.encodings import ENCODINGS
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.losses import AuxiliaryLosses, counted_positions
@@ -29,7 +28,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
-        inner = self.dropout(F.relu(self.ff_1(hidden), inplace=True))  # (B, L, F)
+        inner = rectify_and_drop(self.ff_1(hidden), self.dropout)  # (B, L, F)
         projected: Tensor = self.ff_2(inner)
         return projected
 
@@ -63,9 +62,12 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> Tensor:
         """One segment (B, L, d) with the layer's memory (B, M, d)."""
-        context = self.attention_input(torch.cat([memory, hidden], dim=1))  # (B, K, d)
-        attended = self.attention(context[:, memory.shape[1] :], self.attention.project_keys(context), terms)
-        return self.finish(hidden, attended)
+        segment = self.attention_input(hidden)
+        keys = self.attention.project_keys(segment)
+        if memory.shape[1]:  # projected apart from the segment: no gradient goes into memory (3.2)
+            remembered = self.attention.project_keys(self.attention_input(memory))
+            keys = (torch.cat([remembered[0], keys[0]], dim=2), torch.cat([remembered[1], keys[1]], dim=2))
+        return self.finish(hidden, self.attention(segment, keys, terms))
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
