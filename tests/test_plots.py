@@ -60,6 +60,14 @@ def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
     assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
 
 
+def test_lengths_on_a_logarithmic_axis_have_no_decimals(tmp_path):
+    curve = {"run": ([1, 64, 1024], [3, 2, 1])}
+    plots.draw_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)
+    text = (tmp_path / "curve.svg").read_text()
+    assert "<!-- 1,024 -->" in text
+    assert "<!-- 1.0 -->" not in text
+
+
 def test_a_missing_value_leaves_a_gap(tmp_path):
     curve = {"run": ([1, 2, 3], [2.0, None, 3.0])}
     plots.draw_curves(tmp_path / "curve.png", curve, x_label="x", y_label="y", title="gap")

@@ -1,5 +1,6 @@
 """Figures: curves on paper-white, as PNG, SVG or PDF."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
+LEGEND_COLUMNS = 2
 
 
 def check_path(path: Path, option: str = "--plot") -> None:
@@ -42,9 +44,10 @@ def draw_curves(
     """Draw named curves, each (x values, y values), into a file; `styles` are matplotlib's words for a curve's line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    legend_rows = math.ceil(len(curves) / LEGEND_COLUMNS) if len(curves) > 1 else 0
+    figure = Figure(figsize=(6.4, 4.2 + 0.25 * legend_rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
@@ -55,14 +58,14 @@ def draw_curves(
     axes.grid(alpha=0.3)
     if log_x:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    if len(curves) > 1:
-        axes.legend()
+    if legend_rows:  # below, where it hides no curve
+        figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
     save(figure, path)
 
 

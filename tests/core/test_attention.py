@@ -103,7 +103,7 @@ def test_attention_equals_the_oracle(seg_len, mem_len, key_limit):
     encoding = sinusoids(torch.arange(reach - 1, -1, -1), WIDTH)
     segment = context[:, mem_len:]
     keys, terms = module.project_keys(context), ScoreTerms(reach, split_heads(w_k_position(encoding), H), u, v)
-    given = module(segment, keys, terms)
+    given = module(module.project_queries(segment), keys, terms)
 
     layer = {**oracle.attention_weights(module, w_k_position), "content_bias": u.numpy(), "position_bias": v.numpy()}
     expected = [
@@ -111,7 +111,7 @@ def test_attention_equals_the_oracle(seg_len, mem_len, key_limit):
     ]
     np.testing.assert_allclose(given.detach(), expected, atol=1e-10)
     with torch.no_grad():
-        np.testing.assert_allclose(module(segment, keys, terms), expected, atol=1e-10)
+        np.testing.assert_allclose(module(module.project_queries(segment), keys, terms), expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("term", "abcd")
@@ -145,7 +145,9 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit)
         keys, _ = module.project_keys(context)
         values = torch.eye(D, dtype=torch.float64).expand(B, heads, D, D)
         position_key = split_heads(w_k_position(sinusoids(distances, heads * D)), heads)
-        out = module(context[:, mem_len:], (keys, values), ScoreTerms(len(distances), position_key, u, v))
+        out = module(
+            module.project_queries(context[:, mem_len:]), (keys, values), ScoreTerms(len(distances), position_key, u, v)
+        )
     probability = out.unflatten(-1, (heads, D)).transpose(1, 2).numpy()
 
     seen = {(i, j) for i in range(seg_len) for j in range(D) if probability[0, 0, i, j] > 0}
@@ -280,7 +282,8 @@ def test_attention_dropout_acts_in_training_only():
     context = draw(B, M + L, WIDTH)
 
     def out():
-        return module(context[:, M:], module.project_keys(context), ScoreTerms(M + L))
+        query = module.project_queries(context[:, M:])
+        return module(query, module.project_keys(context), ScoreTerms(M + L))
 
     assert not torch.equal(out(), out())
     module.eval()

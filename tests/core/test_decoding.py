@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.builders import draw_tokens, read_segments, small_model
+from txlcli.core import decoding
 from txlcli.core.decoding import Decoder, key_limit
 
 B, L, M, T = 2, 5, 7, 53
@@ -99,16 +100,25 @@ def test_chunks_equal_one_long_segment_while_the_memory_holds_all(seg_len):
     torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, mem_len=23), whole, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("mem_len", "seg_len", "capacity"), [(7, 5, 12), (80, 5, 90), (0, 5, 5), (7, 1, 8)])
+@pytest.mark.parametrize(("mem_len", "seg_len", "capacity"), [(7, 5, 12), (80, 5, 100), (0, 5, 5), (7, 1, 8)])
 def test_the_buffer_holds_the_memory_and_some_room_to_slide(mem_len, seg_len, capacity):
-    # Room for one segment, or an eighth of the memory where that is more.
+    # Room for one segment, or a quarter of the memory where that is more.
     assert Decoder(small_model(), lanes=1, mem_len=mem_len, seg_len=seg_len).capacity == capacity
 
 
 def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
-    # 24 + max(1, 24 // 8) = 27 positions: 600 tokens slide it about 190 times.
+    # 24 + max(1, 24 // 4) = 30 positions: 600 tokens slide it about 100 times.
     model, tokens = small_model(n_layers=1), draw_tokens(1, 600)
     how = {"seg_len": 1, "mem_len": 24}
+    torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
+@pytest.mark.parametrize(("seg_len", "mem_len"), [(1, 24), (5, 11), (11, 3)])
+def test_what_slides_may_overlap_where_it_goes(monkeypatch, at_once, seg_len, mem_len):
+    monkeypatch.setattr(decoding, "MOVED_AT_ONCE", at_once)
+    model, tokens = small_model(n_layers=1), draw_tokens(B, 101)
+    how = {"seg_len": seg_len, "mem_len": mem_len}
     torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
 
 

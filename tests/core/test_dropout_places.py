@@ -58,7 +58,7 @@ def test_attention_probabilities_are_dropped():
     model = training_model("post")
     attention = model.layers[0].attention
     segment = torch.randn(B, L, model.settings.d_model, dtype=torch.float64)
-    given = [segment, attention.project_keys(segment), model.score_terms(L, max_distance=None)[0]]
+    given = [*attention.project(segment), model.score_terms(L, max_distance=None)[0]]
     assert attention(*given).count_nonzero()
     attention.attention_dropout = ALL
     assert not attention(*given).count_nonzero()

@@ -106,7 +106,7 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
     attention, reach = model.layers[0].attention, key_limit or M + L
     (terms,) = model.score_terms(reach, max_distance=max_distance)
     keys, _ = attention.project_keys(context)
-    given = term_scores(attention, context[:, M:], keys[0], terms)
+    given = term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms)
     scores = reference.attention_scores(
         context[0, M:].numpy(),
         context[0, :M].numpy(),
@@ -134,7 +134,9 @@ def test_the_weights_times_the_values_are_what_the_model_attends_to(kind, reach)
     attention = model.layers[0].attention
     (terms,) = model.score_terms(reach, max_distance=None)
     keys, values = attention.project_keys(context)
-    weights = term_scores(attention, context[:, M:], keys[0], terms).total().softmax(-1)  # (H, L, n)
+    weights = (
+        term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms).total().softmax(-1)
+    )  # (H, L, n)
     mixed = torch.zeros(H, L, D, dtype=torch.float64)
     for i in range(L):
         for c in range(reach):
@@ -143,7 +145,7 @@ def test_the_weights_times_the_values_are_what_the_model_attends_to(kind, reach)
                 mixed[:, i] += weights[:, i, c, None] * values[0, :, j]
             else:
                 assert weights[:, i, c].sum() == 0
-    expected = attention(context[:, M:], (keys, values), terms)[0]
+    expected = attention(attention.project_queries(context[:, M:]), (keys, values), terms)[0]
     torch.testing.assert_close(attention.w_o(mixed.transpose(0, 1).flatten(1)), expected, rtol=0, atol=1e-10)
 
 
@@ -263,6 +265,12 @@ def test_scores_stay_within_their_bytes_and_change_no_number(monkeypatch, querie
     for name in "abd":
         np.testing.assert_allclose(parts.by_term[name], whole.by_term[name], atol=1e-12)
     np.testing.assert_allclose(parts.rows, whole.rows, atol=1e-6)
+
+
+@pytest.mark.parametrize(("seg_len", "count"), [(L, FIRST + 2 * L + 1), (1, M + 9)])
+def test_segments_of_a_single_token_are_seen_too(seg_len, count):
+    found = observe(small_model(), stream(count), how(seg_len=seg_len), at=first_query(how(seg_len=seg_len)), rows=1)
+    np.testing.assert_allclose(found.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
 
 
 def test_rows_end_with_the_text():

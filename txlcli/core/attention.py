@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.attention_kernels import flex, reference, sdpa
@@ -110,6 +111,18 @@ class Attention(nn.Module):
         self.w_k_content = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.w_v = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.w_o = nn.Linear(n_heads * d_head, d_model, bias=False)
+        self.merged: Tensor | None = None
+        """(3 * H * D, d), the matrices of queries, keys and values in one; for weights that no longer change."""
+
+    def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What `project_queries` and `project_keys` give of the segment (B, L, d)."""
+        if self.merged is None:
+            return self.project_queries(segment), self.project_keys(segment)
+        query, key, value = F.linear(segment, self.merged).chunk(3, dim=-1)
+        return split_heads(query, self.n_heads) * self.scale, (
+            split_heads(key, self.n_heads),
+            split_heads(value, self.n_heads),
+        )
 
     def project_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, K, D) of the context (B, K, d)."""
@@ -119,15 +132,14 @@ class Attention(nn.Module):
         """Scaled queries (B, H, L, D) of the segment (B, L, d)."""
         return split_heads(self.w_q(segment), self.n_heads) * self.scale
 
-    def forward(self, segment: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> Tensor:
-        """Attend from the segment (B, L, d) to keys and values (B, H, K, D); gives (B, L, d).
+    def forward(self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> Tensor:
+        """Attend from scaled queries (B, H, L, D) to keys and values (B, H, K, D); gives (B, L, d).
 
         Args:
-            segment: the queries' input.
+            query: what `project_queries` gave for the segment.
             keys: what `project_keys` gave for memory and segment.
             terms: what else the score is made of.
         """
-        query = self.project_queries(segment)
         by_position = position_key = None
         if terms.position_key is not None:
             by_position, position_key = self._biased(query, terms.position_bias), terms.position_key.to(query.dtype)

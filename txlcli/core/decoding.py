@@ -15,10 +15,14 @@ from torch import Tensor, nn
 from txlcli.core.attention import ScoreTerms
 from txlcli.core.device import DTYPES
 from txlcli.core.model import Layer, TransformerXL
+from txlcli.core.one_row import for_one_row
 from txlcli.core.reader import Reader
 
 SameLength = Literal["m", "m_plus_one", "off"]
 MemoryStart = Literal["empty", "zeros"]
+
+MOVED_AT_ONCE = 256
+"""Positions of a sliding buffer."""
 
 
 def key_limit(same_length: SameLength, mem_len: int) -> int | None:
@@ -45,14 +49,17 @@ class _KeyBuffer:
 
     def slide(self, first: int, end: int) -> None:
         for buffer in (self.keys, self.values):
-            buffer[:, :, : end - first] = buffer[:, :, first:end].clone()  # the two places overlap
+            for at in range(0, end - first, MOVED_AT_ONCE):
+                count = min(MOVED_AT_ONCE, end - first - at)
+                # The two places may overlap. What is moved here has no copy larger than a cache.
+                buffer[:, :, at : at + count] = buffer[:, :, first + at : first + at + count].clone()
 
 
 class Decoder(Reader):
     """Feeds segments of up to L tokens through the model and remembers the last M positions.
 
     Args:
-        model: its weights are read now; later changes to them are not seen.
+        model: its weights are read now, or when the first single token is; later changes to them are not seen.
         lanes: B.
         mem_len: M.
         seg_len: the longest segment that will be read.
@@ -61,6 +68,7 @@ class Decoder(Reader):
         precision: number format of matrix products and of the buffer.
         memory_start: what stands before the first token; the model's own by default.
         period: tokens after which absolute positions begin anew; `seg_len` by default, as segments have them.
+        watched: whether the model's own layers must do the work, since someone looks on.
 
     Raises:
         UsageError: the model has learned fewer positions than that.
@@ -80,13 +88,14 @@ class Decoder(Reader):
         precision: str = "fp32",
         memory_start: MemoryStart | None = None,
         period: int | None = None,
+        watched: bool = False,
     ) -> None:
         super().__init__(model, seg_len=seg_len, precision=precision)
         self.mem_len = mem_len
         self._limit = key_limit(same_length, mem_len)
         settings = model.settings
         self._zeros = mem_len if (memory_start or settings.memory_start) == "zeros" else 0
-        slack = max(seg_len, mem_len // 8)  # sliding moves M positions, once every `slack` positions
+        slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
         shape = (lanes, settings.n_heads, mem_len + slack, settings.d_head)
         dtype = DTYPES[precision]
         if precision == "fp32":
@@ -100,6 +109,8 @@ class Decoder(Reader):
             self._terms = [_contiguous(one.without_repetition(max_distance, seg_len)) for one in terms]
         self._period = period or seg_len
         model.encoding.check_positions(self._period)
+        self._watched = watched
+        self._one_row: nn.ModuleList | None = None  # made when the first single token is read
         self._start = self._end = 0  # the remembered part of the buffers
         self._position = 0  # of the next token in its segment
         self.reset()
@@ -152,23 +163,32 @@ class Decoder(Reader):
         with self._autocast:
             positions = self._next_positions(tokens.shape[1])
             hidden = self.model.embed(tokens, positions)
-            for number, (module, buffer) in enumerate(zip(self.model.layers, self._buffers, strict=True)):
+            layers = self._layers_for(tokens)
+            for number, (module, buffer) in enumerate(zip(layers, self._buffers, strict=True)):
                 layer = _layer(module)
                 hidden = self.model.encoding.add(hidden, number, positions)
-                segment = layer.attention_input(hidden)
-                buffer.write(layer.attention.project_keys(segment), self._end)
+                query, new = layer.attention.project(layer.attention_input(hidden))
+                buffer.write(new, self._end)
                 if number == last:
                     unwanted = tokens.shape[1] - wanted
-                    segment, hidden = segment[:, unwanted:], hidden[:, unwanted:]
+                    query, hidden = query[:, :, unwanted:], hidden[:, unwanted:]
                     if not wanted:
                         break  # nothing of the last layer's output is asked for
                 keys = (buffer.keys[:, :, start:end], buffer.values[:, :, start:end])
-                attended = layer.attention(segment, keys, self._terms[number].nearest(reach))
+                attended = layer.attention(query, keys, self._terms[number].nearest(reach))
                 hidden = layer.finish(hidden, attended)
         self._end = end
         self._start = max(self._start, end - self.mem_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
+
+    def _layers_for(self, tokens: Tensor) -> nn.ModuleList:
+        """The model's layers, laid out for one row where a CPU reads a single token."""
+        if tokens.numel() > 1 or self._watched or self.device.type != "cpu":
+            return self.model.layers
+        if self._one_row is None:
+            self._one_row = for_one_row(self.model.layers)
+        return self._one_row
 
     def _next_positions(self, length: int) -> Tensor:
         """Absolute positions of the next tokens (l,); without memory every reading is a segment of its own."""

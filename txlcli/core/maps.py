@@ -59,18 +59,17 @@ class TermScores:
 
 
 @torch.inference_mode()
-def term_scores(attention: Attention, segment: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
+def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
     """The terms of the scores that `attention` gives to one lane.
 
     Args:
         attention: of the layer.
-        segment: (1, l, d), what the queries are projected from.
+        query: (H, l, D), as the layer has it.
         keys: (H, K, D); the last l are the queries' own.
         terms: what the layer was given beside them.
     Returns:
         At least in float32, whatever the model multiplies in.
     """
-    query = attention.project_queries(segment)[0]  # (H, l, D), as the model has it
     dtype = torch.promote_types(query.dtype, torch.float32)
     terms = terms.nearest(min(terms.reach, keys.shape[1]))
 
@@ -217,6 +216,7 @@ def observe(
         same_length=how.same_length,
         max_distance=how.max_distance,
         precision=precision,
+        watched=True,
     )
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
@@ -269,12 +269,12 @@ class _Sums:
                 handle.remove()
 
     def _see(self, layer: int, attention: Attention, given: tuple[Any, ...], _: Tensor) -> None:
-        segment, (keys, _values), terms = given
-        seg_len, key_len = segment.shape[1], keys.shape[2]
+        query, (keys, _values), terms = given
+        seg_len, key_len = query.shape[2], keys.shape[2]
         row_bytes = attention.n_heads * (key_len + seg_len) * torch.promote_types(keys.dtype, torch.float32).itemsize
         step = max(1, SCORE_BYTES // row_bytes)
         for first in range(0, seg_len, step):
-            queries = segment[:, first : first + step]
+            queries = query[0, :, first : first + step]
             end = key_len - seg_len + first + queries.shape[1]  # keys up to the last of these queries
             self._add(layer, first, term_scores(attention, queries, keys[0, :, :end], terms))
 

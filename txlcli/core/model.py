@@ -62,12 +62,11 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> Tensor:
         """One segment (B, L, d) with the layer's memory (B, M, d)."""
-        segment = self.attention_input(hidden)
-        keys = self.attention.project_keys(segment)
+        query, keys = self.attention.project(self.attention_input(hidden))
         if memory.shape[1]:  # projected apart from the segment: no gradient goes into memory (3.2)
             remembered = self.attention.project_keys(self.attention_input(memory))
             keys = (torch.cat([remembered[0], keys[0]], dim=2), torch.cat([remembered[1], keys[1]], dim=2))
-        return self.finish(hidden, self.attention(segment, keys, terms))
+        return self.finish(hidden, self.attention(query, keys, terms))
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
