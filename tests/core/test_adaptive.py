@@ -13,7 +13,10 @@ from tests.core.builders import draw_tokens, model_settings, read_segments, smal
 from txlcli.core.adaptive import Band, bands
 from txlcli.core.architectures import count_parameters
 from txlcli.core.decoding import Decoder
+from txlcli.core.segments import TrainingSegments
+from txlcli.core.training import Training
 from txlcli.errors import RecipeError
+from txlcli.settings import TrainSettings
 
 V, CUTOFFS = 19, (5, 11)  # bands of 5, 6 and 8 ids
 B, L, M, T = 2, 5, 7, 23
@@ -309,3 +312,31 @@ def test_a_decoder_in_bf16_is_close_to_fp32(kind):
     assert rounded.dtype == torch.float32
     assert not torch.equal(exact, rounded)
     torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("cutoffs", [(), (5, 11)])
+def test_gradients_of_rows_add_up_to_the_same_gradient_as_of_whole_tables(cutoffs):
+    model, tokens, found = small_model(cutoffs=cutoffs), draw_tokens(1, 4), []
+    for rows in (False, True):
+        model.embedding.gradient_of_rows = rows
+        model.zero_grad()
+        objective, _, _ = model.objective(
+            tokens, tokens.roll(-1, 1), model.first_memory(1, 0), mem_len=0, part="full", progress=0.0
+        )
+        objective.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert not any(grad.is_sparse for grad in found[1])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-14)
+    embedded = model.embed(tokens, torch.arange(4)).sum()
+    assert any(grad.is_sparse for grad in torch.autograd.grad(embedded, list(model.embedding.tables)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_training_on_a_cpu_adds_rows_to_tables_that_the_softmax_uses(tmp_path, tied):
+    model = small_model(tie_embeddings=tied, dtype=torch.float32)
+    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), lanes=2, seg_len=5)
+    settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
+    assert not model.embedding.gradient_of_rows
+    training = Training(model, settings, segments, None, tmp_path, {})
+    assert model.embedding.gradient_of_rows == tied
+    training.update()

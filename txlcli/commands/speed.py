@@ -359,8 +359,8 @@ def _show_throughput(result: dict[str, Any]) -> None:
     ]
     caption = (
         f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a 2048 x 2048 matrix product, measured just now.\n"
-        "of peak: by operation count; evaluation counts the keys that a query sees, training all of memory and\n"
-        "segment. peak MiB: the whole process on a CPU, tensors on CUDA."
+        "of peak: by operation count, of the keys that queries see.\n"
+        "peak MiB: the whole process on a CPU, tensors on CUDA."
     )
     headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
     title = "throughput" if result["slowdown"] else f"{result['model']} on {result['device']}, {result['precision']}"

@@ -103,6 +103,7 @@ class Training:
         self.valid, self.folder, self.identity = valid, folder, identity
         self.device = model.device
         model.recompute(settings.recompute)
+        model.embedding.gradient_of_rows = self.device.type == "cpu" and model.settings.tie_embeddings
         if isinstance(model, TransformerXL):
             model.attend_by(settings.attention)
             if settings.compile:
