@@ -60,6 +60,19 @@ def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
     assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
 
 
+@pytest.mark.parametrize("length", [8, 28, 29, 60])
+def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, length):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    curves = {f"{number}{'n' * (length - 1)}": ([1, 2], [3, 4]) for number in range(3)}
+    plots.draw_curves(tmp_path / "curve.png", curves, x_label="steps", y_label="ppl", title="runs")
+    figure = figures[0]
+    figure.canvas.draw()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert legend.y0 >= 0
+
+
 def test_lengths_on_a_logarithmic_axis_have_no_decimals(tmp_path):
     curve = {"run": ([1, 64, 1024], [3, 2, 1])}
     plots.draw_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)

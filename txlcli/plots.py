@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-LEGEND_COLUMNS = 2
+LEGEND_WIDTH = 56
+"""Characters of all names beside each other in a legend that still fits under the curves."""
 
 
 def check_path(path: Path, option: str = "--plot") -> None:
@@ -46,7 +47,8 @@ def draw_curves(
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    legend_rows = math.ceil(len(curves) / LEGEND_COLUMNS) if len(curves) > 1 else 0
+    columns = 2 if 2 * max(map(len, curves), default=0) <= LEGEND_WIDTH else 1
+    legend_rows = math.ceil(len(curves) / columns) if len(curves) > 1 else 0
     figure = Figure(figsize=(6.4, 4.2 + 0.25 * legend_rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -65,7 +67,7 @@ def draw_curves(
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     if legend_rows:  # below, where it hides no curve
-        figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
     save(figure, path)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from txlcli.core.dropout import Dropout, WordDropout, keep_mask
+from txlcli.core.dropout import Dropout, WordDropout, keep_mask, rectify_and_drop
 
 CPU = torch.device("cpu")
 B, L, D, V = 7, 11, 5, 13
@@ -152,3 +152,26 @@ def test_shapes_can_be_worked_out_without_contents():
         tokens, embedded = occurrences()
         assert WordDropout(0.5, V)(embedded, tokens).shape == (B, L, D)
         assert Dropout(0.5, variational=True)(embedded).shape == (B, L, D)
+
+
+@pytest.mark.parametrize("variational", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
+def test_a_dropped_relu_is_dropout_of_relu_with_its_gradient(variational, dtype, share):
+    given = torch.randn(7, 11, 5, dtype=dtype)
+    given[0, 0] = 0.0
+    weight, dropout, found = torch.randn(7, 11, 5, dtype=dtype), Dropout(share, variational=variational), []
+    for function in (rectify_and_drop, lambda hidden, dropout: dropout(hidden.relu())):
+        leaf = given.clone().requires_grad_()
+        torch.manual_seed(3)
+        out = function(leaf * 1, dropout)  # no leaf is overwritten
+        (grad,) = torch.autograd.grad((out * weight).sum(), leaf)
+        found.append((out.detach(), grad))
+    torch.testing.assert_close(*found, rtol=torch.finfo(dtype).eps * 2, atol=0)
+
+
+def test_a_dropped_relu_keeps_its_result_alone():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, id):
+        out = rectify_and_drop(torch.randn(7, 11, requires_grad=True) * 1, Dropout(0.5))
+    assert [tensor.data_ptr() for tensor in kept if tensor.dim()] == [out.data_ptr()]

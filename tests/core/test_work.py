@@ -89,7 +89,7 @@ def test_blocks_of_queries_leave_out_most_of_what_none_sees(monkeypatch, queries
     monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", queries)
     step = training()
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
-    blocks = [17, 17, 17, 16] if queries == 17 else [1] * L
+    blocks = [23, 23, 21] if queries == 17 else [1] * L
     unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
     assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
 
@@ -98,21 +98,21 @@ def training_bytes():
     """The tensors of one training step, dropout off; distance spaces are those of the step before."""
     forward_layer = [
         (B, SCORES),  # probabilities, kept for the backward pass
-        (2, B * K * WIDTH),  # memory with segment, as the layer reads it and as it is remembered
-        (2, B * K * H * D),  # keys, values
+        (1, B * K * WIDTH),  # memory with segment, as it is remembered
+        (4, B * K * H * D),  # keys, values, of memory and segment apart and together
         (1, K * H * D),  # position keys
         (5, B * L * H * D),  # queries, scaled, with u, with v; output
         (1, B * L * H * D),  # output, heads side by side
-        (6, B * L * WIDTH),  # two projections, two sums, two norms
-        (2, B * L * F),  # inner, and before or after its activation
+        (4, B * L * WIDTH),  # two projections, which become the sums; two norms
+        (1, B * L * F),  # inner
     ]
     backward_layer = [
         (2 * B, SCORES),  # gradients of probabilities and scores
         (2, B * K * H * D),  # of keys and values
-        (2, B * K * H * D),  # the same, heads side by side
+        (2, B * K * H * D),  # the same, of memory and segment apart, heads side by side
         (3, K * H * D),  # of position keys, and heads side by side
         (7, B * L * H * D),  # of output and queries, and heads side by side
-        (7, B * K * WIDTH),  # of the layer's input, through keys, values and queries, and their sums
+        (5, B * L * WIDTH),  # of the layer's input, through keys, values and queries, and their sums
         (12, B * L * WIDTH),  # of sums, norms and projections
         (4, B * L * F),  # of the inner activations
         (1, 4 * WIDTH * H * D + WIDTH * H * D + 2 * WIDTH * F),  # of the matrices

@@ -88,7 +88,7 @@ def show(plan: dict[str, Any], words: str) -> None:
         f"Expected: {plan['share_of_peak']:.0%} of the {plan['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s that a matrix "
         "product reached just now.\n"
         + (f"How often tail bands are computed: by {plan['tails_by']}.\n" if plan["tails"] else "")
-        + "Workspace of single operations comes on top of the memory."
+        + "Workspace of single operations comes on top of the memory. Activations are those of a CPU."
     )
     console.show_table("", ("", ""), rows, caption)
 

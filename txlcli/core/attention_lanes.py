@@ -40,10 +40,10 @@ class _Pass:
     """What is scored at once."""
 
     first: int
-    """Lane."""
+    """The first lane."""
     lanes: int
     begin: int
-    """Query of the segment."""
+    """The first query's place in the segment."""
     queries: int
     """l."""
     keys: int
@@ -86,7 +86,7 @@ class _Plan:
         if fitting >= seg_len:
             most = min(lanes, fitting // seg_len)
             return cls(next(count for count in range(most, 0, -1) if lanes % count == 0), seg_len)
-        blocks = math.ceil(seg_len / max(fitting, FEWEST_QUERIES))
+        blocks = max(1, seg_len // max(fitting, FEWEST_QUERIES))
         return cls(1, math.ceil(seg_len / blocks))
 
     def room(self, inputs: AttentionInputs) -> int:
@@ -293,7 +293,7 @@ class _PositionGradients:
         query = _dense(part.of_queries(self._query))
         key_rows = _dense(self._key_rows[:, -part.keys :])
         _multiply_into(part.of_queries(self._grad_query), by_distance, key_rows)
-        grad_key = self._grad_key[:, -part.keys :]  # (H, n, D)
+        grad_key = self._grad_key[:, -part.keys :]  # (H, n, D), or the k nearest of n distances
         if part.lanes == 1 and grad_key.is_contiguous() and grad_key.dtype == self._dtype:
             torch.baddbmm(grad_key, by_distance.mT, query, out=grad_key)
         else:

@@ -51,7 +51,7 @@ class _KeyBuffer:
         for buffer in (self.keys, self.values):
             for at in range(0, end - first, MOVED_AT_ONCE):
                 count = min(MOVED_AT_ONCE, end - first - at)
-                # The two places may overlap. What is moved here has no copy larger than a cache.
+                # The two places may overlap. A copy of a few positions is still in a cache when it is written.
                 buffer[:, :, at : at + count] = buffer[:, :, first + at : first + at + count].clone()
 
 
@@ -59,7 +59,8 @@ class Decoder(Reader):
     """Feeds segments of up to L tokens through the model and remembers the last M positions.
 
     Args:
-        model: its weights are read now, or when the first single token is; later changes to them are not seen.
+        model: its weights must not change any more; some are read now, some later. A CPU that reads single tokens of
+            one lane holds more than half of the layers' weights once more.
         lanes: B.
         mem_len: M.
         seg_len: the longest segment that will be read.

@@ -10,8 +10,8 @@ numbers are the (L, K) score of every key: shifted and causally masked without a
 On a CPU a batch of fp32 products is quick only if it writes without gaps, and so is one of single queries in 16 bits.
 There rows hold the distances and nothing else, and a mask says which of the numbers read by key mean something.
 
-Both have parts: the same for some of a segment's queries, and the keys up to the last one of these. A part is the right
-end of the whole, where distance 0 is.
+Both have parts, for some of a segment's queries and the keys up to the last one of these: in the one kind the right end
+of the whole, where distance 0 is, in the other the same memory in rows as long as the part's.
 """
 
 import copy
@@ -92,8 +92,9 @@ class DistanceRows:
     """What another use must agree with."""
 
     def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, known: int, like: Tensor) -> None:
-        ahead = key_len - reach if known == reach else 0  # what the first row reads before its own numbers
-        self._numbers = torch.zeros(ahead + rows * seg_len * known, dtype=like.dtype, device=like.device)
+        # The first row reads some numbers before its own: zeros that no part writes to, since they are hidden by a sum.
+        self._ahead = key_len - reach if known == reach else 0
+        self._numbers = torch.zeros(self._ahead + rows * seg_len * known, dtype=like.dtype, device=like.device)
         query, key = torch.arange(key_len - seg_len, key_len)[:, None], torch.arange(key_len)
         hidden = (query - key < 0) | (query - key >= reach)  # (L, K)
         self._rows, self._reach, self._known = rows, reach, known
@@ -105,9 +106,10 @@ class DistanceRows:
         known = min(self._known, key_len)
         near = key_len if self._known == self._reach else known
         self._far = key_len - near  # keys
-        self.by_distance = self._numbers[near - known :][: self._rows * seg_len * known].view(-1, seg_len, known)
+        self.by_distance = self._numbers[self._ahead :][: self._rows * seg_len * known].view(-1, seg_len, known)
+        first = self._ahead - (near - known) + seg_len - 1
         self.by_key = self._numbers.as_strided(  # (rows, L, K - far)
-            (self._rows, seg_len, near), (seg_len * known, known - 1, 1), seg_len - 1
+            (self._rows, seg_len, near), (seg_len * known, known - 1, 1), first
         )
 
     def part(self, seg_len: int, key_len: int) -> "DistanceRows":

@@ -18,7 +18,7 @@ def keep_mask(shape: torch.Size, share: float, device: torch.device) -> Tensor:
     """A uint8 tensor of ones, with zeros of probability `share`, drawn from PyTorch's generator.
 
     On a CPU four 16-bit draws are taken from each 64-bit random number: one draw per entry is what makes plain dropout
-    slow there. So are products with bool, and comparisons that give it: they take three to five times as long.
+    slow there. Truth values are avoided, too: to multiply by them or to make them takes three to five times as long.
     """
     if device.type != "cpu":
         return (torch.rand(shape, device=device) >= share).view(torch.uint8)

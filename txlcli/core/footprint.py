@@ -45,8 +45,9 @@ def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> d
     """Bytes that a training step holds at its peak, by purpose; workspace of single operations comes on top.
 
     Activations are those that the backward pass will read, counted by a forward pass over tensors without contents,
-    with the kernels of a CPU: those of CUDA may keep less of fused attention. The kernel of an LSTM keeps its gates in
-    a workspace of its own, which is not among them.
+    with the kernels of a CPU: CUDA keeps all of a long lane's L x K probabilities, where a CPU goes by blocks of
+    queries, and may keep less of fused attention. The kernel of an LSTM keeps its gates in a workspace of its own,
+    which is not among them.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
