@@ -183,7 +183,7 @@ def test_a_pass_takes_as_many_lanes_as_the_cache_holds_or_of_one_lane_as_many_qu
     cut(monkeypatch, (cache_bytes, 1))
     # One lane: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes. Lanes are divided evenly.
     inputs = draw_inputs(lanes=6, seg_len=2, key_len=4, heads=1)
-    plan = attention_lanes._Plan.of(AttentionInputs(*inputs, 4))
+    plan = attention_lanes._Plan.of(AttentionInputs(*inputs, 4), Workspace())
     assert (plan.lanes, plan.queries) == expected
 
 
@@ -191,7 +191,7 @@ def test_a_pass_takes_as_many_lanes_as_the_cache_holds_or_of_one_lane_as_many_qu
 def test_blocks_of_queries_are_alike_and_see_nothing_after_their_last_query(monkeypatch, fewest, blocks):
     cut(monkeypatch, (1, fewest))
     inputs = AttentionInputs(*draw_inputs(), M + L)
-    passes = list(attention_lanes._Plan.of(inputs).passes(inputs))
+    passes = list(attention_lanes._Plan.of(inputs, Workspace()).passes(inputs))
     assert [one.first for one in passes] == sorted(list(range(B)) * len(blocks))
     assert [one.queries for one in passes] == blocks * B
     assert all(one.keys == M + one.begin + one.queries for one in passes)

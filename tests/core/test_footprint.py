@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
+from txlcli.core import attention_lanes
 from txlcli.core.architectures import make_model
 from txlcli.core.footprint import parameters_by_part, step_bytes
 from txlcli.settings import TrainSettings
@@ -83,6 +84,17 @@ def test_activations_are_what_a_real_step_keeps(dropout, accumulate, precision):
     settings = model_settings(dropout=dropout, attention_dropout=dropout)
     needed = step_bytes(settings, V, train_settings(accumulate=accumulate, precision=precision))
     assert needed["activations"] == saved_by_a_real_step(settings, B // accumulate, precision)
+
+
+def test_a_gpu_keeps_what_a_cpu_leaves_out_by_blocks_of_queries(monkeypatch):
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", 1)
+    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", 1)
+    settings = model_settings()
+    of_cpu, of_gpu = (
+        step_bytes(settings, V, train_settings(), device=torch.device(kind))["activations"] for kind in ("cpu", "cuda")
+    )
+    assert of_cpu == saved_by_a_real_step(settings, B, "fp32")
+    assert of_gpu - of_cpu == 4 * 2 * B * 3 * L * (L - 1) / 2  # N = 2, H = 3: the keys after each query
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

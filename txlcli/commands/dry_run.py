@@ -44,7 +44,7 @@ def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", pl
 
     train = settings.train
     parts = parameters_by_part(settings.model, vocab_size)
-    needed = step_bytes(settings.model, vocab_size, train)
+    needed = step_bytes(settings.model, vocab_size, train, device=place)
     shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
     flops = training_flops_per_token(
         settings.model,
@@ -88,7 +88,7 @@ def show(plan: dict[str, Any], words: str) -> None:
         f"Expected: {plan['share_of_peak']:.0%} of the {plan['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s that a matrix "
         "product reached just now.\n"
         + (f"How often tail bands are computed: by {plan['tails_by']}.\n" if plan["tails"] else "")
-        + "Workspace of single operations comes on top of the memory. Activations are those of a CPU."
+        + "Workspace of single operations comes on top of the memory."
     )
     console.show_table("", ("", ""), rows, caption)
 

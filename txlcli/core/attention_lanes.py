@@ -76,10 +76,10 @@ class _Plan:
     """Per pass, at most; all of a segment's where a pass takes several lanes."""
 
     @classmethod
-    def of(cls, inputs: AttentionInputs) -> "_Plan":
+    def of(cls, inputs: AttentionInputs, workspace: Workspace) -> "_Plan":
         """All in one pass on a GPU, as much as the cache holds on a CPU."""
         lanes, heads, seg_len, _ = inputs.query_content.shape
-        if inputs.key.device.type != "cpu":
+        if workspace.at_once or inputs.key.device.type != "cpu":
             return cls(lanes, seg_len)
         row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
         fitting = CACHE_BYTES // row_bytes  # queries
@@ -158,7 +158,7 @@ def _attend(
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """The output (B, H, L, D), each pass's probabilities (lanes*H, l, k) if they are to be saved, which were kept."""
     query, key = inputs.query_content, inputs.key
-    plan = _Plan.of(inputs)
+    plan = _Plan.of(inputs, workspace)
     made = _Probabilities(inputs, plan, workspace)
     kept = keep_mask(torch.Size((*query.shape[:3], inputs.key_len)), dropout, key.device) if dropout else None
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -195,7 +195,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query_content, query_position, key, value, position_key, kept, *saved = ctx.saved_tensors
         inputs = AttentionInputs(query_content, query_position, key, value, position_key, ctx.reach)
-        plan = _Plan.of(inputs)
+        plan = _Plan.of(inputs, ctx.workspace)
         made = _Probabilities(inputs, plan, ctx.workspace) if ctx.recompute else None
         room = key.new_empty(plan.room(inputs)) if ctx.recompute else None
         if ctx.drawn_from is not None:

@@ -17,6 +17,7 @@ from txlcli.core.model import TransformerXL
 from txlcli.model_settings import ModelSettings
 from txlcli.settings import TrainSettings
 
+CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
 PARTS = {
     "embedding.": "embedding",
@@ -41,13 +42,14 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
     return {part: count for part, count in counts.items() if count}
 
 
-def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> dict[str, int]:
+def step_bytes(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU
+) -> dict[str, int]:
     """Bytes that a training step holds at its peak, by purpose; workspace of single operations comes on top.
 
     Activations are those that the backward pass will read, counted by a forward pass over tensors without contents,
-    with the kernels of a CPU: CUDA keeps all of a long lane's L x K probabilities, where a CPU goes by blocks of
-    queries, and may keep less of fused attention. The kernel of an LSTM keeps its gates in a workspace of its own,
-    which is not among them.
+    with the kernels of a CPU: those of CUDA may keep less of fused attention. The kernel of an LSTM keeps its gates in
+    a workspace of its own, which is not among them.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
@@ -60,11 +62,11 @@ def step_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> d
         "optimizer": states * weights,
         "average": weights if train.average != "none" else 0,
         "memory": remembered,
-        "activations": _activation_bytes(model, vocab_size, train),
+        "activations": _activation_bytes(model, vocab_size, train, device),
     }
 
 
-def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> int:
+def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:
     lanes = train.batch_size // train.accumulate
     cut = bands(model, vocab_size)
     # Which rows a tail computes depends on the text; a plain softmax as wide as the bands are on average stands for it.
@@ -80,15 +82,17 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
         stand_in = make_model(plain, columns).train()
         # FlexAttention, which cannot be had here, keeps no probabilities, but scores by distance, which are as many.
         stand_in.recompute(train.recompute)
-        if isinstance(stand_in, TransformerXL) and train.attention != "flex":
-            stand_in.attend_by(train.attention)
+        if isinstance(stand_in, TransformerXL):
+            stand_in.workspace.at_once = device.type != "cpu"
+            if train.attention != "flex":
+                stand_in.attend_by(train.attention)
         weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
         memory = stand_in.full_memory(lanes, train.mem_len)
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
         precision = "fp32" if train.precision == "fp32" else "bf16"  # fp16 takes as much
         with (
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-            autocast(torch.device("cpu"), precision),
+            autocast(CPU, precision),
         ):
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
     kept = sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)

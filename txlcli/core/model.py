@@ -102,8 +102,8 @@ class TransformerXL(LanguageModel):
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
         self.encoding = ENCODINGS[settings.position](settings)
-        workspace = Workspace()
-        self.layers = nn.ModuleList(Layer(settings, workspace) for _ in range(settings.n_layers))
+        self.workspace = Workspace()
+        self.layers = nn.ModuleList(Layer(settings, self.workspace) for _ in range(settings.n_layers))
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
