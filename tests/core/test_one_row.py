@@ -26,7 +26,8 @@ def read(decoder, tokens):
 def test_single_tokens_are_read_as_the_model_s_own_layers_read_them(changed, precision, dtype, tolerance):
     model, tokens = small_model(dtype=dtype, **changed), draw_tokens(1, 29)
     how = {"lanes": 1, "mem_len": M, "seg_len": 1, "precision": precision}
-    own = Decoder(model, **how, watched=True)
+    own = Decoder(model, **how)
+    own.watched = True
     expected = read(own, tokens)
     assert own._one_row is None
     made = Decoder(model, **how)

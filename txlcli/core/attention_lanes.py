@@ -117,7 +117,7 @@ def _for_lanes(position_key: Tensor, lanes: int) -> Tensor:
 
 def _multiply_into(place: Tensor, left: Tensor, right: Tensor) -> None:
     """Write a batch of products; on a CPU that is quick only where the place has no gaps."""
-    if place.is_contiguous():
+    if place.is_contiguous() and place.dtype == left.dtype:
         torch.bmm(left, right, out=place)
     else:
         place.copy_(torch.bmm(left, right))
@@ -128,7 +128,8 @@ class _Probabilities:
 
     def __init__(self, inputs: AttentionInputs, plan: _Plan, workspace: Workspace) -> None:
         heads, position_key, reach = inputs.key.shape[1], inputs.position_key, inputs.reach
-        self._inputs, self._workspace = inputs, workspace
+        self._inputs, self._plan, self._workspace = inputs, plan, workspace
+        self._room: Tensor | None = None  # for one pass at a time
         known = reach if position_key is None else position_key.shape[1]
         self._space = workspace.take(
             "scores", plan.lanes * heads, plan.queries, inputs.key_len, reach, inputs.key, known=known
@@ -138,15 +139,22 @@ class _Probabilities:
         else:
             self._position_key_rows = _for_lanes(position_key, plan.lanes)  # (lanes*H, m, D)
 
-    def write(self, part: _Pass, out: Tensor) -> None:
-        """Those of a pass, into (lanes*H, l, k)."""
+    def of(self, part: _Pass, *, keep: bool = False) -> Tensor:
+        """Those of a pass, (lanes*H, l, k), in a place of their own or in that of the next pass."""
         inputs, space = self._inputs, self._space.part(part.queries, part.keys)
+        shape = part.scores(inputs)
+        if keep:
+            out = inputs.key.new_empty(shape)
+        else:
+            if self._room is None:
+                self._room = inputs.key.new_empty(self._plan.room(inputs))
+            out = self._room[: shape.numel()].view(shape)
         if inputs.query_position is not None:
             query = _dense(part.of_queries(inputs.query_position))
             space.multiply(query, _dense(self._position_key_rows[:, -part.keys :]))
         query, key = _dense(part.of_queries(inputs.query_content)), _dense(part.of_keys(inputs.key))
         torch.baddbmm(space.seen(out), query, key.mT, out=out)
-        torch.softmax(out, dim=-1, out=out)
+        return torch.softmax(out, dim=-1, out=out)
 
     def finish(self) -> None:
         """Let others use the workspace."""
@@ -163,11 +171,8 @@ def _attend(
     kept = keep_mask(torch.Size((*query.shape[:3], inputs.key_len)), dropout, key.device) if dropout else None
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     saved: list[Tensor] = []
-    room = None if save else key.new_empty(plan.room(inputs))
     for part in plan.passes(inputs):
-        shape = part.scores(inputs)
-        probability = key.new_empty(shape) if room is None else room[: shape.numel()].view(shape)
-        made.write(part, probability)
+        probability = made.of(part, keep=save)
         if save:
             saved.append(probability)
         if kept is not None:
@@ -197,7 +202,6 @@ class _Attention(torch.autograd.Function):
         inputs = AttentionInputs(query_content, query_position, key, value, position_key, ctx.reach)
         plan = _Plan.of(inputs, ctx.workspace)
         made = _Probabilities(inputs, plan, ctx.workspace) if ctx.recompute else None
-        room = key.new_empty(plan.room(inputs)) if ctx.recompute else None
         if ctx.drawn_from is not None:
             shape = torch.Size((*query_content.shape[:3], inputs.key_len))
             kept = _drawn_again(ctx.drawn_from, shape, ctx.dropout, key.device)
@@ -210,12 +214,7 @@ class _Attention(torch.autograd.Function):
             position = _PositionGradients(inputs, query_position, position_key, plan, ctx.workspace)
         for number, part in enumerate(plan.passes(inputs)):
             grad_out = part.of_queries(grad_outputs[0])  # (lanes*H, l, D)
-            if made is None or room is None:
-                probability = saved[number]  # (lanes*H, l, k)
-            else:
-                shape = part.scores(inputs)
-                probability = room[: shape.numel()].view(shape)
-                made.write(part, probability)
+            probability = made.of(part) if made else saved[number]  # (lanes*H, l, k)
             used = probability
             grad_probability = torch.bmm(_dense(grad_out), _dense(part.of_keys(value)).mT)
             if kept is not None:
@@ -237,11 +236,9 @@ class _Attention(torch.autograd.Function):
 
 def _collect(part: _Pass, grad: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a pass's product to the gradient (B, H, K, D) of keys or values; a lane's first pass has all of them."""
-    place, whole = part.of_keys(grad), part.keys == grad.shape[2]
-    if whole and grad.dtype == left.dtype:
+    place = part.of_keys(grad)
+    if part.keys == grad.shape[2]:
         _multiply_into(place, left, right)
-    elif whole:
-        place.copy_(torch.bmm(left, right))
     else:
         place += torch.bmm(left, right)
 

@@ -69,7 +69,6 @@ class Decoder(Reader):
         precision: number format of matrix products and of the buffer.
         memory_start: what stands before the first token; the model's own by default.
         period: tokens after which absolute positions begin anew; `seg_len` by default, as segments have them.
-        watched: whether the model's own layers must do the work, since someone looks on.
 
     Raises:
         UsageError: the model has learned fewer positions than that.
@@ -89,7 +88,6 @@ class Decoder(Reader):
         precision: str = "fp32",
         memory_start: MemoryStart | None = None,
         period: int | None = None,
-        watched: bool = False,
     ) -> None:
         super().__init__(model, seg_len=seg_len, precision=precision)
         self.mem_len = mem_len
@@ -110,7 +108,8 @@ class Decoder(Reader):
             self._terms = [_contiguous(one.without_repetition(max_distance, seg_len)) for one in terms]
         self._period = period or seg_len
         model.encoding.check_positions(self._period)
-        self._watched = watched
+        self.watched = False
+        """Whether the model's own layers must do the work, since someone looks on."""
         self._one_row: nn.ModuleList | None = None  # made when the first single token is read
         self._start = self._end = 0  # the remembered part of the buffers
         self._position = 0  # of the next token in its segment
@@ -185,7 +184,7 @@ class Decoder(Reader):
 
     def _layers_for(self, tokens: Tensor) -> nn.ModuleList:
         """The model's layers, laid out for one row where a CPU reads a single token."""
-        if tokens.numel() > 1 or self._watched or self.device.type != "cpu":
+        if tokens.numel() > 1 or self.watched or self.device.type != "cpu":
             return self.model.layers
         if self._one_row is None:
             self._one_row = for_one_row(self.model.layers)

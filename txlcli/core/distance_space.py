@@ -147,7 +147,7 @@ class Workspace:
     def __init__(self) -> None:
         self._idle: dict[str, Space] = {}  # the last one of each purpose
         self.at_once = False
-        """Whether all scores are computed in one pass, as on a GPU, whatever the cache of a CPU holds."""
+        """Whether all scores are computed in one pass, as on a GPU: for a forecast of one that is not there."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
         return Workspace()

@@ -62,12 +62,6 @@ class Dropout(nn.Module):
             return F.dropout(hidden, self.share)
         return (hidden * keep_mask(hidden.shape, self.share, hidden.device)).mul_(1 / (1 - self.share))
 
-    def drop_(self, hidden: Tensor) -> Tensor:
-        """The same in place, without a gradient."""
-        if self.training and self.share and not self.variational and hidden.device.type == "cpu":
-            return hidden.mul_(keep_mask(hidden.shape, self.share, hidden.device)).mul_(1 / (1 - self.share))
-        return hidden.copy_(self(hidden))
-
     def extra_repr(self) -> str:
         """What print(model) shows."""
         return f"share={self.share}, variational={self.variational}"
@@ -78,8 +72,7 @@ class _RectifyAndDrop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, dropout: Dropout) -> Tensor:
-        out = dropout.drop_(hidden.relu_())
-        ctx.mark_dirty(hidden)
+        out: Tensor = dropout(F.relu(hidden))
         ctx.save_for_backward(out)
         ctx.share = dropout.share
         return out
@@ -93,7 +86,7 @@ class _RectifyAndDrop(torch.autograd.Function):
 
 
 def rectify_and_drop(hidden: Tensor, dropout: Dropout) -> Tensor:
-    """Dropout of ReLU, any shape -> the same shape, in place: no leaf, and nothing that another gradient needs.
+    """Dropout of ReLU, any shape -> the same shape; `hidden` may be overwritten.
 
     For the gradient nothing is kept but the result, which the product after it keeps anyway: the inner activations are
     the widest of a layer.

@@ -216,7 +216,6 @@ def observe(
         same_length=how.same_length,
         max_distance=how.max_distance,
         precision=precision,
-        watched=True,
     )
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
@@ -242,7 +241,7 @@ class _Sums:
     def __init__(self, decoder: Decoder, *, at: int, rows: int, by_term: bool) -> None:
         self.begin = 0
         """Place of the first token of the segment that is being read."""
-        model = decoder.model
+        self._decoder, model = decoder, decoder.model
         shape = (len(model.layers), model.settings.n_heads)
         self._layers = [layer for layer in model.layers if isinstance(layer, Layer)]
         place: dict[str, Any] = {"dtype": torch.float64, "device": decoder.device}
@@ -262,9 +261,11 @@ class _Sums:
             layer.attention.register_forward_hook(partial(self._see, number))
             for number, layer in enumerate(self._layers)
         ]
+        self._decoder.watched = True
         try:
             yield
         finally:
+            self._decoder.watched = False
             for handle in handles:
                 handle.remove()
 
