@@ -103,7 +103,7 @@ def training_bytes():
         (1, K * H * D),  # position keys
         (5, B * L * H * D),  # queries, scaled, with u, with v; output
         (1, B * L * H * D),  # output, heads side by side
-        (4, B * L * WIDTH),  # two projections, which become the sums; two norms
+        (6, B * L * WIDTH),  # two projections, two sums, two norms
         (1, B * L * F),  # inner
     ]
     backward_layer = [
