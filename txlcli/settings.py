@@ -61,7 +61,7 @@ class TrainSettings:
     accumulate: int = 1
     """Parts into which the lanes of a step are divided, one after the other, to save memory; each has its own M."""
     recompute: bool = False
-    """Compute attention probabilities again in the backward pass, lane by lane, instead of keeping those of all layers:
+    """Compute attention probabilities and logits again in the backward pass, piece by piece, instead of keeping them:
     the same gradients in less memory, for a few percent more operations."""
     attention: AttentionKind = "auto"
     """How attention is computed; the function is the same. auto: txl's own, lane by lane, on every device; reference:

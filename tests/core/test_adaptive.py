@@ -10,6 +10,7 @@ import torch
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
+from tests.core.work_counters import AllocationCounter
 from txlcli.core.adaptive import Band, bands
 from txlcli.core.architectures import count_parameters
 from txlcli.core.decoding import Decoder
@@ -327,8 +328,23 @@ def test_gradients_of_rows_add_up_to_the_same_gradient_as_of_whole_tables(cutoff
         found.append([parameter.grad for parameter in model.parameters()])
     assert not any(grad.is_sparse for grad in found[1])
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-14)
-    embedded = model.embed(tokens, torch.arange(4)).sum()
-    assert any(grad.is_sparse for grad in torch.autograd.grad(embedded, list(model.embedding.tables)))
+
+
+def test_gradients_of_rows_are_added_to_what_a_table_has_and_make_no_other_table():
+    embedding = small_model(vocab_size=997).embedding
+    embedding.gradient_of_rows = True
+    (table,), tokens = embedding.tables, torch.tensor([[3, 5, 3]])
+    before, expected = torch.ones_like(table), torch.ones_like(table)
+    table.grad = before
+    expected[3], expected[5] = 3, 2
+    with AllocationCounter() as counter:
+        embedding(tokens).sum().backward()
+    assert table.grad is before
+    assert torch.equal(table.grad, expected)
+    assert counter.bytes < table.nbytes / 2
+    table.grad = None
+    embedding(tokens).sum().backward()
+    assert torch.equal(table.grad, expected - 1)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -340,3 +356,17 @@ def test_a_training_on_a_cpu_adds_rows_to_tables_that_the_softmax_uses(tmp_path,
     training = Training(model, settings, segments, None, tmp_path, {})
     assert model.embedding.gradient_of_rows == tied
     training.update()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_on_a_cpu_finds_the_memory_of_the_last_steps_gradients(tied):
+    model = small_model(cutoffs=CUTOFFS, tie_embeddings=tied)
+    tables = list(model.embedding.tables if tied else model.softmax.tables)
+    places = []
+    for _ in range(2):
+        tokens = draw_tokens(1, 40)
+        model.losses(model.embed(tokens, torch.arange(40)), tokens).mean().backward()
+        places.append({table.grad.data_ptr() for table in tables})
+        model.forget_gradients()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    assert places[0] == places[1]

@@ -98,12 +98,13 @@ def test_a_gpu_keeps_what_a_cpu_leaves_out_by_blocks_of_queries(monkeypatch):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_recomputing_saves_the_probabilities_and_their_masks(dropout):
+def test_recomputing_saves_probabilities_their_masks_and_logits(dropout):
     settings = model_settings(dropout=dropout, attention_dropout=dropout)
     kept, again = (step_bytes(settings, V, train_settings(recompute=recompute)) for recompute in (False, True))
     assert again["activations"] == saved_by_a_real_step(settings, B, "fp32", recompute=True)
     each = 4 + (dropout > 0)  # a byte for the mask
-    assert kept["activations"] - again["activations"] == each * 2 * B * 3 * L * (L + M)  # N = 2, H = 3
+    probabilities = each * 2 * B * 3 * L * (L + M)  # N = 2, H = 3
+    assert kept["activations"] - again["activations"] == probabilities + 4 * B * L * V
     assert {key: kept[key] for key in kept if key != "activations"} == {
         key: again[key] for key in again if key != "activations"
     }

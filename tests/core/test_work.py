@@ -134,12 +134,13 @@ def test_a_training_step_allocates_no_more_than_its_tensors():
     assert most - found < N * floats((B, SCORES))  # one more tensor of scores in each layer would be seen
 
 
-def test_recomputing_multiplies_queries_with_keys_and_distances_once_more():
+def test_recomputing_multiplies_queries_with_keys_and_distances_and_the_softmax_once_more():
     step = training(recompute=True)
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
     expected += unseen_flops_per_token(step.model.settings, L)
     scores = 2 * 2 * B * N * SCORES * D  # two products, each of a multiplication and an addition
-    assert operations(step.update) == pytest.approx(B * L * expected + scores, rel=1e-12)
+    logits = 2 * B * L * V * WIDTH
+    assert operations(step.update) == pytest.approx(B * L * expected + scores + logits, rel=1e-12)
 
 
 @pytest.mark.parametrize("seg_len", [1, L])

@@ -21,7 +21,8 @@ class AllocationCounter(TorchDispatchMode):
 
 
 def _tensors(tree):
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    """Those with one storage; a sparse one is two others."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
 
 
 def unseen_flops_per_token(settings, seg_len):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.core.dropout import WordDropout
+from txlcli.core.normalizer import SpareGradient, normalize
 from txlcli.errors import RecipeError
 from txlcli.model_settings import ModelSettings
 
@@ -78,10 +79,10 @@ class AdaptiveEmbedding(nn.Module):
         self.bands = bands
         self.d_model = d_model
         self.gradient_of_rows = False
-        """Whether tables get a sparse gradient, of the rows that were read: for tables that the softmax uses, too.
+        """Whether `backward` adds the gradient of the rows that were read to what tables of the softmax have.
 
-        The softmax gives every row a gradient. On a CPU the two are added more quickly than two whole tables, the one
-        nearly all zeros (a tenth of a step with WikiText-103's vocabulary).
+        The softmax gives every row a gradient. On a CPU that is quicker than to add two whole tables, the one nearly
+        all zeros, into a third (a fifth of a step with WikiText-103's vocabulary).
         """
         self.tables = nn.ParameterList(_matrix(band.size, band.width) for band in bands)  # (n, w)
         widths = {str(band.projection): band.width for band in bands if band.projection is not None}
@@ -106,13 +107,29 @@ class AdaptiveEmbedding(nn.Module):
 
     def _embed(self, number: int, ids: Tensor) -> Tensor:
         table = self.tables[number]
-        vectors = F.embedding(ids, table, sparse=self.gradient_of_rows and ids.numel() < len(table))
+        if self.gradient_of_rows and torch.is_grad_enabled() and ids.numel() < len(table):
+            vectors = F.embedding(ids, _adding_rows(table), sparse=True)
+        else:
+            vectors = F.embedding(ids, table)
         projection = self.bands[number].projection
         if projection is None:
             return vectors
         # The sums of residuals begin here, so never in 16 bits; and to cast a matrix costs more than it saves here.
         with torch.autocast(vectors.device.type, enabled=False):
             return F.linear(vectors, self.projections[str(projection)])
+
+
+def _adding_rows(table: nn.Parameter) -> Tensor:
+    """The same memory as the table; a sparse gradient of it is added to the table's own by `backward`."""
+
+    def add(rows: Tensor) -> None:
+        assert rows.grad is not None
+        table.grad = rows.grad.to_dense() if table.grad is None else table.grad.add_(rows.grad)
+        rows.grad = None
+
+    rows = table.detach().requires_grad_()
+    rows.register_post_accumulate_grad_hook(add)
+    return rows
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -135,6 +152,10 @@ class AdaptiveSoftmax(nn.Module):
         tails = len(bands) - 1
         self.cluster_weight = _matrix(tails, bands[0].width) if tails else None  # (C, w)
         self.cluster_bias = nn.Parameter(torch.empty(tails)) if tails else None
+        self.spare = [SpareGradient() for _ in bands]
+        """Memory of each table's gradient between two steps."""
+        self.recompute = False
+        """Whether the backward pass computes logits again, instead of keeping them."""
 
     @torch.no_grad()
     def for_decoding(self, embedding: AdaptiveEmbedding, dtype: torch.dtype) -> "AdaptiveSoftmax":
@@ -156,18 +177,31 @@ class AdaptiveSoftmax(nn.Module):
     def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Cross entropy in nats of each target, in token order: (T, d), (T,) -> (T,), float32 at least."""
         if len(self.bands) == 1:
-            return F.cross_entropy(_exact(self._logits(0, hidden, embedding)), targets, reduction="none")
-        head, clusters, total = self._head(hidden, embedding)
+            return self._losses_within(0, hidden, targets, embedding)
         in_head = targets < self.bands[0].end
-        of_head = head.gather(1, targets.clamp(max=self.bands[0].end - 1)[:, None])[:, 0]
-        chosen = torch.where(in_head, of_head, 0.0)
+        projected = self._project(0, hidden, embedding)
+        of_head, head = self._normalize(0, projected, targets.clamp(max=self.bands[0].end - 1), embedding)
+        clusters = self._clusters(projected)
+        total = torch.logaddexp(of_head, clusters.logsumexp(-1))
+        chosen = torch.where(in_head, head, 0.0)
         for number, band in enumerate(self.bands[1:], start=1):
             rows = ((targets >= band.first) & (targets < band.end)).nonzero()[:, 0]
             # A band that nobody needs still has a gradient, of zeros: its moments decay as the released code's do.
-            logits = _exact(self._logits(number, hidden[rows], embedding))
-            within = F.cross_entropy(logits, targets[rows] - band.first, reduction="none")
+            within = self._losses_within(number, hidden[rows], targets[rows] - band.first, embedding)
             chosen = chosen.index_copy(0, rows, clusters[rows, number - 1] - within)
         return total - chosen
+
+    def _losses_within(self, number: int, hidden: Tensor, ids: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Cross entropy of each id, given that it is one of the band's: (T, d), (T,) -> (T,)."""
+        total, logit = self._normalize(number, self._project(number, hidden, embedding), ids, embedding)
+        return total - logit
+
+    def _normalize(
+        self, number: int, projected: Tensor, ids: Tensor, embedding: AdaptiveEmbedding
+    ) -> tuple[Tensor, Tensor]:
+        """The normaliser of a band's ids and the logit of one of them: (T, w), (T,) -> (T,), (T,)."""
+        table, bias = self._table(number, embedding), self.biases[number]
+        return normalize(projected, table, bias, ids, spare=self.spare[number], recompute=self.recompute)
 
     def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Log-probabilities of all tokens: (T, d) -> (T, V), float32 at least."""
@@ -211,9 +245,13 @@ class AdaptiveSoftmax(nn.Module):
         """Logits of the head's ids (T, n) and of the clusters (T, C), with the logarithm of their total (T,)."""
         projected = self._project(0, hidden, embedding)
         head = _exact(F.linear(projected, self._table(0, embedding), self.biases[0]))
-        assert self.cluster_weight is not None
-        clusters = _exact(F.linear(projected, self.cluster_weight, self.cluster_bias))
+        clusters = self._clusters(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
+
+    def _clusters(self, projected: Tensor) -> Tensor:
+        """Logits of the clusters: (T, w) -> (T, C)."""
+        assert self.cluster_weight is not None
+        return _exact(F.linear(projected, self.cluster_weight, self.cluster_bias))
 
     def _within(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Log-probabilities of a band's ids, given that it is that band: (T, d) -> (T, n)."""

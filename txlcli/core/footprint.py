@@ -68,9 +68,8 @@ def step_bytes(
 
 def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:
     lanes = train.batch_size // train.accumulate
-    cut = bands(model, vocab_size)
     # Which rows a tail computes depends on the text; a plain softmax as wide as the bands are on average stands for it.
-    columns = round(softmax_columns(cut))
+    columns = round(softmax_columns(bands(model, vocab_size)))
     plain = dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
     found: dict[int, Tensor] = {}
 
@@ -95,7 +94,4 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
             autocast(CPU, precision),
         ):
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
-    kept = sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
-    if train.precision != "fp32":  # each table is cast once a step, the tails' whole tables too
-        kept += 2 * (sum(band.size * band.width for band in cut) - columns * model.d_model)
-    return kept
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)

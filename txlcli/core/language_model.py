@@ -55,7 +55,16 @@ class LanguageModel(nn.Module, ABC):
         """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory."""
 
     def recompute(self, wanted: bool) -> None:
-        """Whether backward passes compute attention probabilities again, instead of keeping them, to save memory."""
+        """Whether backward passes compute logits again, and what else is large, instead of keeping it."""
+        self.softmax.recompute = wanted
+
+    def forget_gradients(self) -> None:
+        """Drop all gradients. On a CPU the next step's gradients of tables get the memory of this step's."""
+        if self.device.type == "cpu":
+            tables = self.embedding.tables if self.settings.tie_embeddings else self.softmax.tables
+            for spare, table in zip(self.softmax.spare, tables, strict=True):
+                spare.give(table.grad)
+        self.zero_grad(set_to_none=True)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least."""

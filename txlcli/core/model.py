@@ -134,7 +134,8 @@ class TransformerXL(LanguageModel):
         return [self.softmax.biases[0].new_zeros(lanes, mem_len, self.settings.d_model) for _ in self.layers]
 
     def recompute(self, wanted: bool) -> None:
-        """Whether backward passes compute attention probabilities again, instead of keeping them, to save memory."""
+        """Whether backward passes compute logits and attention probabilities again, instead of keeping them."""
+        super().recompute(wanted)
         for layer in self.layers:
             assert isinstance(layer, Layer)
             layer.attention.recompute = wanted

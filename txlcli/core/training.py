@@ -212,7 +212,7 @@ class Training:
             group["lr"] = self.lr(self.step)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.forget_gradients()
         return grad_norm
 
     def lr(self, step: int) -> float:
