@@ -292,3 +292,37 @@ def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
     newest = create(runs_dir, "mine", force=True)  # ... and tried again
     runs.undo(newest)
     assert (old.folder / "last.safetensors").read_text() == "weights"
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3], ids=["set aside", "vocabulary", "card"])
+def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch, failing):
+    old = create(runs_dir, "mine")
+    (old.folder / "last.safetensors").write_text("weights")
+    replace, calls = os.replace, []
+
+    def refusing(*places):
+        calls.append(places)
+        if len(calls) == failing:
+            raise PermissionError(13, "Permission denied")
+        replace(*places)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    message = refusal(create, runs_dir, "mine", force=True, metric="ppl")
+    assert message.startswith("runs/mine")
+    assert message.endswith(": cannot be written (Permission denied); check the folder and the free space")
+    assert runs.open_run(old.folder) == old
+    assert (old.folder / "last.safetensors").read_text() == "weights"
+    assert [folder.name for folder in runs_dir.iterdir()] == ["mine"]
+
+
+def test_a_run_that_cannot_take_the_place_of_another_puts_it_back(runs_dir, monkeypatch):
+    old = create(runs_dir, "mine")
+
+    def refusing(folder, **_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", refusing)
+    message = refusal(create, runs_dir, "mine", force=True)
+    assert message == "runs/mine: cannot be written (No space left on device); check the folder and the free space"
+    assert runs.open_run(old.folder) == old
+    assert [folder.name for folder in runs_dir.iterdir()] == ["mine"]

@@ -138,16 +138,33 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     folder = run.folder
     check_free(folder, force=force)
     try:
-        if _aside(folder).exists() and not has_weights(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # a replacement that was killed: the run aside is the good one
-        elif folder.exists():
-            shutil.rmtree(_aside(folder), ignore_errors=True)
-            os.replace(folder, _aside(folder))
-        folder.mkdir(parents=True)
+        _set_aside(folder)
+    except OSError as error:  # the run that was to be replaced is still in its place: nothing may be undone
+        raise _not_written(folder, error) from error
+    try:
+        _make_folder(folder)
         _write_text(folder / VOCAB, vocab_text)
         update(run)
-    except OSError as error:
+    except BaseException:
         undo(run)
+        raise
+
+
+def _set_aside(folder: Path) -> None:
+    """Make room for a new run: the one that lies there waits aside."""
+    if not folder.exists():
+        return
+    if _aside(folder).exists() and not has_weights(folder):
+        shutil.rmtree(folder)  # a replacement that was killed: the run aside is the good one
+    else:
+        shutil.rmtree(_aside(folder), ignore_errors=True)
+        os.replace(folder, _aside(folder))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
         raise _not_written(folder, error) from error
 
 
