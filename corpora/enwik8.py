@@ -20,7 +20,7 @@ SIZE = 100_000_000
 
 def read(place: Path, wishes: ReadWishes) -> Text:
     """The three splits of enwik8 or of a prefix of it."""
-    return cut_prefix(one_file(place, "enwik8", "enwik8"), SIZE, "enwik8")
+    return cut_prefix(one_file(place, "enwik8"), SIZE, "enwik8")
 
 
 CORPUS = Corpus(

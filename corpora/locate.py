@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
+from corpora.unpack import is_archive
 
 # What people call the three splits.
 SPLIT_WORDS = {
@@ -36,7 +37,8 @@ def split_of(name: str) -> str | None:
 def split_files(place: Path, official: Mapping[str, str], corpus: str) -> dict[str, Path]:
     """Split -> file, for a corpus that comes as one file per split.
 
-    The official names win; for a split that has none of them, a file whose name speaks of that split is taken.
+    The official names win; for a split that has none of them, a file whose name speaks of that split is taken. An
+    archive is no text, whatever its name.
     """
     files = text_files(place) if place.is_dir() else [place]
     found = {split: path for path in files for split, name in official.items() if path.name == name}
@@ -53,20 +55,28 @@ def _by_loose_name(files: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in files:
         split = split_of(path.name)
+        if split is None or is_archive(path):
+            continue
         if split in found:
             raise CorpusError(f"{found[split]} and {path}: both look like the {split} split; keep one of them")
-        if split:
-            found[split] = path
+        found[split] = path
     return found
 
 
-def one_file(place: Path, prefix: str, corpus: str) -> Path:
-    """The only file of a corpus that comes as one file: `place` itself, or the one below it whose name begins so."""
+def one_file(place: Path, name: str) -> Path:
+    """The only file of a corpus that comes as one file: `place` itself, or the one below it of that name.
+
+    Where there is none, one whose name begins so is taken, a prefix of the corpus say; but no archive.
+    """
     if not place.is_dir():
         return place
-    found = [path for path in text_files(place) if path.name.startswith(prefix)]
+    near = [path for path in text_files(place) if path.name.startswith(name)]
+    found = [path for path in near if path.name == name] or [path for path in near if not is_archive(path)]
     if len(found) != 1:
-        raise CorpusError(f"{place}: expected one file whose name begins with {prefix} ({corpus}), found {len(found)}")
+        raise CorpusError(
+            f"{place}: expected one file {name}, or one whose name begins so, found {len(found)}; "
+            "give --source the file itself"
+        )
     return found[0]
 
 

@@ -19,7 +19,7 @@ SIZE = 100_000_000
 
 def read(place: Path, wishes: ReadWishes) -> Text:
     """The three splits of text8 or of a prefix of it."""
-    return cut_prefix(one_file(place, "text8", "text8"), SIZE, "text8")
+    return cut_prefix(one_file(place, "text8"), SIZE, "text8")
 
 
 CORPUS = Corpus(

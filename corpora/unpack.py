@@ -12,15 +12,23 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from corpora.corpus import CorpusError
 
 BLOCK = 1 << 20
+GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"  # what such files begin with
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip, tar or gzip archive, by its content."""
+    """Whether a file is a zip, tar or gzip archive, by its content; the beginning of a zip or gzip file is one too."""
     if not path.is_file():
         return False
+    return _begins(path, GZIP) or _is_zip(path) or (path.stat().st_size > 0 and tarfile.is_tarfile(path))
+
+
+def _is_zip(path: Path) -> bool:
+    return _begins(path, ZIP) or zipfile.is_zipfile(path)
+
+
+def _begins(path: Path, mark: bytes) -> bool:
     with path.open("rb") as file:
-        begins_gzip = file.read(2) == b"\x1f\x8b"
-    return begins_gzip or zipfile.is_zipfile(path) or (path.stat().st_size > 0 and tarfile.is_tarfile(path))
+        return file.read(len(mark)) == mark
 
 
 def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
@@ -30,7 +38,7 @@ def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
         CorpusError: the archive is damaged, has a member that would leave the folder or is a link, or nothing wanted.
     """
     try:
-        if zipfile.is_zipfile(archive):
+        if _is_zip(archive):
             written = _unpack_zip(archive, folder, wanted)
         elif _is_tar(archive):
             written = _unpack_tar(archive, folder, wanted)

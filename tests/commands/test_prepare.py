@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import corpora
-from corpora.corpus import Download
+from corpora.corpus import SPLITS, Download
 from tests.corpora.server import serving
 from txlcli.cli import app
 from txlcli.errors import CorpusInputError
@@ -393,6 +393,63 @@ def test_a_source_archive_is_unpacked_too(txl, tmp_path):
     (tmp_path / "ptb.tgz").write_bytes(a_tgz(members))
     assert txl("ptb", "--source", tmp_path / "ptb.tgz").exit_code == 0
     assert store(tmp_path, "ptb").info("train").tokens == 7
+
+
+BENCHMARKS = {
+    "enwik8": {"enwik8": b"<page>\n" * 20},
+    "text8": {"text8": TEXT8},
+    "wt103": {f"wikitext-103/wiki.{split}.tokens": b" a b \n" for split in SPLITS},
+    "ptb": {f"simple-examples/data/ptb.{split}.txt": b" a b \n" for split in SPLITS},
+    "lm1b": {"r13/news.en-00001-of-00100": b"The cat .\n", "r13/news.en.heldout-00000-of-00050": b". .\n"},
+}
+
+
+def published(folder: Path, name: str) -> Path:
+    """A folder as `txl prepare` leaves it after downloading a benchmark."""
+    folder.mkdir()
+    for download in corpora.get(name).downloads:
+        if download.file == "1b_word_vocab.txt":
+            (folder / download.file).write_text("<S> 9\n<UNK> 5\nThe 4\n. 1\n")
+        else:
+            pack = a_zip if download.file.endswith(".zip") else a_tgz
+            (folder / download.file).write_bytes(pack(BENCHMARKS[name]))
+    return folder
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_folder_that_holds_the_published_archive_only_is_read_from_it(txl, tmp_path, name):
+    result = txl(name, "--source", published(tmp_path / "downloads", name))
+    assert result.exit_code == 0, result.stderr
+    packed = store(tmp_path, name)
+    for member, content in BENCHMARKS[name].items():
+        (tmp_path / "plain" / member).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "plain" / member).write_bytes(content)
+    if name == "lm1b":
+        (tmp_path / "plain/1b_word_vocab.txt").write_bytes((tmp_path / "downloads/1b_word_vocab.txt").read_bytes())
+    assert txl(name, "--source", tmp_path / "plain", "--name", "plain").exit_code == 0
+    plain = store(tmp_path, "plain")
+    assert (packed.fingerprint, packed.splits) == (plain.fingerprint, plain.splits)
+    assert packed.source_digest == plain.source_digest
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_files_that_lie_unpacked_beside_their_archive_are_read(txl, tmp_path, name):
+    folder = published(tmp_path / "downloads", name)
+    for member, content in BENCHMARKS[name].items():
+        (folder / Path(member).name).write_bytes(content * 2)
+    assert txl(name, "--source", folder).exit_code == 0
+    read = store(tmp_path, name)
+    assert sum(info.bytes for info in read.splits.values()) == 2 * sum(map(len, BENCHMARKS[name].values()))
+
+
+def test_a_zip_that_came_in_part_is_refused(txl, tmp_path):
+    whole = a_zip(BENCHMARKS["enwik8"])
+    (tmp_path / "enwik8.zip").write_bytes(whole[: len(whole) // 2])
+    check_refused(txl("enwik8", "--source", "enwik8.zip"), tmp_path, "enwik8.zip: the archive is damaged")
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    (tmp_path / "enwik8.zip").rename(folder / "enwik8.zip.part")
+    check_refused(txl("enwik8", "--source", folder), tmp_path, "expected one file enwik8, or one whose name begins so")
 
 
 def test_lm1b_comes_as_an_archive_and_a_vocabulary(txl, tmp_path, monkeypatch, site):

@@ -1,3 +1,5 @@
+import zipfile
+
 import pytest
 
 import corpora
@@ -51,6 +53,34 @@ def test_more_than_the_corpus_is_refused(tmp_path):
         file.truncate(100_000_001)
     with pytest.raises(CorpusError, match="this is another file"):
         corpora.get("enwik8").read(tmp_path / "enwik9", PLAIN)
+
+
+def an_archive(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("text", "a b c\n" * 9)
+
+
+@pytest.mark.parametrize("name", ["enwik8", "text8"])
+def test_the_exact_name_wins_over_names_that_begin_so(tmp_path, name):
+    for beside in (name, f"{name}.old", f"{name}-notes"):
+        (tmp_path / beside).write_text(beside * 20)
+    assert b"".join(texts(corpora.get(name).read(tmp_path, PLAIN)).values()) == name.encode() * 20
+
+
+@pytest.mark.parametrize("name", ["enwik8", "text8"])
+def test_an_archive_is_no_text_of_a_corpus_that_is_one_file(tmp_path, name):
+    an_archive(tmp_path / f"{name}-copy.zip")
+    with pytest.raises(CorpusError, match=f"expected one file {name}.*, found 0; give --source the file itself"):
+        corpora.get(name).read(tmp_path, PLAIN)
+    (tmp_path / f"{name}.first103").write_bytes(bytes(range(103)))
+    assert b"".join(texts(corpora.get(name).read(tmp_path, PLAIN)).values()) == bytes(range(103))
+
+
+@pytest.mark.parametrize("name", ["ptb", "wt103", "lm1b"])
+def test_an_archive_is_no_text_of_a_split(tmp_path, name):
+    an_archive(tmp_path / "train.zip")
+    with pytest.raises(CorpusError, match=f"nothing here looks like {name}"):
+        corpora.get(name).read(tmp_path, PLAIN)
 
 
 def test_the_official_names_win_over_others(tmp_path):

@@ -78,6 +78,13 @@ def test_a_truncated_archive_is_said_to_be_damaged(tmp_path):
         unpack(tmp_path / "b.tgz", tmp_path / "out", everything)
 
 
+def test_a_truncated_zip_is_said_to_be_damaged(tmp_path):
+    whole = a_zip(tmp_path / "a.zip", {"text": bytes(range(256)) * 4}).read_bytes()
+    (tmp_path / "b.zip").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CorpusError, match=r"b\.zip: the archive is damaged \(File is not a zip file\); fetch it again"):
+        unpack(tmp_path / "b.zip", tmp_path / "out", everything)
+
+
 def test_an_archive_without_the_wanted_files_is_refused(tmp_path):
     with pytest.raises(CorpusError, match="none of the files that are needed"):
         unpack(a_zip(tmp_path / "a.zip", {"x": b""}), tmp_path / "out", lambda member: False)
@@ -89,5 +96,8 @@ def test_archives_are_told_by_content(tmp_path):
     assert not is_archive(tmp_path / "plain.zip")
     assert not is_archive(tmp_path / "empty.tgz")
     assert not is_archive(tmp_path)
-    assert is_archive(a_zip(tmp_path / "a", {"x": b"1"}))
+    whole = a_zip(tmp_path / "a", {"x": b"1"})
+    assert is_archive(whole)
+    (tmp_path / "a.part").write_bytes(whole.read_bytes()[:9])
+    assert is_archive(tmp_path / "a.part")
     assert is_archive(a_tar(tmp_path / "b", {"x": b"1"}))

@@ -43,9 +43,9 @@ def locate(plan: Plan, work: Path, progress: Progress) -> tuple[Text, tuple[str,
             raise CorpusError(f"{'; '.join(wrong)}; remove {plan.downloads} and try again")
         return plan.corpus.read(place, plan.read), ()
     place = plan.place
-    if plan.corpus.downloads and is_archive(place):
-        with progress(f"unpacking {place.name}", None, ""):
-            unpack(place, work, plan.corpus.wanted)
+    if packed := _packed(place, plan.corpus):
+        for path in packed:
+            _bring(path, work, plan.corpus, progress)
         place = work
     text = plan.corpus.read(place, plan.read)
     return text, tuple(f"{path.name} is not the original file" for path, _ in _differing(place, plan.corpus))
@@ -55,12 +55,31 @@ def _download(plan: Plan, work: Path, progress: Progress) -> Path:
     for download in plan.corpus.downloads:
         with progress(f"downloading {download.file}", download.size, "B") as step:
             path = fetch(download, plan.downloads, lambda done, _total, step=step: step.reach(done))  # type: ignore[misc]
-        if is_archive(path):
-            with progress(f"unpacking {path.name}", None, ""):
-                unpack(path, work, plan.corpus.wanted)
-        else:
-            shutil.copyfile(path, work / path.name)
+        _bring(path, work, plan.corpus, progress)
     return work
+
+
+def _packed(place: Path, corpus: Corpus) -> list[Path]:
+    """The archive that a source is, or the published files in a folder where nothing lies unpacked; else nothing."""
+    if not corpus.downloads:
+        return []
+    if not place.is_dir():
+        return [place] if is_archive(place) else []
+    published = {download.file for download in corpus.downloads}
+    files = text_files(place)
+    if any(corpus.wanted(path.name) for path in files if path.name not in published):
+        return []
+    found = [path for path in files if path.name in published]
+    return found if any(is_archive(path) for path in found) else []
+
+
+def _bring(path: Path, work: Path, corpus: Corpus, progress: Progress) -> None:
+    """Put what a published file holds below `work`."""
+    if is_archive(path):
+        with progress(f"unpacking {path.name}", None, ""):
+            unpack(path, work, corpus.wanted)
+    else:
+        shutil.copyfile(path, work / path.name)
 
 
 def _differing(place: Path, corpus: Corpus) -> list[tuple[Path, str]]:
