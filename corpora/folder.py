@@ -20,9 +20,8 @@ def read(place: Path, wishes: ReadWishes) -> Text:
     """The splits of a file or folder."""
     if place.is_file():
         return _cut([place], place, wishes.shares or SHARES)
-    named = _files_named_as_splits(place)
-    if "train" in named and wishes.shares is None:
-        used = {split: named[split] for split in SPLITS if split in named}
+    used = _files_named_as_splits(place) if wishes.shares is None else {}
+    if used:
         names = ", ".join(path.name for path in used.values())
         return Text(
             {split: whole(path) for split, path in used.items()},
@@ -33,16 +32,19 @@ def read(place: Path, wishes: ReadWishes) -> Text:
 
 
 def _files_named_as_splits(folder: Path) -> dict[str, Path]:
-    named: dict[str, Path] = {}
+    """Split -> file, in the splits' order; nothing where no file is named as the train split."""
+    named: dict[str, list[Path]] = {split: [] for split in SPLITS}
     for path in sorted(folder.iterdir()):
         split = SPLIT_WORDS.get(path.stem.lower()) if path.is_file() and not path.name.startswith(".") else None
-        if split in named:
-            raise CorpusError(
-                f"{named[split]} and {path}: both are named as the {split} split; keep one, or give --split"
-            )
         if split:
-            named[split] = path
-    return named
+            named[split].append(path)
+    if not named["train"]:
+        return {}
+    for split, paths in named.items():
+        if len(paths) > 1:
+            both = " and ".join(str(path) for path in paths[:2])
+            raise CorpusError(f"{both}: both are named as the {split} split; keep one, or give --split")
+    return {split: paths[0] for split, paths in named.items() if paths}
 
 
 def _cut(files: list[Path], place: Path, shares: tuple[float, float, float]) -> Text:

@@ -244,9 +244,17 @@ def test_a_folder_with_split_files_uses_them_and_says_so(tmp_path):
 
 def test_two_names_for_one_split_are_refused(tmp_path):
     for name in ("train.txt", "dev.txt", "valid.txt"):
-        (tmp_path / name).write_text("x\n")
-    with pytest.raises(CorpusError, match="both are named as the valid split"):
+        (tmp_path / name).write_text("x\n" * 20)
+    with pytest.raises(CorpusError, match=r"dev.txt and .*valid.txt: both are named as the valid split; keep one, or"):
         folder.read(tmp_path, PLAIN)
+    parts = texts(folder.read(tmp_path, ReadWishes(shares=(60, 20, 20))))
+    assert b"".join(parts.values()) == b"x\n" * 60
+
+
+def test_two_names_for_one_split_mean_nothing_where_no_file_is_named_train(tmp_path):
+    for name in ("book.txt", "dev.txt", "valid.txt"):
+        (tmp_path / name).write_text("x\n" * 20)
+    assert b"".join(texts(folder.read(tmp_path, PLAIN)).values()) == b"x\n" * 60
 
 
 @pytest.mark.parametrize("content", ["", None])
