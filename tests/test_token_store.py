@@ -176,6 +176,7 @@ def test_stores_are_found_by_name(tmp_path):
         ("stdlib-word", "txl prepare stdlib --tokenizer word"),
         ("ptb-sp8000", "txl prepare ptb --tokenizer sentencepiece --vocab-size 8000"),
         ("ptb-bpe500", "txl prepare ptb --tokenizer sentencepiece --vocab-size 500 --sp-type bpe"),
+        ("ptb-vocab-0a1b2c3d", "txl prepare ptb --vocab FILE"),
     ],
 )
 def test_a_store_knows_the_command_that_makes_it(name, command):

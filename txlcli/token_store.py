@@ -178,11 +178,12 @@ def _again(path: Path) -> str:
 
 def prepare_command(name: str) -> str:
     """The command that prepares the store of that name, where it has the name that `txl prepare` gives."""
-    made = re.fullmatch(r"(.+)-(released|byte|char|word|sp|bpe)(\d*)", name)
+    made = re.fullmatch(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})", name)
     if made is None:
         return f"txl prepare {name}"
     options = {
         "released": "--released-convention",
+        "vocab": "--vocab FILE",
         "sp": f"--tokenizer sentencepiece --vocab-size {made[3]}",
         "bpe": f"--tokenizer sentencepiece --vocab-size {made[3]} --sp-type bpe",
     }

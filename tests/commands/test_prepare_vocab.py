@@ -38,6 +38,14 @@ def test_a_list_of_words_decides_the_ids(here):
     assert store(here, "text").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
 
 
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_corpus_under_another_vocabulary_is_named_after_both(here, kind):
+    (here / "novel/ptb.train.txt").write_text("the fox\nthe cat\n")
+    told = json_of("prepare", "ptb", "--source", "novel/ptb.train.txt", "--vocab", f"runs/{kind}/vocab.json")
+    assert told["store"] == f"data/ptb-vocab-{told['fingerprint'][:8]}.h5"
+    assert told["fingerprint"] == store(here, "novel" if kind == "byte" else kind).fingerprint
+
+
 def test_a_symbol_that_the_vocabulary_lacks_is_named(here):
     (here / "list.txt").write_text("<eos>\nfox\nthe\n")
     (here / "text.txt").write_text("the fox\nthe dog runs\n" * 30)

@@ -74,7 +74,8 @@ def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False)
     bpe = wishes.sp_type == "bpe"
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"--data-dir {data_dir} is a file; give a folder")
-    store = data_dir / f"{_store_name(wishes, corpus, place, _suffix(wishes, kind, own, pieces, bpe))}.h5"
+    suffix = f"-vocab-{vocab.fingerprint[:8]}" if vocab else _suffix(wishes, kind, own, pieces, bpe)
+    store = data_dir / f"{_store_name(wishes, corpus, place, suffix)}.h5"
     if store.exists() and not force:
         raise StoreError(f"{store} exists already; add --force to overwrite it, or give another --name")
     return Plan(
