@@ -61,6 +61,13 @@ def test_words_are_numbered_as_first_seen(tmp_path):
     assert (found.counts.tolist(), found.words, found.lines, found.bytes) == ([1, 2, 2, 1], 4, 2, 8)
 
 
+def test_without_a_boundary_every_id_is_a_word(tmp_path):
+    found, ids = run(tmp_path, Tokenizer("word"), b" B a\nA c\n\n")
+    assert found.symbols == ["B", "a", "A", "c"]
+    assert ids == [0, 1, 2, 3]
+    assert (found.words, found.lines) == (4, 3)
+
+
 def test_bad_utf8_names_file_and_byte(tmp_path):
     with pytest.raises(
         CorpusInputError, match=r"text: byte 2 is not valid UTF-8; repair the file or take --tokenizer byte"

@@ -70,7 +70,8 @@ class Tokenizer:
         # The ids stay here on disk: sending them to the parent would take longer than making them.
         job.path.write_bytes(np.ascontiguousarray(ids).data)
         lines = sum(count_lines(part.data) + part.open_end for part in parts)
-        words = ids.size - lines if self.kind == "word" else sum(count_words(part.data) for part in parts)
+        closing = lines if self.boundary is not None else 0
+        words = ids.size - closing if self.kind == "word" else sum(count_words(part.data) for part in parts)
         return Tally(symbols, counts, job.path, ids.dtype, words, lines, sum(len(part.data) for part in parts))
 
     def _number(self, parts: list[Part]) -> Numbered:
