@@ -15,6 +15,8 @@ Progress = Callable[[int, int | None], None]
 BLOCK = 1 << 20
 TIMEOUT_S = 60.0
 ATTEMPTS = 3  # per address, as long as each brings something
+# TLS fails with an OSError of its own. Only calls that do not write may be watched for these: a full disk is one, too.
+NETWORK_ERRORS = (OSError, http.client.HTTPException)
 # Some hosts turn away Python's own name.
 HEADERS = {
     "User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/126.0 Safari/537.36"
@@ -91,16 +93,17 @@ def _receive(address: str, part: Path, download: Download, progress: Progress) -
         return None
     request = urllib.request.Request(address, headers=HEADERS | ({"Range": f"bytes={have}-"} if have else {}))
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return _save(response, part, have, download.size, progress)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             part.unlink()  # longer than the server's file, so not a beginning of it
         return f"HTTP {error.code} {error.reason}"
     except urllib.error.URLError as error:
         return str(error.reason)
-    except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
-        return f"broke off after {_size(part):,} bytes ({type(error).__name__})"
+    except NETWORK_ERRORS as error:
+        return f"no answer ({type(error).__name__})"
+    with response:
+        return _save(response, part, have, download.size, progress)
 
 
 def _save(
@@ -111,7 +114,13 @@ def _save(
     coming = response.headers.get("Content-Length")
     total = done + int(coming) if coming else size
     with part.open("ab" if goes_on else "wb") as file:
-        while block := response.read(BLOCK):
+        while True:
+            try:
+                block = response.read(BLOCK)
+            except NETWORK_ERRORS as error:
+                return f"broke off after {done:,} bytes ({type(error).__name__})"
+            if not block:
+                break
             file.write(block)
             done += len(block)
             progress(done, total)

@@ -17,6 +17,8 @@ class Site:
     break_after: int | None = None
     """Bytes after which the first answer for each file breaks off."""
     refuse_agent: str = "Python-urllib"
+    mute: str | None = None
+    """The file that is asked for in vain: the connection ends without an answer."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, Range header) of every request."""
 
@@ -32,6 +34,8 @@ def serving(files: dict[str, bytes]) -> Iterator[Site]:
         def do_GET(self) -> None:
             name, wanted = self.path.lstrip("/"), self.headers.get("Range")
             site.requests.append((name, wanted))
+            if name == site.mute:
+                return
             if site.refuse_agent in self.headers.get("User-Agent", ""):
                 self.send_error(403)
             elif name not in site.files:

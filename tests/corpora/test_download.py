@@ -1,4 +1,6 @@
 import hashlib
+import http.client
+import ssl
 from collections.abc import Iterator
 
 import pytest
@@ -46,6 +48,41 @@ def test_a_transfer_that_breaks_off_goes_on_from_there(site, tmp_path):
     assert site.requests == [("text.zip", None), ("text.zip", "bytes=1000-")]
 
 
+@pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record mac"), TimeoutError(), ConnectionResetError()])
+def test_a_connection_that_fails_in_between_goes_on_from_there(site, tmp_path, monkeypatch, error):
+    read, failures = http.client.HTTPResponse.read, [None, error]
+
+    def failing(response, amount):
+        if failures and (failure := failures.pop(0)):
+            raise failure
+        return read(response, min(amount, 1000))
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", failing)
+    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("text.zip", None), ("text.zip", "bytes=1000-")]
+
+
+def test_the_next_address_is_tried_where_a_connection_always_fails(site, tmp_path, monkeypatch):
+    read = http.client.HTTPResponse.read
+
+    def failing(response, amount):
+        if site.requests[-1][0] == "other.zip":
+            raise ssl.SSLError(1, "bad record mac")
+        return read(response, amount)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", failing)
+    site.files["other.zip"] = CONTENT
+    assert fetch(download(site, "other.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
+    with pytest.raises(CorpusError, match=r"other\.zip: broke off after 0 bytes \(SSLError\)"):
+        fetch(download(site, "other.zip"), tmp_path / "again")
+
+
+def test_a_full_disk_is_no_matter_of_the_connection(site, tmp_path):
+    (tmp_path / "text.zip.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        fetch(download(site), tmp_path)
+
+
 def test_a_part_from_an_earlier_call_is_used(site, tmp_path):
     (tmp_path / "text.zip.part").write_bytes(CONTENT[:777])
     assert fetch(download(site), tmp_path).read_bytes() == CONTENT
@@ -76,6 +113,13 @@ def test_the_next_address_is_tried(site, tmp_path):
 def test_a_server_without_the_file_is_named_with_its_answer(site, tmp_path):
     with pytest.raises(CorpusError, match=r"could not download text\.zip \(http://.*/gone\.zip: HTTP 404 Not Found\)"):
         fetch(download(site, "gone.zip"), tmp_path)
+
+
+def test_a_server_without_an_answer_is_named(site, tmp_path):
+    site.mute = "mute.zip"
+    with pytest.raises(CorpusError, match=r"/mute\.zip: no answer \(RemoteDisconnected\)"):
+        fetch(download(site, "mute.zip"), tmp_path)
+    assert fetch(download(site, "mute.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
 
 
 def test_no_server_at_all_is_named(tmp_path):
