@@ -84,7 +84,10 @@ def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
     """Train, valid and test of a corpus or a prefix of it: n // 20 symbols each for valid and test, the rest train."""
     size = path.stat().st_size
     if size > full_size:
-        raise CorpusError(f"{path}: {size:,} bytes, but {corpus} has {full_size:,}: this is another file")
+        raise CorpusError(
+            f"{path}: {size:,} bytes, but {corpus} has {full_size:,}: this is another file; "
+            f"give {corpus} or a prefix of it"
+        )
     part = size // 20
     if part == 0:
         raise CorpusError(f"{path}: {size:,} bytes are too short to split; give at least 20")

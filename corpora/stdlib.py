@@ -37,7 +37,10 @@ def read(place: Path, wishes: ReadWishes) -> Text:
     splits = _share_out(slices, wishes.shares or SHARES)
     for name, pieces in splits.items():
         if not pieces:
-            raise CorpusError(f"{place}: {len(slices)} source files are too few to give a {name} split")
+            raise CorpusError(
+                f"{place}: {len(slices)} source files are too few to give a {name} split; give --source a folder with "
+                "more, or another --split"
+            )
     return Text(splits)
 
 

@@ -47,7 +47,7 @@ def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
     except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise CorpusError(f"{archive}: the archive is damaged ({error}); fetch it again") from error
     if not written:
-        raise CorpusError(f"{archive}: the archive has none of the files that are needed")
+        raise CorpusError(f"{archive}: the archive has none of the files that are needed; give the corpus's own")
 
 
 def _is_tar(archive: Path) -> bool:

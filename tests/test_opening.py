@@ -86,7 +86,16 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path):
 def test_a_vocabulary_of_another_text_is_refused(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.folder / runs.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
-    with pytest.raises(VocabularyError, match=r"vocab.json: not the vocabulary that the weights belong to$"):
+    wrong = r"vocab.json: not the vocabulary that the weights belong to; restore it from a copy$"
+    with pytest.raises(VocabularyError, match=wrong):
+        open_run(tmp_path)
+
+
+def test_a_damaged_vocabulary_is_named(tmp_path):
+    run, _ = saved_run(tmp_path)
+    (run.folder / runs.VOCAB).write_text(VOCAB.to_json()[:-9])
+    damaged = r"vocab.json: this is no vocabulary of txl \(JSONDecodeError: .*\); restore it from a copy$"
+    with pytest.raises(VocabularyError, match=damaged):
         open_run(tmp_path)
 
 

@@ -227,7 +227,7 @@ def test_a_missing_vocabulary_is_named(runs_dir):
     (run.folder / "vocab.json").unlink()
     message = refusal(run.vocab_text)
     assert message.startswith("runs/enwik8/vocab.json: cannot be read (")
-    assert message.endswith("; the run is incomplete")
+    assert message.endswith("; restore it from a copy")
 
 
 def test_the_best_checkpoint_is_evaluated_where_there_is_one(runs_dir):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txlcli.errors import UsageError, VocabularyError
+from txlcli.errors import CorpusInputError, UsageError, VocabularyError
 from txlcli.pieces import train
 from txlcli.vocab import Vocab, smallest_kind
 
@@ -65,6 +65,11 @@ def test_piece_training_says_what_size_fits():
         UsageError, match=r"9999 pieces do not fit this text \(.+\); choose another --vocab-size, or give more text"
     ):
         train(SENTENCES, size=9999, bpe=True)
+
+
+def test_pieces_that_have_nothing_to_learn_from_are_refused():
+    with pytest.raises(CorpusInputError, match=r"can learn from; give more text, or choose another --tokenizer$"):
+        train(["", " "], size=300, bpe=False)
 
 
 def test_piece_training_ignores_how_lines_end():

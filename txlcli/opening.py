@@ -84,15 +84,25 @@ def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str 
     place = pick_device(device)
     precision = precision or run.settings.train.precision
     check_precision(precision, place)
-    vocab = Vocab.from_json(run.vocab_text())
-    if vocab.fingerprint != run.vocab_fingerprint:
-        raise VocabularyError(f"{run.folder / runs.VOCAB}: not the vocabulary that the weights belong to")
+    vocab = _vocabulary(run)
     path = run.best_or_last
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
     group = saved.weights_to_evaluate
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path, group=group)
     return OpenRun(run, model.to(place).eval(), vocab, saved, precision)
+
+
+def _vocabulary(run: Run) -> Vocab:
+    """The run's own vocabulary, checked."""
+    path = run.folder / runs.VOCAB
+    try:
+        vocab = Vocab.from_json(run.vocab_text())
+    except VocabularyError as error:
+        raise VocabularyError(f"{path}: {error}; restore it from a copy") from error
+    if vocab.fingerprint != run.vocab_fingerprint:
+        raise VocabularyError(f"{path}: not the vocabulary that the weights belong to; restore it from a copy")
+    return vocab
 
 
 def resolved_reading(run: Run, **changes: object) -> EvalSettings:

@@ -110,7 +110,10 @@ def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
     except RuntimeError as error:
         reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
         if not reason:
-            raise CorpusInputError("the train split holds nothing that SentencePiece can learn from") from error
+            raise CorpusInputError(
+                "the train split holds nothing that SentencePiece can learn from; give more text, or choose another "
+                "--tokenizer"
+            ) from error
         reason = reason.partition("--character_coverage")[0].rstrip(" .,") or reason
         raise UsageError(
             f"{size} pieces do not fit this text ({reason}); choose another --vocab-size, or give more text"

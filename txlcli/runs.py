@@ -63,7 +63,7 @@ class Run:
         try:
             return (self.folder / VOCAB).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{self.folder / VOCAB}: cannot be read ({error}); the run is incomplete") from error
+            raise RunError(f"{self.folder / VOCAB}: cannot be read ({error}); restore it from a copy") from error
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one report to metrics.jsonl.

@@ -362,7 +362,7 @@ def test_another_vocabulary_is_refused_even_where_the_sizes_agree(here):
 def test_a_vocabulary_that_was_exchanged_in_the_run_is_refused(here):
     (here / "runs/char/vocab.json").write_text((here / "runs/byte/vocab.json").read_text())
     message = refusal("eval", "char", code=1)
-    assert message == "runs/char/vocab.json: not the vocabulary that the weights belong to"
+    assert message == "runs/char/vocab.json: not the vocabulary that the weights belong to; restore it from a copy"
 
 
 def test_a_damaged_checkpoint_is_named(here):

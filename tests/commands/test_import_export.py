@@ -446,12 +446,13 @@ def test_heads_that_the_weights_contradict_are_named_with_both_shapes(foreign):
     (foreign / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG | {"n_head": 2}))
     assert refused("folder") == (
         "folder/pytorch_model.bin: transformer.layers.0.dec_attn.qkv_net.weight has the shape (99, 14), "
-        "the settings want (66, 14)"
+        "the settings want (66, 14); correct [model] with --recipe or --set"
     )
     # The product agrees, the parts do not.
     (foreign / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG | {"n_head": 11, "d_head": 3}))
     assert refused("folder") == (
-        "folder/pytorch_model.bin: transformer.r_w_bias has the shape (3, 11), the settings want (11, 3)"
+        "folder/pytorch_model.bin: transformer.r_w_bias has the shape (3, 11), the settings want (11, 3); "
+        "correct [model] with --recipe or --set"
     )
 
 

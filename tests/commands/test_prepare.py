@@ -227,6 +227,13 @@ def test_pieces_are_trained_on_train_only(txl, tmp_path):
         assert own.every_byte_scored
 
 
+def test_pieces_need_a_train_split(txl, tmp_path):
+    folder = ptb_folder(tmp_path)
+    (folder / "ptb.train.txt").unlink()
+    message = "this source has none; add one, or choose another --tokenizer"
+    check_refused(txl("ptb", "--source", folder, "--tokenizer", "sentencepiece"), tmp_path, message)
+
+
 def test_stores_are_named_after_corpus_and_tokenizer(txl, tmp_path):
     folder = ptb_folder(tmp_path)
     (folder / "ptb.train.txt").write_text(BOOK)

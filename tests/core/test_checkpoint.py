@@ -135,15 +135,18 @@ def test_a_truncated_checkpoint_is_refused(path, keep):
     assert message.endswith("; restore it from a copy or train again")
 
 
+FOREIGN = "a safetensors file, but not a checkpoint of txl; restore it from a copy, or make a run of it with txl import"
+
+
 def test_a_foreign_safetensors_file_is_refused(path):
     save_file({"a": torch.ones(2)}, path)
-    assert refusal(path) == "a safetensors file, but not a checkpoint of txl"
+    assert refusal(path) == FOREIGN
 
 
 @pytest.mark.parametrize("metadata", ["not JSON", "[]", "{}", '{"format": "one"}'])
 def test_metadata_that_is_not_ours_is_refused(path, metadata):
     save_file({"a": torch.ones(2)}, path, {"txl": metadata})
-    assert refusal(path) == "a safetensors file, but not a checkpoint of txl"
+    assert refusal(path) == FOREIGN
 
 
 def test_a_newer_format_is_refused(path):
@@ -184,6 +187,7 @@ def misfit(path, saved, settings=None, vocab_size=V):
         checkpoint.build_model(settings or model_settings(), vocab_size, saved, path)
     message = str(caught.value)
     assert message.startswith(f"{path}: the weights do not fit the run's settings (")
+    assert message.endswith("); restore the run's files from one copy")
     assert "\n" not in message
     return message
 

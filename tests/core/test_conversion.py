@@ -214,6 +214,9 @@ def test_what_is_read_stands_alone():
 # --- what cannot be read -------------------------------------------------------------------------------------------
 
 
+WAY_OUT = "correct [model] with --recipe or --set"
+
+
 def refusal(theirs, system="hugging_face", **kind):
     settings = settings_of(**kind)
     with pytest.raises(RunError) as caught:
@@ -224,11 +227,12 @@ def refusal(theirs, system="hugging_face", **kind):
 def test_tensors_that_are_missing_are_named_and_counted():
     theirs = hugging_face_state_dict(draw_weights())
     del theirs["crit.cluster_bias"]
-    assert refusal(theirs) == "here: lacks crit.cluster_bias; the settings do not describe these weights"
+    assert refusal(theirs) == f"here: lacks crit.cluster_bias; the settings do not describe these weights, {WAY_OUT}"
     kept = {name: tensor for name, tensor in theirs.items() if "layers.1." not in name}
     assert refusal(kept) == (
         "here: lacks crit.cluster_bias, transformer.layers.1.dec_attn.layer_norm.bias, "
-        "transformer.layers.1.dec_attn.layer_norm.weight and 9 more; the settings do not describe these weights"
+        "transformer.layers.1.dec_attn.layer_norm.weight and 9 more; the settings do not describe these weights, "
+        f"{WAY_OUT}"
     )
 
 
@@ -237,7 +241,7 @@ def test_tensors_that_are_left_over_are_named_and_counted():
     strange = {f"transformer.extra.{number}": torch.ones(1) for number in range(5)}
     assert refusal(theirs | strange) == (
         "here: has transformer.extra.0, transformer.extra.1, transformer.extra.2 and 2 more "
-        "that the settings have no place for"
+        f"that the settings have no place for; {WAY_OUT}"
     )
 
 
@@ -245,7 +249,8 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes():
     theirs = hugging_face_state_dict(draw_weights())
     theirs["transformer.layers.1.dec_attn.o_net.weight"] = torch.ones(d, H * D - 1)
     assert refusal(theirs) == (
-        "here: transformer.layers.1.dec_attn.o_net.weight has the shape (14, 32), the settings want (14, 33)"
+        "here: transformer.layers.1.dec_attn.o_net.weight has the shape (14, 32), the settings want (14, 33); "
+        f"{WAY_OUT}"
     )
 
 
@@ -253,7 +258,9 @@ def test_whole_numbers_are_no_weights():
     theirs = hugging_face_state_dict(draw_weights())
     theirs["transformer.r_w_bias"] = torch.ones(H, D, dtype=torch.int8)
     theirs = {name: tensor for name, tensor in theirs.items() if ".dec_attn.r_w_bias" not in name}
-    assert refusal(theirs) == "here: transformer.r_w_bias holds torch.int8, which are no weights"
+    assert (
+        refusal(theirs) == "here: transformer.r_w_bias holds torch.int8, which are no weights; convert them to float32"
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,7 +274,10 @@ def test_whole_numbers_are_no_weights():
 def test_what_the_settings_tie_must_be_the_same(name, first):
     theirs = hugging_face_state_dict(draw_weights(div_val=2), div_val=2)
     theirs[name] = theirs[name] + 1
-    assert refusal(theirs, div_val=2) == f"here: {name} differs from {first}, which the settings tie it to"
+    assert refusal(theirs, div_val=2) == (
+        f"here: {name} differs from {first}, which the settings tie it to; untie them in [model] "
+        "(tie_embeddings, tie_projections or tie_biases)"
+    )
 
 
 def test_what_is_tied_may_stand_there_once():

@@ -86,7 +86,7 @@ def test_a_truncated_zip_is_said_to_be_damaged(tmp_path):
 
 
 def test_an_archive_without_the_wanted_files_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match="none of the files that are needed"):
+    with pytest.raises(CorpusError, match="none of the files that are needed; give the corpus's own"):
         unpack(a_zip(tmp_path / "a.zip", {"x": b""}), tmp_path / "out", lambda member: False)
 
 

@@ -122,11 +122,12 @@ def test_a_missing_file_is_told(tmp_path):
     assert refusal(tmp_path) == f"no vocabulary file at {tmp_path}; give --vocab a file"
 
 
-TWICE = "the word 'b' stands there twice, so ids would not be words"
+TWICE = "the word 'b' stands there twice, so ids would not be words; give a list with each word once"
+NO_LIST = f"holds no list of words. {AS_TEXT}"
 BAD_TEXTS = {
     "duplicates": (b"a\nb\nb\n", TWICE),
-    "empty": (b"", "holds no list of words"),
-    "blank": (b" \n\n", "holds no list of words"),
+    "empty": (b"", NO_LIST),
+    "blank": (b" \n\n", NO_LIST),
 }
 
 
@@ -137,24 +138,34 @@ def test_a_text_that_is_no_vocabulary_is_told(tmp_path, kind):
     assert refusal(tmp_path / "vocab.txt") == message
 
 
-@pytest.mark.parametrize(("name", "start"), [("vocab.txt", "cannot be read as a list of words ("), ("vocab.json", "")])
-def test_text_that_is_not_utf_8_is_told(tmp_path, name, start):
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [
+        ("vocab.txt", "cannot be read as a list of words (", "); save it as UTF-8 text"),
+        ("vocab.json", "", f". {AS_TEXT}"),
+    ],
+)
+def test_text_that_is_not_utf_8_is_told(tmp_path, name, start, end):
     (tmp_path / name).write_bytes("naïve\n".encode("latin-1"))
-    assert refusal(tmp_path / name).startswith(f"{start}'utf-8' codec can't decode byte 0xef")
+    message = refusal(tmp_path / name)
+    assert message.startswith(f"{start}'utf-8' codec can't decode byte 0xef")
+    assert message.endswith(end)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"the": 0, "fox": 1}', VOCAB.to_json()[:-7]])
 def test_json_that_is_no_vocabulary_is_told(tmp_path, text):
     (tmp_path / "vocab.json").write_text(text)
-    assert refusal(tmp_path / "vocab.json").startswith("this is no vocabulary of txl (")
+    message = refusal(tmp_path / "vocab.json")
+    assert message.startswith("this is no vocabulary of txl (")
+    assert message.endswith(f". {AS_TEXT}")
 
 
 BAD_FIELDS = {
     "no_list": ({"sym2idx": {"a": 0}}, f"no list idx2sym in it. {AS_TEXT}"),
     "no_dict": (WORDS, f"no list idx2sym in it. {AS_TEXT}"),
     "other_list": ({"idx2sym": "abc"}, f"no list idx2sym in it. {AS_TEXT}"),
-    "numbers": ({"idx2sym": ["a", 7]}, "holds no list of words"),
-    "nothing": ({"idx2sym": []}, "holds no list of words"),
+    "numbers": ({"idx2sym": ["a", 7]}, NO_LIST),
+    "nothing": ({"idx2sym": []}, NO_LIST),
     "duplicates": ({"idx2sym": ["a", "b", "c", "b"]}, TWICE),
 }
 

@@ -54,7 +54,9 @@ def refusal(path):
 
 
 def test_a_missing_file_is_told(tmp_path):
-    assert refusal(tmp_path / "a.bin") == f"no file of weights at {tmp_path / 'a.bin'}"
+    assert refusal(tmp_path / "a.bin") == (
+        f"no file of weights at {tmp_path / 'a.bin'}; give a .safetensors, .npz or torch file"
+    )
 
 
 @pytest.mark.parametrize("name", WRITERS)

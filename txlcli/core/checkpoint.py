@@ -97,7 +97,10 @@ def load(path: Path) -> Checkpoint:
         state = json.loads(text or "")
         newer = state["format"] > FORMAT
     except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: a safetensors file, but not a checkpoint of txl") from error
+        raise RunError(
+            f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or make a run of it "
+            "with txl import"
+        ) from error
     if newer:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
     return Checkpoint(tensors, state)
@@ -137,5 +140,7 @@ def build_model(
         model.load_state_dict(checkpoint.group(group), assign=True)
     except RuntimeError as error:
         details = " ".join(str(error).split())
-        raise RunError(f"{path}: the weights do not fit the run's settings ({details})") from error
+        raise RunError(
+            f"{path}: the weights do not fit the run's settings ({details}); restore the run's files from one copy"
+        ) from error
     return model.requires_grad_()

@@ -20,6 +20,7 @@ from txlcli.model_settings import TransformerSettings
 
 Tensors = Mapping[str, Tensor]
 NAMED = 3  # of the tensors that an error could list
+WAY_OUT = "correct [model] with --recipe or --set"
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,22 @@ class Layout:
         self._check_names(theirs, wanted, where)
         for name, first in self.aliases.items():
             if name in theirs and not torch.equal(theirs[name], theirs[first]):
-                raise RunError(f"{where}: {name} differs from {first}, which the settings tie it to")
+                raise RunError(
+                    f"{where}: {name} differs from {first}, which the settings tie it to; untie them in [model] "
+                    "(tie_embeddings, tie_projections or tie_biases)"
+                )
         ours: dict[str, Tensor] = {}
         for link in self.links:
             for name in link.theirs:
                 if tuple(theirs[name].shape) != link.shape:
                     raise RunError(
-                        f"{where}: {name} has the shape {tuple(theirs[name].shape)}, the settings want {link.shape}"
+                        f"{where}: {name} has the shape {tuple(theirs[name].shape)}, the settings want {link.shape}; "
+                        f"{WAY_OUT}"
                     )
                 if not theirs[name].is_floating_point():
-                    raise RunError(f"{where}: {name} holds {theirs[name].dtype}, which are no weights")
+                    raise RunError(
+                        f"{where}: {name} holds {theirs[name].dtype}, which are no weights; convert them to float32"
+                    )
                 if not theirs[name].isfinite().all():
                     raise RunError(f"{where}: {name} holds numbers that are not finite; fetch the weights again")
             ours |= _unpacked(link, [theirs[name] for name in link.theirs], shapes)
@@ -92,11 +99,11 @@ class Layout:
     def _check_names(self, theirs: Tensors, wanted: set[str], where: str) -> None:
         missing = sorted(wanted - set(theirs))
         if missing:
-            raise RunError(f"{where}: lacks {_some(missing)}; the settings do not describe these weights")
+            raise RunError(f"{where}: lacks {_some(missing)}; the settings do not describe these weights, {WAY_OUT}")
         known = wanted | set(self.aliases)
         extra = sorted(name for name in theirs if name not in known and not name.endswith(self.ignored))
         if extra:
-            raise RunError(f"{where}: has {_some(extra)} that the settings have no place for")
+            raise RunError(f"{where}: has {_some(extra)} that the settings have no place for; {WAY_OUT}")
 
     def write(self, ours: Tensors) -> dict[str, Tensor]:
         """Their tensors from ours; what is tied appears once, but for vectors, which cost nothing."""

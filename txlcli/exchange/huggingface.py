@@ -60,7 +60,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise RunError(f'{path}: the model type is "{found}", not "{MODEL_TYPE}"; only Transformer-XL can be imported')
     complete = DEFAULTS | dict(config)
     if complete["attn_type"] != 0:
-        raise RunError(f"{path}: attn_type {complete['attn_type']} is not the attention of Transformer-XL (0)")
+        raise RunError(
+            f"{path}: attn_type {complete['attn_type']} is not the attention of Transformer-XL; "
+            "give a model with attn_type 0, no other can be imported"
+        )
     return complete
 
 

@@ -34,7 +34,7 @@ def read(path: Path) -> Vocab:
         try:
             return Vocab.from_json(path.read_text(encoding="utf-8"))
         except (VocabularyError, OSError, UnicodeDecodeError) as error:
-            raise VocabularyError(f"{path}: {error}") from error
+            raise VocabularyError(f"{path}: {error}. {AS_TEXT}") from error
     if path.suffix in (*PLAIN_PICKLES, *TORCH_PICKLES):
         return _from_fields(path, _unpickled(path))
     return _from_words(path, _read_lines(path), lower_case=False)
@@ -64,16 +64,18 @@ def _read_lines(path: Path) -> list[str]:
     try:
         return [fields[0] for line in path.read_text(encoding="utf-8-sig").split("\n") if (fields := line.split())]
     except (OSError, UnicodeDecodeError) as error:
-        raise VocabularyError(f"{path}: cannot be read as a list of words ({error})") from error
+        raise VocabularyError(f"{path}: cannot be read as a list of words ({error}); save it as UTF-8 text") from error
 
 
 def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
     if not words or not all(isinstance(word, str) for word in words):
-        raise VocabularyError(f"{path}: holds no list of words")
+        raise VocabularyError(f"{path}: holds no list of words. {AS_TEXT}")
     places = {word: number for number, word in enumerate(words)}
     if len(places) < len(words):
         twice = next(word for number, word in enumerate(words) if places[word] != number)
-        raise VocabularyError(f"{path}: the word {twice!r} stands there twice, so ids would not be words")
+        raise VocabularyError(
+            f"{path}: the word {twice!r} stands there twice, so ids would not be words; give a list with each word once"
+        )
     boundary, unknown = (
         next((places[symbol] for symbol in known if symbol in places), None) for known in (BOUNDARIES, UNKNOWNS)
     )

@@ -40,7 +40,7 @@ def read(path: Path) -> dict[str, Tensor]:
         RunError: missing, damaged, or a pickle of more than tensors.
     """
     if not path.is_file():
-        raise RunError(f"no file of weights at {path}")
+        raise RunError(f"no file of weights at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -137,7 +137,10 @@ class _Preparation:
     def _train(self, splits: dict[str, tuple[Slice, ...]]) -> bytes:
         assert self._plan.vocab_size is not None
         if "train" not in splits:
-            raise CorpusInputError("SentencePiece learns from the train split, and this source has none")
+            raise CorpusInputError(
+                "SentencePiece learns from the train split, and this source has none; add one, "
+                "or choose another --tokenizer"
+            )
         with self._progress("training SentencePiece", None, ""):
             lines = _training_lines(splits["train"])
             return train_pieces(lines, size=self._plan.vocab_size, bpe=self._plan.bpe)
