@@ -199,7 +199,7 @@ def test_evaluation_is_read_with_the_released_settings(name):
 def test_a_recipe_names_the_store_of_its_corpus_and_shuffles_what_are_sentences(name):
     corpus = recipe.load(name).corpus
     assert corpus.store in name.split("-")
-    assert corpus.shuffle_sentences == corpora.get(corpus.store).sentences
+    assert corpus.shuffle_sentences == corpora.CORPORA[corpus.store].sentences
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

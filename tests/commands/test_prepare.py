@@ -376,7 +376,7 @@ def site():
 
 def offer(monkeypatch, name: str, downloads, digests=()) -> None:
     monkeypatch.setitem(
-        corpora.CORPORA, name, replace(corpora.get(name), downloads=tuple(downloads), digests=dict(digests))
+        corpora.CORPORA, name, replace(corpora.CORPORA[name], downloads=tuple(downloads), digests=dict(digests))
     )
 
 
@@ -414,7 +414,7 @@ BENCHMARKS = {
 def published(folder: Path, name: str) -> Path:
     """A folder as `txl prepare` leaves it after downloading a benchmark."""
     folder.mkdir()
-    for download in corpora.get(name).downloads:
+    for download in corpora.CORPORA[name].downloads:
         if download.file == "1b_word_vocab.txt":
             (folder / download.file).write_text("<S> 9\n<UNK> 5\nThe 4\n. 1\n")
         else:

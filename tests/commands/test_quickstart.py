@@ -13,7 +13,7 @@ def library_and_recipe(folder, monkeypatch):
     for number in range(60):
         text = f"class Reader{number}:\n    def __init__(self, name):\n        self.name = name\n" * 3
         (folder / f"library/module_{number}.py").write_text(text)
-    known = dataclasses.replace(corpora.get("stdlib"), home=lambda: folder / "library")
+    known = dataclasses.replace(corpora.CORPORA["stdlib"], home=lambda: folder / "library")
     monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
     small = RECIPE.replace('"novel"', '"stdlib"')
     monkeypatch.setattr("txlcli.recipe.packaged", lambda _: ("stdlib", small))

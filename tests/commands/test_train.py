@@ -317,7 +317,7 @@ def small_library(tmp_path, monkeypatch):
     library.mkdir()
     for number in range(40):
         (library / f"module_{number}.py").write_text(f"class Reader{number}:\n    def __init__(self):\n        pass\n")
-    known = dataclasses.replace(corpora.get("stdlib"), home=lambda: library)
+    known = dataclasses.replace(corpora.CORPORA["stdlib"], home=lambda: library)
     monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
 
 

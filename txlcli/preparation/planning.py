@@ -121,7 +121,7 @@ def _find(what: str, wishes: Wishes) -> tuple[Corpus, Path | None]:
         if not (Path(what).is_file() or Path(what).is_dir()):
             raise CorpusInputError(f"{what} is no regular file or folder; save its text to a file first")
         return corpora.OWN_TEXT, Path(what)
-    corpus = corpora.get(what)
+    corpus = corpora.CORPORA[what]
     if source is not None and not source.exists():
         raise CorpusInputError(f"no file or folder at {source}; give --source an archive, folder or file of {what}")
     return corpus, source or (corpus.home() if corpus.home else None)
