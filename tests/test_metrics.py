@@ -42,7 +42,7 @@ def test_a_perplexity_per_word_may_be_beyond_all_numbers():
     ("unit", "expected"),
     [
         ("byte", ["bpc", "ppl"]),
-        ("char", ["bpc", "bits_per_byte", "ppl"]),
+        ("char", ["bpc", "ppl"]),
         ("word", ["ppl"]),
         ("piece", ["ppl", "ppl_per_word", "bits_per_byte"]),
     ],

@@ -56,13 +56,13 @@ def measures(total_nats: float, scored: Scored) -> dict[str, float]:
 
 
 def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
-    """The measures that make sense for a token's unit, the corpus's metric first.
+    """The measures that make sense for a token's unit, its metric first.
 
-    bpc is per character or byte, so words and pieces show perplexity instead; pieces also show what is comparable
-    between tokenizers.
+    Pieces also show what is comparable between tokenizers. Characters have no bits per byte: the first of them has no
+    context and is not scored, so never is every byte.
     """
     if unit in ("byte", "char"):
-        names = ["bpc", "bits_per_byte", "ppl"] if unit == "char" else ["bpc", "ppl"]
+        names = ["bpc", "ppl"]
     elif unit == "word":
         names = ["ppl"]
     else:
