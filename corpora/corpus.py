@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 Unit = Literal["byte", "char", "word"]
-Metric = Literal["bpc", "ppl"]
 SPLITS = ("train", "valid", "test")
 
 
@@ -93,8 +92,6 @@ class Corpus:
     licence: str
     unit: Unit
     """What the benchmark's own tokens are."""
-    metric: Metric
-    """How the benchmark reports its loss."""
     read: Callable[[Path, ReadWishes], Text]
     """Gets a file or an (unpacked) folder; raises CorpusError."""
     rule: VocabularyRule

@@ -28,7 +28,6 @@ CORPUS = Corpus(
     title="enwik8, 100 MB of English Wikipedia as bytes",
     licence="GFDL / CC BY-SA",
     unit="byte",
-    metric="bpc",
     read=read,
     rule=VocabularyRule(),
     conventions={"split": "90/5/5 by position", "newlines": "kept", "vocabulary": "bytes of all splits by frequency"},

@@ -110,7 +110,6 @@ CORPUS = Corpus(
     title="own text",
     licence="your own",
     unit="byte",
-    metric="bpc",
     read=read,
     rule=VocabularyRule(all_bytes=True),
     conventions={"vocabulary": "all 256 bytes"},

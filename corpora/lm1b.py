@@ -61,7 +61,6 @@ CORPUS = Corpus(
     title="One Billion Word benchmark, 0.8 G words of news in shuffled sentences",
     licence="terms of the benchmark (WMT 2011 news crawl)",
     unit="word",
-    metric="ppl",
     read=read,
     rule=VocabularyRule(specials=("<S>", "<UNK>"), boundary="<S>", unknown="<UNK>", file=VOCABULARY_FILE),
     conventions={

@@ -28,7 +28,6 @@ CORPUS = Corpus(
     title="Penn Treebank (Mikolov), 1 M words of newspaper text",
     licence="LDC99T42",
     unit="word",
-    metric="ppl",
     read=read,
     rule=VocabularyRule(specials=("<eos>",), boundary="<eos>", unknown="<unk>", lower_case=True),
     conventions={"line end": "<eos>", "case": "lower", "vocabulary": "words of all splits by frequency"},

@@ -72,7 +72,6 @@ CORPUS = Corpus(
     title="the source of this Python's standard library",
     licence="PSF",
     unit="byte",
-    metric="bpc",
     read=read,
     rule=VocabularyRule(all_bytes=True),
     conventions={"split": "by whole files, in the order of their names' sha256", "vocabulary": "all 256 bytes"},

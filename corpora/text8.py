@@ -27,7 +27,6 @@ CORPUS = Corpus(
     title="text8, 100 M characters of cleaned English Wikipedia",
     licence="GFDL / CC BY-SA",
     unit="char",
-    metric="bpc",
     read=read,
     rule=VocabularyRule(),
     conventions={

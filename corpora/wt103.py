@@ -34,7 +34,6 @@ CORPUS = Corpus(
     title="WikiText-103, 103 M words of Wikipedia articles",
     licence="CC BY-SA 3.0",
     unit="word",
-    metric="ppl",
     read=read,
     rule=VocabularyRule(splits=("train",), specials=("<eos>",), boundary="<eos>", unknown="<unk>"),
     conventions={

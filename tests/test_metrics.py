@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from txlcli.metrics import Scored, bits, in_metric, measures, perplexity, wanted_measures
+from txlcli.metrics import Scored, bits, in_metric, measures, metric_of, perplexity, wanted_measures
 
 
 def test_nats_to_bits():
@@ -36,6 +36,14 @@ def test_what_was_not_counted_is_not_given():
 
 def test_a_perplexity_per_word_may_be_beyond_all_numbers():
     assert measures(1e6, Scored(tokens=10**6, words=2))["ppl_per_word"] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [("byte", "bpc"), ("char", "bpc"), ("word", "ppl"), ("piece", "ppl"), ("sentencepiece", "ppl")],
+)
+def test_each_unit_has_its_metric(unit, expected):
+    assert metric_of(unit) == expected
 
 
 @pytest.mark.parametrize(

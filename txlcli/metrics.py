@@ -55,13 +55,21 @@ def measures(total_nats: float, scored: Scored) -> dict[str, float]:
     return result
 
 
+def metric_of(unit: str) -> str:
+    """What losses per token of a unit are shown as; a tokenizer may stand for its unit.
+
+    bpc is per character or byte, so words and pieces show perplexity instead.
+    """
+    return "bpc" if unit in ("byte", "char") else "ppl"
+
+
 def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
     """The measures that make sense for a token's unit, its metric first.
 
     Pieces also show what is comparable between tokenizers. Characters have no bits per byte: the first of them has no
     context and is not scored, so never is every byte.
     """
-    if unit in ("byte", "char"):
+    if metric_of(unit) == "bpc":
         names = ["bpc", "ppl"]
     elif unit == "word":
         names = ["ppl"]

@@ -21,7 +21,6 @@ def texts(text) -> dict[str, bytes]:
 def test_every_corpus_states_its_facts(name):
     corpus = corpora.CORPORA[name]
     assert corpus.name == name
-    assert (corpus.unit in ("byte", "char")) == (corpus.metric == "bpc")
     assert corpus.home or all(download.addresses for download in corpus.downloads)
     assert all(":" in digest for digest in corpus.digests.values())
     assert corpus.title

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, recipe, runs
+from txlcli import console, metrics, recipe, runs
 from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
 from txlcli.model_settings import TransformerSettings
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, Overrides, RunsDir
@@ -83,7 +83,7 @@ def import_run(
         vocab_fingerprint=words.fingerprint,
         vocab_size=words.size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
-        metric="bpc" if words.kind in ("byte", "char") else "ppl",
+        metric=metrics.metric_of(words.kind),
     )
     _write(run, words, tensors, path, force=force)
     told = _told(run, words, system, source, found, data_dir)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from txlcli import console, recipe
+from txlcli import console, metrics, recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import Force, Json
 
@@ -103,7 +103,7 @@ def _place(file: str, name: str, *, force: bool) -> Path:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    """What there is to say of a recipe in a list; the metric is the corpus's own."""
+    """What there is to say of a recipe in a list; the metric is that of the corpus's unit."""
     import corpora
 
     _, text = recipe.packaged(name)
@@ -114,7 +114,7 @@ def _entry(name: str) -> dict[str, Any]:
         "store": settings.corpus.store,
         "parameters": published.parameters,
         "vocab_size": published.vocab_size,
-        "metric": corpora.CORPORA[settings.corpus.store].metric,
+        "metric": metrics.metric_of(corpora.CORPORA[settings.corpus.store].unit),
         "paper_valid": published.valid,
         "paper_test": published.test,
         "description": _description(text),

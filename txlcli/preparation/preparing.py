@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from corpora.corpus import CorpusError, Slice, Text
 from txlcli.errors import CorpusInputError, StoreError
+from txlcli.metrics import metric_of
 from txlcli.pieces import BOUNDARY, UNKNOWN
 from txlcli.pieces import train as train_pieces
 from txlcli.preparation.chunks import CHUNK, between_characters, chunks_of, read
@@ -252,7 +253,7 @@ def _facts(plan: Plan, text: Text, vocab: Vocab, notes: tuple[str, ...], source:
         corpus=plan.corpus.name,
         tokenizer=plan.kind,
         unit=UNITS[plan.kind],
-        metric="bpc" if plan.kind in ("byte", "char") else "ppl",
+        metric=metric_of(plan.kind),
         conventions=conventions_of(plan, text),
         notes=notes,
         source_digest=source,
