@@ -11,11 +11,11 @@ Digests     size of the archive as public projects check it, no published digest
 
 from pathlib import Path
 
-from corpora.corpus import Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.corpus import SPLITS, Corpus, Download, ReadWishes, Text, VocabularyRule
 from corpora.english import join_english
 from corpora.locate import split_files, text_of_files
 
-FILES = {split: f"ptb.{split}.txt" for split in ("train", "valid", "test")}
+FILES = {split: f"ptb.{split}.txt" for split in SPLITS}
 
 
 def read(place: Path, wishes: ReadWishes) -> Text:

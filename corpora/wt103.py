@@ -12,11 +12,11 @@ Digests     sha256 of the archive and sha1 of the files inside, as several publi
 import re
 from pathlib import Path
 
-from corpora.corpus import Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.corpus import SPLITS, Corpus, Download, ReadWishes, Text, VocabularyRule
 from corpora.english import join_english
 from corpora.locate import split_files, text_of_files
 
-FILES = {split: f"wiki.{split}.tokens" for split in ("train", "valid", "test")}
+FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 
 
 def read(place: Path, wishes: ReadWishes) -> Text:

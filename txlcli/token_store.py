@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from corpora.corpus import SPLITS
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.vocab import Vocab, smallest_kind
 
@@ -168,7 +169,7 @@ def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, dict[str
     facts = json.loads(file.attrs["facts"])
     facts["notes"] = tuple(facts["notes"])
     splits = {name: SplitInfo(**json.loads(group.attrs["info"])) for name, group in file["splits"].items()}
-    order = sorted(splits, key=("train", "valid", "test").index)
+    order = sorted(splits, key=SPLITS.index)
     return StoreFacts(**facts), bytes(file["vocabulary"][()]).decode(), {name: splits[name] for name in order}
 
 

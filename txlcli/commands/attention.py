@@ -11,7 +11,6 @@ from txlcli import console, history, runs
 from txlcli.commands import attention_figures
 from txlcli.commands.attention_figures import FIGURES, Wish
 from txlcli.commands.attention_found import Head
-from txlcli.commands.eval_run import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -82,6 +81,7 @@ def attention(
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
+    from corpora.corpus import SPLITS
     from txlcli import opening
 
     if split not in SPLITS:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
-SPLITS = ("train", "valid", "test")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wishes:
@@ -31,7 +29,7 @@ class Wishes:
     """
 
     split: str | None = None
-    """One of SPLITS; test where there is no `text`."""
+    """One of the corpora's SPLITS; test where there is no `text`."""
     text: str | None = None
     """A file to score instead of a split; - is standard input."""
     positions: int | None = None
@@ -62,6 +60,8 @@ class Wishes:
 
     def __post_init__(self) -> None:
         """Check the values, and that they go together."""
+        from corpora.corpus import SPLITS
+
         windows, mem_lens = self.windows, self.mem_lens  # which refuse what is no length
         if self.text is not None and self.split is not None:
             raise UsageError("--text is scored instead of a split; leave out --text or --split")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from txlcli.token_store import TokenStore
 
 SNIPPET_TOKENS, SNIPPET_CHARACTERS = 120, 100
-SPLIT_NAMES = ("train", "valid", "test")
 COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
 
 
@@ -154,6 +153,7 @@ def _as_json(store: "TokenStore") -> dict[str, Any]:
 
 
 def _show_list(data_dir: Path, json: bool) -> None:
+    from corpora.corpus import SPLITS
     from txlcli.token_store import TokenStore, stores_in
 
     stores = []
@@ -171,9 +171,9 @@ def _show_list(data_dir: Path, json: bool) -> None:
         return
     rows = []
     for store, size in stores:
-        tokens = [f"{store.splits[split].tokens:,}" if split in store.splits else "-" for split in SPLIT_NAMES]
+        tokens = [f"{store.splits[split].tokens:,}" if split in store.splits else "-" for split in SPLITS]
         rows.append([store.name, store.corpus, store.tokenizer, f"{size:,}", *tokens])
-    console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *SPLIT_NAMES), rows)
+    console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *SPLITS), rows)
     for store, _ in stores:
         said = "; ".join(f"{key}: {value}" for key, value in store.conventions.items())
         console.show_text(f"{store.name}: {said}")
