@@ -1,3 +1,4 @@
+import json
 import resource
 import subprocess
 import sys
@@ -46,6 +47,16 @@ def test_what_was_written_is_read(tmp_path):
     assert store.sentence_starts("train") is None
     assert store.sentence_starts("test").tolist() == [0]
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["tiny.h5"]
+
+
+def test_a_store_can_be_read_without_txl(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5")) as file:
+        ids = file["splits/train/ids"]
+        assert (ids[()].tolist(), ids.dtype, ids.chunks) == ([2, 3, 0, 2, 0], np.uint8, None)
+        assert file["splits/test/sentence_starts"][()].tolist() == [0]
+        assert json.loads(bytes(file["vocabulary"]))["symbols"] == VOCAB.symbols
+        assert json.loads(file.attrs["facts"])["corpus"] == "lm1b"
+        assert json.loads(file["splits/train"].attrs["info"])["tokens"] == 5
 
 
 def test_ids_are_mapped_and_cannot_be_changed(tmp_path):
