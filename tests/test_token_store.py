@@ -82,7 +82,7 @@ def test_a_missing_split_names_the_command(tmp_path):
     store = TokenStore.open(write(tmp_path / "tiny.h5"))
     for read in (store.ids, store.info, store.sentence_starts):
         with pytest.raises(
-            StoreError, match=r'has no valid split \(it holds train, test\); run "txl prepare tiny --force"'
+            StoreError, match=r'has no valid split \(it holds train, test\); run "txl prepare PATH --name tiny --force"'
         ):
             read("valid")
 
@@ -107,7 +107,7 @@ def test_a_newer_format_is_refused(tmp_path):
 def test_a_header_that_lacks_something_is_damaged(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         del file.attrs["facts"]
-    with pytest.raises(StoreError, match=r'is damaged .*; run "txl prepare tiny --force" again'):
+    with pytest.raises(StoreError, match=r'is damaged .*; run "txl prepare PATH --name tiny --force" again'):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
@@ -188,6 +188,9 @@ def test_stores_are_found_by_name(tmp_path):
         ("ptb-sp8000", "txl prepare ptb --tokenizer sentencepiece --vocab-size 8000"),
         ("ptb-bpe500", "txl prepare ptb --tokenizer sentencepiece --vocab-size 500 --sp-type bpe"),
         ("ptb-vocab-0a1b2c3d", "txl prepare ptb --vocab FILE"),
+        ("my-diary", "txl prepare PATH --name my-diary"),
+        ("my-diary-word", "txl prepare PATH --name my-diary-word"),
+        ("ptb-mine", "txl prepare PATH --name ptb-mine"),
     ],
 )
 def test_a_store_knows_the_command_that_makes_it(name, command):

@@ -5,7 +5,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpora import CORPORA
 from txlcli import runs
 from txlcli.core import checkpoint
 from txlcli.core.checkpoint import Checkpoint
@@ -24,10 +23,7 @@ def open_store(name: str, data_dir: Path) -> TokenStore:
     Raises:
         StoreError: missing, with the command that prepares it; damaged or foreign.
     """
-    path = data_dir / f"{name}.h5"
-    if not path.is_file() and name.partition("-")[0] not in CORPORA:  # the text is the user's own
-        raise StoreError(f'no token store at {path}; run "txl prepare PATH --name {name}" first')
-    return TokenStore.open(path)
+    return TokenStore.open(data_dir / f"{name}.h5")
 
 
 @dataclass(frozen=True)

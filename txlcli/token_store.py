@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from corpora import CORPORA
 from corpora.corpus import SPLITS
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.vocab import Vocab, smallest_kind
@@ -178,8 +179,10 @@ def _again(path: Path) -> str:
 
 
 def prepare_command(name: str) -> str:
-    """The command that prepares the store of that name, where it has the name that `txl prepare` gives."""
+    """The command that prepares the store of that name: a corpus's, or of a text whose path only the user knows."""
     made = re.fullmatch(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})", name)
+    if (made[1] if made else name) not in CORPORA:
+        return f"txl prepare PATH --name {name}"
     if made is None:
         return f"txl prepare {name}"
     options = {

@@ -343,7 +343,7 @@ def test_a_missing_split_is_named(here):
     done("prepare", "novel", "--force")
     message = refusal("eval", "byte", code=1)
     assert message.startswith(
-        'data/novel.h5 has no test split (it holds train, valid); run "txl prepare novel --force"'
+        'data/novel.h5 has no test split (it holds train, valid); run "txl prepare PATH --name novel --force"'
     )
 
 
