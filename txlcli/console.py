@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -16,22 +16,27 @@ PLAIN_INTERVAL_S = 10.0  # without a terminal, a long step reports itself this o
 
 
 def _out() -> Console:
-    # Made anew for each use: a test runner exchanges sys.stdout after this module is imported.
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    return _plain(sys.stdout)
 
 
 def _err() -> Console:
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    return _plain(sys.stderr)
+
+
+def _plain(file: TextIO) -> Console:
+    """A console that takes brackets and colons for what they are: names of files and tokens of a text have them."""
+    # Made anew for each use: a test runner exchanges sys.stdout after this module is imported.
+    return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def say(message: str) -> None:
     """Write one line about what is going on to stderr."""
-    _err().print(message, markup=False)
+    _err().print(message)
 
 
 def complain(message: str) -> None:
     """Write `error: ...` to stderr."""
-    _err().print(f"error: {message}", markup=False, style="red" if sys.stderr.isatty() else "")
+    _err().print(f"error: {message}", style="red" if sys.stderr.isatty() else "")
 
 
 def show_text(text: str, end: str = "\n") -> None:
@@ -66,7 +71,7 @@ def show_table(
         # A pipe has no width: let the widest row decide, so that no column is cut.
         out.width = WIDEST
         out.width = max(out.measure(table).maximum, len(title), len(caption))
-    out.print(table, markup=False, crop=False)
+    out.print(table, crop=False)
 
 
 def times(ratio: float) -> str:
@@ -118,10 +123,10 @@ def progress(description: str, total: float | None = None, unit: str = "", shown
         yield Step(description, total, unit, None)
         return
     columns: list[ProgressColumn] = [
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TextColumn("{task.percentage:>3.0f}%") if total else TextColumn(""),
-        TextColumn("{task.fields[detail]}"),
+        TextColumn("{task.fields[detail]}", markup=False),
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=_err(), transient=True) as bar:

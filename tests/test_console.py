@@ -1,0 +1,55 @@
+"""The terminal shows every text as it is: names of files may hold whatever Rich reads as markup."""
+
+import io
+import sys
+
+import pytest
+
+from txlcli import console
+
+ODD = ["notes[draft].txt", "a[/b].txt", "[red]x[/red]", "lane :key:", "\\[x]"]
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it was shown."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_lines_on_stderr_are_shown_as_they_are(capsys, text):
+    console.say(text)
+    console.complain(text)
+    assert capsys.readouterr() == ("", f"{text}\nerror: {text}\n")
+
+
+@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("place", ["title", "heading", "cell", "caption"])
+def test_every_part_of_a_table_is_shown_as_it_is(capsys, text, place):
+    parts = {part: text if part == place else part for part in ("title", "heading", "cell", "caption")}
+    console.show_table(parts["title"], (parts["heading"], "b"), [(parts["cell"], "2")], parts["caption"])
+    assert capsys.readouterr().out.count(text) == 1
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_table_on_a_terminal_is_shown_as_it_is(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    console.show_table(text, ("a", "b"), [("1", "2")])
+    assert text in terminal.getvalue()
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with console.progress(text, total=3, unit="tokens") as step:
+        step.advance(1, f"at {text}")
+    assert f"{text} " in terminal.getvalue()
+    assert f"at {text}" in terminal.getvalue()
+
+
+def test_a_long_title_is_not_cut_in_a_pipe(capsys):
+    console.show_table("a title " * 40, ("a", "b"), [("1", "2")], "a caption " * 40)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("a title " * 40)
+    assert lines[-1].startswith("a caption " * 40)
