@@ -77,16 +77,16 @@ def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str 
         UsageError: device or precision cannot be had.
     """
     run = runs.find(wanted, runs_dir)
-    place = pick_device(device)
+    there = pick_device(device)
     precision = precision or run.settings.train.precision
-    check_precision(precision, place)
+    check_precision(precision, there)
     vocab = _vocabulary(run)
     path = run.best_or_last
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
     group = saved.weights_to_evaluate
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path, group=group)
-    return OpenRun(run, model.to(place).eval(), vocab, saved, precision)
+    return OpenRun(run, model.to(there).eval(), vocab, saved, precision)
 
 
 def _vocabulary(run: Run) -> Vocab:

@@ -33,7 +33,7 @@ class Standing:
     reasons: tuple[str, ...]
 
     @property
-    def place(self) -> float | None:
+    def result(self) -> float | None:
         """What the run is sorted by: its test result, else its validation result."""
         number = self.test or self.valid
         return number.value if number else None

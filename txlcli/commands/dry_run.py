@@ -35,7 +35,7 @@ def store_if_any(settings: Settings, data_dir: "Path") -> "TokenStore | None":
         return None
 
 
-def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", place: "torch.device") -> dict[str, Any]:
+def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", device: "torch.device") -> dict[str, Any]:
     """Parameters by part, bytes of a step by purpose, operations per token, time of the whole recipe."""
     from txlcli.core.adaptive import bands
     from txlcli.core.cost import counted_shares, training_flops_per_token
@@ -44,7 +44,7 @@ def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", pl
 
     train = settings.train
     parts = parameters_by_part(settings.model, vocab_size)
-    needed = step_bytes(settings.model, vocab_size, train, device=place)
+    needed = step_bytes(settings.model, vocab_size, train, device=device)
     shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
     flops = training_flops_per_token(
         settings.model,
@@ -54,7 +54,7 @@ def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", pl
         lanes=train.batch_size,
         shares=shares,
     )
-    peak = peak_flops_per_s(place, train.precision)
+    peak = peak_flops_per_s(device, train.precision)
     rate = SHARE_OF_PEAK * peak / flops
     tokens = train.max_steps * train.batch_size * train.seg_len
     return {

@@ -16,6 +16,7 @@ from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, Js
 if TYPE_CHECKING:
     from txlcli.reproduction.report import Section
     from txlcli.reproduction.scales import Scale
+    from txlcli.reproduction.workshop import Workshop
 
 MARK, LOCK = "reproduction.json", ".lock"
 
@@ -82,7 +83,7 @@ def reproduce(
         _show(folder, made)
 
 
-def _make(shop: Any, name: str, folder: Path) -> "Section":
+def _make(shop: "Workshop", name: str, folder: Path) -> "Section":
     import dataclasses
 
     import torch

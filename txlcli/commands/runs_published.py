@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from txlcli.errors import UsageError
 from txlcli.history import History
 from txlcli.options import RUNS_DIR, Json, RunsDir
 from txlcli.published import CONTEMPORARY, FINETUNED, Result, Table
+
+if TYPE_CHECKING:
+    from txlcli.standing import Standing
 
 CORPORA = [table.corpus for table in published.BENCHMARKS]
 OF_THE_PAPER = f"{', '.join(map(str, CORPORA[:-1]))} or {CORPORA[-1]}"
@@ -32,21 +35,21 @@ def published_(
 
     Example: txl runs published ptb
     """
-    from txlcli import standing
+    from txlcli.standing import standing as standing_of
 
     if wanted in CORPORA and not runs.is_run(str(wanted), runs_dir):
-        table, found, place = published.benchmark(str(wanted)), None, None
+        table, found, standing = published.benchmark(str(wanted)), None, None
     else:
         found = history.read(runs.find(wanted, runs_dir))
-        place = standing.standing(found)
-        table = place.table if place else None
+        standing = standing_of(found)
+        table = standing.table if standing else None
     if table is None:
         assert found is not None
         raise UsageError(
             f"{found.run.folder} was trained on {found.run.settings.corpus.store}, not a corpus of the paper; "
             f'take a run of {OF_THE_PAPER}, or "txl runs published ptb" for a table alone'
         )
-    result = _result(table, found, place)
+    result = _result(table, found, standing)
     if found is not None and wanted is None:
         console.say(f"the newest run: {found.run.folder}")
     if json:
@@ -55,21 +58,21 @@ def published_(
         _show(result)
 
 
-def _result(table: Table[Result], found: History | None, place: Any) -> dict[str, Any]:
+def _result(table: Table[Result], found: History | None, standing: "Standing | None") -> dict[str, Any]:
     """The object that --json prints, and that the table is made of: the best row first."""
     rows: list[dict[str, Any]] = [
         {
             **dataclasses.asdict(row),
             "label": row.label,
             "run": False,
-            "same_symbols": place.same_text(row) if place and place.place is not None else True,
+            "same_symbols": standing.same_text(row) if standing and standing.result is not None else True,
         }
         for row in table.rows
     ]
     ours = None
-    if found is not None and place is not None:
-        ours = _own(found, place)
-        if place.place is not None:
+    if found is not None and standing is not None:
+        ours = _own(found, standing)
+        if standing.result is not None:
             rows.append(ours["row"])
     rows.sort(key=_sorted_by)
     return {
@@ -87,15 +90,15 @@ def _sorted_by(row: dict[str, Any]) -> float:
     return float(row["test"] if row["test"] is not None else row["valid"])
 
 
-def _own(found: History, place: Any) -> dict[str, Any]:
+def _own(found: History, standing: "Standing") -> dict[str, Any]:
     run = found.run
-    numbers = {"valid": place.valid, "test": place.test}
+    numbers = {"valid": standing.valid, "test": standing.test}
     return {
         "run": str(run.folder),
         "state": found.state,
         "step": found.step,
-        "comparable": place.place is not None,
-        "reasons": list(place.reasons),
+        "comparable": standing.result is not None,
+        "reasons": list(standing.reasons),
         "sources": {split: number.source if number else None for split, number in numbers.items()},
         "row": {
             "citation": None,

@@ -97,11 +97,19 @@ def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, dev
         train_run.text_of(settings, store)  # a text that is too short is refused here as well
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
-    place = train_plan.place(settings, device)
+    there = train_plan.checked_device(settings, device)
     parameters = train_plan.parameters(settings, vocab_size, "the store" if store else "[published]")
     plan = {
-        **train_plan.plan(recipe.read_text(wanted)[0], settings, folder, (vocab_size, parameters), store, place),
-        **dry_run.forecast(settings, vocab_size, store, place),
+        **train_plan.plan(
+            recipe.read_text(wanted)[0],
+            settings,
+            folder,
+            vocab_size=vocab_size,
+            parameters=parameters,
+            store=store,
+            device=there,
+        ),
+        **dry_run.forecast(settings, vocab_size, store, there),
     }
     if json:
         console.show_json(plan)

@@ -8,13 +8,22 @@ from txlcli.options import Device
 from txlcli.settings import Settings
 
 if TYPE_CHECKING:
+    import torch
+
     from txlcli.token_store import TokenStore
 
 
 def plan(
-    recipe_name: str, settings: Settings, folder: Path, size: tuple[int, int], store: "TokenStore | None", place: Any
+    recipe_name: str,
+    settings: Settings,
+    folder: Path,
+    *,
+    vocab_size: int,
+    parameters: int,
+    store: "TokenStore | None",
+    device: "torch.device",
 ) -> dict[str, Any]:
-    """What will be done, for people and machines; `size` is V and the parameters."""
+    """What will be done, for people and machines."""
     from txlcli.core.device import describe
 
     train = settings.train
@@ -22,8 +31,8 @@ def plan(
     read = train.max_steps * train.batch_size * train.seg_len
     return {
         "recipe": recipe_name,
-        "parameters": size[1],
-        "vocab_size": size[0],
+        "parameters": parameters,
+        "vocab_size": vocab_size,
         "store": str(store.path) if store else None,
         "train_tokens": tokens,
         "lanes": train.batch_size,
@@ -32,7 +41,7 @@ def plan(
         "steps": train.max_steps,
         "epochs": read / tokens if tokens else None,
         "precision": train.precision,
-        "device": describe(place),
+        "device": describe(device),
         "folder": str(folder),
     }
 
@@ -62,11 +71,11 @@ def parameters(settings: Settings, vocab_size: int, source: str) -> int:
         raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
 
 
-def place(settings: Settings, device: Device) -> Any:
+def checked_device(settings: Settings, wanted: Device) -> "torch.device":
     """The device, once it is known to manage the precision and the kind of attention."""
     from txlcli.core.device import check_attention, check_precision, pick_device
 
-    place = pick_device(device.value)
-    check_precision(settings.train.precision, place)
-    check_attention(settings.train.attention, place)
-    return place
+    device = pick_device(wanted.value)
+    check_precision(settings.train.precision, device)
+    check_attention(settings.train.attention, device)
+    return device

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txlcli import console, curves, recipe, runs
 from txlcli.commands import train_plan
@@ -19,7 +19,9 @@ from txlcli.runs import Run
 from txlcli.settings import PLAIN_NAME, Settings
 
 if TYPE_CHECKING:
-    from txlcli.core.training import Training
+    from txlcli.core.language_model import LanguageModel
+    from txlcli.core.segments import TrainingSegments
+    from txlcli.core.training import Training, ValidSplit
     from txlcli.token_store import TokenStore
 
 SIGTERM_CODE, SIGINT_CODE = 143, 130
@@ -113,20 +115,28 @@ def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore")
     )
 
 
-def _begun(run: Run, store: "TokenStore", device: Device) -> "Training":
+def _begun(run: Run, store: "TokenStore", wanted: Device) -> "Training":
     """The training of a new run, whose folder is not made yet."""
     from txlcli.core.training import new_model
 
     train = run.settings.train
     segments, valid = text_of(run.settings, store)  # a text that is too short is refused before a folder is made
-    place = train_plan.place(run.settings, device)
-    plan = train_plan.plan(run.recipe_name, run.settings, run.folder, (run.vocab_size, run.parameters), store, place)
+    device = train_plan.checked_device(run.settings, wanted)
+    plan = train_plan.plan(
+        run.recipe_name,
+        run.settings,
+        run.folder,
+        vocab_size=run.vocab_size,
+        parameters=run.parameters,
+        store=store,
+        device=device,
+    )
     console.say(f"training {train_plan.in_words(plan)}")
-    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=place)  # it may be too large, too
+    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)  # it may be too large, too
     return _training(model, run, segments, valid)
 
 
-def _resumed(run: Run, changes: list[str], data_dir: Path, device: Device) -> tuple[Run, "Training"]:
+def _resumed(run: Run, changes: list[str], data_dir: Path, wanted: Device) -> tuple[Run, "Training"]:
     from txlcli.core import checkpoint
     from txlcli.core.device import describe
     from txlcli.opening import check_checkpoint, check_vocabulary, open_store
@@ -134,13 +144,13 @@ def _resumed(run: Run, changes: list[str], data_dir: Path, device: Device) -> tu
     run = _changed(run, changes)
     settings = run.settings
     curves.check_tensorboard(settings.log)
-    place = train_plan.place(settings, device)
+    device = train_plan.checked_device(settings, wanted)
     store = open_store(settings.corpus.store, data_dir)
     check_vocabulary(run, store)
     path = run.folder / runs.LAST
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
-    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(place)
+    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
     segments, valid = text_of(settings, store)
     training = _training(model, run, segments, valid)
     training.restore(saved)
@@ -148,7 +158,7 @@ def _resumed(run: Run, changes: list[str], data_dir: Path, device: Device) -> tu
     run.drop_metrics_after(training.step)
     runs.update(run)
     console.say(
-        f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, {describe(place)}"
+        f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, {describe(device)}"
     )
     return run, training
 
@@ -185,7 +195,7 @@ def _store_for(settings: Settings, data_dir: Path) -> "TokenStore":
     return open_store(name, data_dir)
 
 
-def text_of(settings: Settings, store: "TokenStore") -> tuple[Any, Any]:
+def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments, ValidSplit | None]":
     """The training split in lanes and the validation split, None where the store has none."""
     from txlcli.core.segments import TrainingSegments, scored_stream
     from txlcli.core.training import ValidSplit
@@ -217,7 +227,7 @@ def text_of(settings: Settings, store: "TokenStore") -> tuple[Any, Any]:
     return segments, ValidSplit(inputs, targets)
 
 
-def _training(model: Any, run: Run, segments: Any, valid: Any) -> "Training":
+def _training(model: "LanguageModel", run: Run, segments: "TrainingSegments", valid: "ValidSplit | None") -> "Training":
     from txlcli.core.training import Training
 
     identity = {"recipe": run.recipe_name, "vocab_fingerprint": run.vocab_fingerprint}
