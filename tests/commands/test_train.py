@@ -127,6 +127,7 @@ def test_a_name_that_is_a_path_is_refused(here, name):
 def test_stopping_and_going_on_equals_going_through(here, dropout):
     train("--name", "whole", "--set", f"model.dropout={dropout}")
     first = train("--name", "parts", "--set", f"model.dropout={dropout}", "--max-steps", 3)
+    assert "memory 5, 3 of 7 steps (" in first.stderr
     assert first.stderr.splitlines()[-1] == (
         'saved runs/parts/last.safetensors at step 3 of 7; go on with "txl train --resume runs/parts"'
     )
@@ -171,6 +172,25 @@ def test_a_finished_run_says_so_and_stays(here):
     assert runs.open_run(here / "runs/byte").settings.train.max_steps == 7
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     assert reports("runs/byte") == metrics
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_going_on_up_to_a_step_that_is_taken_is_refused(here, limit):
+    train("--name", "part", "--max-steps", 3)
+    before = {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()}
+    message = refusal("train", "--resume", "part", "--max-steps", limit, "--set", "train.lr=1e-3")
+    assert message == f"--max-steps {limit}: runs/part is at step 3 already; give a later step, or leave it out"
+    assert {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()} == before
+
+
+def test_a_validation_that_was_cut_short_is_made_up_for_without_a_step(here):
+    train("--name", "part", "--max-steps", 4)
+    path = here / "runs/part/last.safetensors"
+    saved = checkpoint.load(path)
+    checkpoint.save(path, Checkpoint(saved.tensors, {**saved.state, "validated": 0}))
+    done("train", "--resume", "part", "--max-steps", 4)
+    assert [line["kind"] for line in reports("runs/part")][-2:] == ["valid", "valid"]
+    assert step_of(path) == 4
 
 
 def test_what_may_change_is_changed_and_kept(here):
@@ -286,6 +306,22 @@ def test_a_dry_run_writes_nothing(here):
         plan["steps"] * plan["lanes"] * plan["seg_len"] * plan["training_flops_per_token"]
     )
     assert sorted(here.rglob("*")) == before
+
+
+def test_a_dry_run_of_fewer_steps_forecasts_these(here):
+    whole, part = (json.loads(train("--dry-run", "--json", *limit).stdout) for limit in ([], ["--max-steps", 3]))
+    assert (part["steps"], part["max_steps"]) == (3, 7)
+    assert part["training_flops"] == pytest.approx(whole["training_flops"] * 3 / 7)
+    assert part["epochs"] == pytest.approx(whole["epochs"] * 3 / 7)
+    shown = train("--dry-run", "--max-steps", 3).stdout
+    assert "memory 5, 3 of 7 steps (" in shown
+    assert "time of 3 steps " in shown
+    assert "the whole recipe" not in shown
+
+
+def test_a_dry_run_takes_no_limit_of_time(here):
+    message = refusal("train", "tiny.toml", "--dry-run", "--max-minutes", 1)
+    assert message == "--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps"
 
 
 def test_without_its_corpus_a_published_recipe_is_counted_at_the_benchmarks_size(untouched):

@@ -35,8 +35,10 @@ def store_if_any(settings: Settings, data_dir: "Path") -> "TokenStore | None":
         return None
 
 
-def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", device: "torch.device") -> dict[str, Any]:
-    """Parameters by part, bytes of a step by purpose, operations per token, time of the whole recipe."""
+def forecast(
+    settings: Settings, vocab_size: int, store: "TokenStore | None", device: "torch.device", *, steps: int
+) -> dict[str, Any]:
+    """Parameters by part, bytes of a step by purpose, operations per token, time of so many steps."""
     from txlcli.core.adaptive import bands
     from txlcli.core.cost import counted_shares, training_flops_per_token
     from txlcli.core.footprint import parameters_by_part, step_bytes
@@ -56,7 +58,7 @@ def forecast(settings: Settings, vocab_size: int, store: "TokenStore | None", de
     )
     peak = peak_flops_per_s(device, train.precision)
     rate = SHARE_OF_PEAK * peak / flops
-    tokens = train.max_steps * train.batch_size * train.seg_len
+    tokens = steps * train.batch_size * train.seg_len
     return {
         "parameters_by_part": parts,
         "step_bytes": {**needed, "total": sum(needed.values())},
@@ -79,9 +81,10 @@ def show(plan: dict[str, Any], words: str) -> None:
     rows.append(["parameters", f"{plan['parameters']:,}"])
     rows += [[f"memory of a step, {what}", _bytes(size)] for what, size in plan["step_bytes"].items() if size]
     rows.append(["operations per token", f"{plan['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
-    rows.append(["operations of the whole recipe", f"{plan['training_flops']:.3g} FLOP"])
+    what = "the whole recipe" if plan["steps"] == plan["max_steps"] else f"{plan['steps']:,} steps"
+    rows.append([f"operations of {what}", f"{plan['training_flops']:.3g} FLOP"])
     rows.append(["tokens/s expected", f"{plan['tokens_per_s']:,.0f}"])
-    rows.append(["time of the whole recipe", duration(plan["seconds"])])
+    rows.append([f"time of {what}", duration(plan["seconds"])])
     paper = {key: plan["published"][key] for key in ("valid", "test") if key in plan["published"]}
     rows += [[f"the paper's {split} result", f"{value}"] for split, value in paper.items()]
     caption = (

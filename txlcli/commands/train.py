@@ -77,10 +77,11 @@ def train(
     elif wanted is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
+        if max_minutes is not None:
+            raise UsageError("--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps")
         settings = train_run.loaded(wanted, changes)
-        _forecast(
-            wanted, settings, train_run.new_folder(wanted, name, runs_dir, force=force), data_dir, device, json=json
-        )
+        folder = train_run.new_folder(wanted, name, runs_dir, force=force)
+        _forecast(wanted, settings, folder, data_dir, device, until_step=max_steps, json=json)
         return
     else:
         training = train_run.learn(wanted, changes, name=name, force=force, **places, **limits, json=json)
@@ -88,7 +89,16 @@ def train(
         _show_end(training, data_dir)
 
 
-def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, device: Device, *, json: bool) -> None:
+def _forecast(
+    wanted: str,
+    settings: Settings,
+    folder: Path,
+    data_dir: Path,
+    device: Device,
+    *,
+    until_step: int | None,
+    json: bool,
+) -> None:
     """Say what the training would take; makes no store and no run."""
     from txlcli.commands import dry_run
 
@@ -99,18 +109,17 @@ def _forecast(wanted: str, settings: Settings, folder: Path, data_dir: Path, dev
     assert vocab_size is not None
     there = train_plan.checked_device(settings, device)
     parameters = train_plan.parameters(settings, vocab_size, "the store" if store else "[published]")
-    plan = {
-        **train_plan.plan(
-            recipe.read_text(wanted)[0],
-            settings,
-            folder,
-            vocab_size=vocab_size,
-            parameters=parameters,
-            store=store,
-            device=there,
-        ),
-        **dry_run.forecast(settings, vocab_size, store, there),
-    }
+    plan = train_plan.plan(
+        recipe.read_text(wanted)[0],
+        settings,
+        folder,
+        vocab_size=vocab_size,
+        parameters=parameters,
+        until_step=until_step,
+        store=store,
+        device=there,
+    )
+    plan |= dry_run.forecast(settings, vocab_size, store, there, steps=plan["steps"])
     if json:
         console.show_json(plan)
     else:

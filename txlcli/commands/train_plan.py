@@ -20,15 +20,17 @@ def plan(
     *,
     vocab_size: int,
     parameters: int,
+    until_step: int | None,
     store: "TokenStore | None",
     device: "torch.device",
 ) -> dict[str, Any]:
-    """What will be done, for people and machines."""
+    """What will be done, for people and machines; the last step may come before the recipe's."""
     from txlcli.core.device import describe
 
     train = settings.train
     tokens = store.info("train").tokens if store else None
-    read = train.max_steps * train.batch_size * train.seg_len
+    steps = min(until_step or train.max_steps, train.max_steps)
+    read = steps * train.batch_size * train.seg_len
     return {
         "recipe": recipe_name,
         "parameters": parameters,
@@ -38,7 +40,8 @@ def plan(
         "lanes": train.batch_size,
         "seg_len": train.seg_len,
         "mem_len": None if settings.model.recurrent_state else train.mem_len,
-        "steps": train.max_steps,
+        "steps": steps,
+        "max_steps": train.max_steps,
         "epochs": read / tokens if tokens else None,
         "precision": train.precision,
         "device": describe(device),
@@ -49,11 +52,12 @@ def plan(
 def in_words(plan: dict[str, Any]) -> str:
     """The plan as one line."""
     text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a text that is not here"
+    steps = "{steps:,} steps" if plan["steps"] == plan["max_steps"] else "{steps:,} of {max_steps:,} steps"
     epochs = " ({epochs:.3g} epochs)" if plan["store"] else ""
     memory = "a state carried along" if plan["mem_len"] is None else f"memory {plan['mem_len']}"
     return (
         "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", {lanes} lanes x {seg_len} tokens, "
-        "{memory}, {steps:,} steps" + epochs + ", {precision}, {device}, into {folder}"
+        "{memory}, " + steps + epochs + ", {precision}, {device}, into {folder}"
     ).format(**plan, memory=memory)
 
 

@@ -46,7 +46,7 @@ def learn(
     folder = new_folder(wanted, name, runs_dir, force=force)
     store = _store_for(settings, data_dir)
     run = _new_run(wanted, settings, folder, store)
-    training = _begun(run, store, device)
+    training = _begun(run, store, device, until_step=max_steps)
     with runs.alone(run.folder):
         runs.create(run, store.vocab.to_json(), force=force)
         with _kept_only_with_weights(run):
@@ -68,7 +68,7 @@ def go_on(
     """Train a run that stopped, from exactly there, to its end or a limit."""
     run = runs.find(resume, runs_dir)
     with runs.alone(run.folder):
-        run, training = _resumed(run, changes, data_dir, device)
+        run, training = _resumed(run, changes, data_dir, device, until_step=max_steps)
         with _kept_only_with_weights(run):
             _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
     return training
@@ -115,7 +115,7 @@ def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore")
     )
 
 
-def _begun(run: Run, store: "TokenStore", wanted: Device) -> "Training":
+def _begun(run: Run, store: "TokenStore", wanted: Device, *, until_step: int | None) -> "Training":
     """The training of a new run, whose folder is not made yet."""
     from txlcli.core.training import new_model
 
@@ -128,6 +128,7 @@ def _begun(run: Run, store: "TokenStore", wanted: Device) -> "Training":
         run.folder,
         vocab_size=run.vocab_size,
         parameters=run.parameters,
+        until_step=until_step,
         store=store,
         device=device,
     )
@@ -136,7 +137,9 @@ def _begun(run: Run, store: "TokenStore", wanted: Device) -> "Training":
     return _training(model, run, segments, valid)
 
 
-def _resumed(run: Run, changes: list[str], data_dir: Path, wanted: Device) -> tuple[Run, "Training"]:
+def _resumed(
+    run: Run, changes: list[str], data_dir: Path, wanted: Device, *, until_step: int | None
+) -> tuple[Run, "Training"]:
     from txlcli.core import checkpoint
     from txlcli.core.device import describe
     from txlcli.opening import check_checkpoint, check_vocabulary, open_store
@@ -154,7 +157,7 @@ def _resumed(run: Run, changes: list[str], data_dir: Path, wanted: Device) -> tu
     segments, valid = text_of(settings, store)
     training = _training(model, run, segments, valid)
     training.restore(saved)
-    _check_unfinished(run, training)
+    _check_unfinished(run, training, until_step)
     run.drop_metrics_after(training.step)
     runs.update(run)
     console.say(
@@ -163,12 +166,18 @@ def _resumed(run: Run, changes: list[str], data_dir: Path, wanted: Device) -> tu
     return run, training
 
 
-def _check_unfinished(run: Run, training: "Training") -> None:
-    last = run.settings.train.max_steps
+def _check_unfinished(run: Run, training: "Training", until_step: int | None) -> None:
+    """Refuse to go on where nothing is left to do; a validation that a stop cut short is left to do."""
+    last, due = run.settings.train.max_steps, training.validation_is_due()
     if training.step > last:
         raise RecipeError(f"{run.folder} is at step {training.step:,} already; train.max_steps cannot be {last:,}")
-    if training.step == last and not training.validation_is_due():
+    if training.step == last and not due:
         raise RunError(f"{run.folder} has finished its {last:,} steps; to train it longer add --set train.max_steps=N")
+    if until_step is not None and (training.step > until_step or (training.step == until_step and not due)):
+        raise UsageError(
+            f"--max-steps {until_step}: {run.folder} is at step {training.step:,} already; give a later step, or leave "
+            "it out"
+        )
 
 
 def _changed(run: Run, changes: list[str]) -> Run:
