@@ -213,7 +213,7 @@ def test_what_may_change_is_changed_and_kept(here):
         (["--set", "train.batch_size=2"], "train.batch_size"),
         (["--set", "train.optimizer=sgd"], "train.optimizer"),
         (["--set", "train.average=exponential"], "train.average"),
-        (["--seed", "3"], "train.seed"),
+        (["--set", "train.seed=3"], "train.seed"),
     ],
 )
 def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
@@ -221,6 +221,11 @@ def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
     message = refusal("train", "--resume", "byte", *arguments)
     assert message.endswith(f": a run that goes on keeps its {key}; start a new run instead")
     assert card("runs/byte") == before
+
+
+def test_a_seed_for_a_run_that_goes_on_is_refused_in_the_words_it_was_written_in(here):
+    message = refusal("train", "--resume", "byte", "--seed", 3)
+    assert message == "--seed 3: a run that goes on keeps its train.seed; start a new run instead"
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(here):
@@ -409,10 +414,14 @@ def test_without_a_valid_split_it_trains_without_validation(untouched):
     assert "best valid bpc" in result.stdout
 
 
-def test_a_mean_that_begins_with_a_validation_needs_a_valid_split(untouched):
+@pytest.mark.parametrize(("key", "value"), [("average", "asgd"), ("schedule", "plateau")])
+def test_what_waits_for_a_validation_needs_a_valid_split(untouched, key, value):
     prepared(untouched, {"train": "the fox " * 40})
-    message = refusal("train", "tiny.toml", "--set", "train.average=asgd")
-    assert message == 'train.average = "asgd" needs a valid split, and data/novel.h5 has none'
+    message = refusal("train", "tiny.toml", "--set", f"train.{key}={value}")
+    assert message == (
+        f'train.{key} = "{value}" needs a valid split, and data/novel.h5 has none; prepare a text with one, '
+        f"or set another train.{key}"
+    )
     assert not (untouched / "runs/tiny").exists()
 
 

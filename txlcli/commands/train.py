@@ -73,6 +73,8 @@ def train(
     if resume is not None:
         if wanted is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
+        if seed is not None:
+            raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
         training = train_run.go_on(resume, changes, **places, **limits, json=json)
     elif wanted is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')

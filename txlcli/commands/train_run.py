@@ -224,10 +224,12 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
         seed=settings.train.seed,
     )
     if "valid" not in store.splits:
-        if settings.train.schedule == "plateau":
-            raise RecipeError(f'train.schedule = "plateau" needs a valid split, and {store.path} has none')
-        if settings.train.average == "asgd":
-            raise RecipeError(f'train.average = "asgd" needs a valid split, and {store.path} has none')
+        for key, value in (("schedule", "plateau"), ("average", "asgd")):
+            if getattr(settings.train, key) == value:
+                raise RecipeError(
+                    f'train.{key} = "{value}" needs a valid split, and {store.path} has none; prepare a text with one, '
+                    f"or set another train.{key}"
+                )
         console.say(f"{store.path} has no valid split: training without validation")
         return segments, None
     inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
