@@ -13,9 +13,11 @@ from safetensors.torch import save_file
 import corpora
 from tests.commands.novel import Saved, card, done, json_of, refusal, reports, txl
 from txlcli import recipe, runs
+from txlcli.commands import train_plan
 from txlcli.core import checkpoint
 from txlcli.core.attention_kernels import sdpa
 from txlcli.core.checkpoint import Checkpoint
+from txlcli.errors import UsageError
 from txlcli.token_store import TokenStore
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
@@ -275,6 +277,17 @@ def test_attention_is_computed_as_wished(here, monkeypatch):
     )
     message = refusal("train", "tiny.toml", "--attention", "flex")
     assert message == "attention flex has no gradient on a CPU; take auto, reference or sdpa to train there"
+
+
+def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
+    torch = sys.modules["torch"]
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(UsageError) as caught:
+        train_plan.check_device(recipe.load("tiny.toml", ["train.attention=flex"]), torch.device("cuda"))
+    assert str(caught.value).startswith("attention flex: PyTorch finds no working compiler for cuda (")
+    assert str(caught.value).endswith("; install Triton, or take --attention auto")
+    train_plan.check_device(recipe.load("tiny.toml"), torch.device("cuda"))
 
 
 @pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])

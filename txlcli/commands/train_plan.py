@@ -77,9 +77,23 @@ def parameters(settings: Settings, vocab_size: int, source: str) -> int:
 
 def checked_device(settings: Settings, wanted: Device) -> "torch.device":
     """The device, once it is known to manage the precision and the kind of attention."""
-    from txlcli.core.device import check_attention, check_precision, pick_device
+    from txlcli.core.device import pick_device
 
     device = pick_device(wanted.value)
+    check_device(settings, device)
+    return device
+
+
+def check_device(settings: Settings, device: "torch.device") -> None:
+    """Refuse a precision or a kind of attention that a device does not manage, before a run is made.
+
+    Raises:
+        UsageError: it does not.
+    """
+    from txlcli.core.compilation import check_compiler
+    from txlcli.core.device import check_attention, check_precision
+
     check_precision(settings.train.precision, device)
     check_attention(settings.train.attention, device)
-    return device
+    if settings.train.attention == "flex":  # which is made of what torch.compile makes of it
+        check_compiler(device, "attention flex", "take --attention auto")
