@@ -1,7 +1,9 @@
 """A small novel in three splits, a tiny recipe, one trained run per tokenizer: what the commands are tried on."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from txlcli import runs
 from txlcli.cli import app
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
@@ -88,6 +91,20 @@ def on_a_full_disk(limit, *arguments):
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
 
+def interrupt_at_save(number, monkeypatch):
+    """Let Ctrl-C arrive while a checkpoint to go on from is written for the so manieth time."""
+    replace, saved = os.replace, []
+
+    def replace_and_interrupt(source, target):
+        replace(source, target)
+        if target.name == runs.LAST:
+            saved.append(target)
+            if len(saved) == number:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(os, "replace", replace_and_interrupt)
+
+
 def text_of(split):
     """The text of a split; every word is in each of them."""
     chance = random.Random(split)
@@ -106,12 +123,12 @@ def write_texts(folder: Path):
 def prepare_and_train(folder: Path):
     """A store and a trained run for every tokenizer, of that name; the byte run is also called tiny."""
     write_texts(folder)
-    data, runs = folder / "data", folder / "runs"
+    data, runs_dir = folder / "data", folder / "runs"
     for kind in TOKENIZERS:
         size = ["--vocab-size", 290] if kind == "sentencepiece" else []
         store = "novel" if kind == "byte" else kind
         done("prepare", folder / "novel", "--tokenizer", kind, "--name", store, "--data-dir", data, *size)
-        where = ["--data-dir", data, "--runs-dir", runs, "--name", kind]
+        where = ["--data-dir", data, "--runs-dir", runs_dir, "--name", kind]
         done("train", folder / "tiny.toml", "--set", f"corpus.store={store}", *where)
 
 

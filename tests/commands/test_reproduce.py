@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import done, json_of, refusal, txl
+from tests.commands.novel import done, interrupt_at_save, json_of, refusal, txl
 from txlcli.reproduction import scales
 from txlcli.reproduction.items import ITEMS
 
@@ -97,6 +97,13 @@ def test_a_training_that_stopped_goes_on(shrunk):
     done("train", "tiny.toml", "--name", f"tiny-{key}-1111", "--seed", 1111, "--max-steps", 1, *changes)
     result = done("reproduce", "table7")
     assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in result.stderr
+
+
+def test_a_stop_that_comes_with_the_last_save_of_a_training_stops_all(shrunk, monkeypatch):
+    interrupt_at_save(1, monkeypatch)
+    message = refusal("reproduce", "table7", code=130)
+    assert message == "stopped; runs/tiny-short-xl-1111 has finished its 3 steps"
+    assert [path.name for path in Path("runs").glob("tiny-short-*")] == ["tiny-short-xl-1111"]
 
 
 def test_seeds_are_averaged_and_the_report_keeps_what_was_made_before(shrunk):

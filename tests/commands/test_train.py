@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import corpora
-from tests.commands.novel import Saved, card, done, json_of, refusal, reports, txl
+from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, refusal, reports, txl
 from txlcli import recipe, runs
 from txlcli.commands import train_plan
 from txlcli.core import checkpoint
@@ -193,6 +193,21 @@ def test_a_validation_that_was_cut_short_is_made_up_for_without_a_step(here):
     done("train", "--resume", "part", "--max-steps", 4)
     assert [line["kind"] for line in reports("runs/part")][-2:] == ["valid", "valid"]
     assert step_of(path) == 4
+
+
+def test_a_stop_that_comes_with_the_last_save_leaves_a_finished_run(here, monkeypatch):
+    interrupt_at_save(2, monkeypatch)
+    result = train()  # which saves after the validation at step 4, and at its end
+    assert result.stderr.endswith("stopping after this step; saving\n")
+    assert "7 of 7" in result.stdout
+    assert refusal("train", "--resume", "tiny", code=1).startswith("runs/tiny has finished its 7 steps; ")
+
+
+def test_a_stop_that_comes_with_another_save_leaves_something_to_go_on_with(here, monkeypatch):
+    interrupt_at_save(2, monkeypatch)
+    message = refusal("train", "tiny.toml", "--max-steps", 6, code=130)
+    assert message == ('stopped; saved runs/tiny/last.safetensors at step 6; go on with "txl train --resume runs/tiny"')
+    done("train", "--resume", "tiny")
 
 
 def test_what_may_change_is_changed_and_kept(here):

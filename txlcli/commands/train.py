@@ -69,13 +69,13 @@ def train(
     changes += [f"train.seed={seed}"] if seed is not None else []
     changes += [f"log.every={log_every}"] if log_every else []
     places: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir}
-    limits: dict[str, Any] = {"max_steps": max_steps, "max_minutes": max_minutes}
+    until = train_run.Until(max_steps=max_steps, max_minutes=max_minutes)
     if resume is not None:
         if wanted is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
-        training = train_run.go_on(resume, changes, **places, **limits, json=json)
+        training = train_run.go_on(resume, changes, **places, until=until, json=json)
     elif wanted is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
@@ -86,9 +86,9 @@ def train(
         _forecast(wanted, settings, folder, data_dir, device, until_step=max_steps, json=json)
         return
     else:
-        training = train_run.learn(wanted, changes, name=name, force=force, **places, **limits, json=json)
+        training = train_run.learn(wanted, changes, name=name, force=force, **places, until=until, json=json)
     if not json:
-        _show_end(training, data_dir)
+        show_end(training, data_dir)
 
 
 def _forecast(
@@ -128,7 +128,8 @@ def _forecast(
         dry_run.show(plan, train_plan.in_words(plan))
 
 
-def _show_end(training: "Training", data_dir: Path) -> None:
+def show_end(training: "Training", data_dir: Path) -> None:
+    """What a training has come to, as a table."""
     run = runs.open_run(training.folder)
     best = f"{metrics.in_metric(training.best_nats, run.metric):.3f}"
     rows = [

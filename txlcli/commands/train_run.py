@@ -28,6 +28,20 @@ SIGTERM_CODE, SIGINT_CODE = 143, 130
 FIXED_KEYS = ("batch_size", "accumulate", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Until:
+    """What may end a training before its recipe does, and what comes after it."""
+
+    max_steps: int | None = None
+    """The last step to take; the schedule stays."""
+    max_minutes: float | None = None
+    more_follows: bool = False
+    """Whether the caller has more to do: a stop that comes as the training ends must then stop that, too."""
+
+
+ITS_END = Until()
+
+
 def learn(
     wanted: str,
     changes: list[str],
@@ -37,20 +51,23 @@ def learn(
     data_dir: Path,
     runs_dir: Path,
     force: bool = False,
-    max_steps: int | None = None,
-    max_minutes: float | None = None,
+    until: Until = ITS_END,
     json: bool = False,
 ) -> "Training":
-    """Train a recipe with changes into a new run, to its end or a limit."""
+    """Train a recipe with changes into a new run, to its end or a limit.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM stopped it; as it ended, only where more follows.
+    """
     settings = loaded(wanted, changes)
     folder = new_folder(wanted, name, runs_dir, force=force)
     store = _store_for(settings, data_dir)
     run = _new_run(wanted, settings, folder, store)
-    training = _begun(run, store, device, until_step=max_steps)
+    training = _begun(run, store, device, until_step=until.max_steps)
     with runs.alone(run.folder):
         runs.create(run, store.vocab.to_json(), force=force)
         with _kept_only_with_weights(run):
-            _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+            _carry_out(run, training, data_dir, until, json=json)
     return training
 
 
@@ -61,16 +78,19 @@ def go_on(
     device: Device,
     data_dir: Path,
     runs_dir: Path,
-    max_steps: int | None = None,
-    max_minutes: float | None = None,
+    until: Until = ITS_END,
     json: bool = False,
 ) -> "Training":
-    """Train a run that stopped, from exactly there, to its end or a limit."""
+    """Train a run that stopped, from exactly there, to its end or a limit.
+
+    Raises:
+        Interrupted: as `learn`.
+    """
     run = runs.find(resume, runs_dir)
     with runs.alone(run.folder):
-        run, training = _resumed(run, changes, data_dir, device, until_step=max_steps)
+        run, training = _resumed(run, changes, data_dir, device, until_step=until.max_steps)
         with _kept_only_with_weights(run):
-            _carry_out(run, training, data_dir, max_steps=max_steps, max_minutes=max_minutes, json=json)
+            _carry_out(run, training, data_dir, until, json=json)
     return training
 
 
@@ -245,11 +265,9 @@ def _training(model: "LanguageModel", run: Run, segments: "TrainingSegments", va
     return Training(model, run.settings.train, segments, valid, run.folder, identity)
 
 
-def _carry_out(
-    run: Run, training: "Training", data_dir: Path, *, max_steps: int | None, max_minutes: float | None, json: bool
-) -> None:
+def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, json: bool) -> None:
     last = run.settings.train.max_steps
-    deadline = time.monotonic() + 60 * max_minutes if max_minutes is not None else None
+    deadline = time.monotonic() + 60 * until.max_minutes if until.max_minutes is not None else None
     with _signals() as caught:
 
         def should_stop() -> bool:
@@ -258,14 +276,16 @@ def _carry_out(
 
         every = run.settings.log.every
         with curves.recording(run, json=json) as record:
-            for report in training.run(report_every=every, should_stop=should_stop, until_step=max_steps):
+            for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
                 record(report)
     saved = f"saved {training.last_path} at step {training.step:,}"
     go_on = f'go on with "{command_line("train", "--resume", str(run.folder), data_dir=data_dir)}"'
-    if caught:
+    finished = training.step == last and not training.validation_is_due()
+    if caught and (until.more_follows or not finished):
         code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
-        raise Interrupted(f"stopped; {saved}; {go_on}", code)
-    if training.step < last:
+        reached = f"{run.folder} has finished its {last:,} steps" if finished else f"{saved}; {go_on}"
+        raise Interrupted(f"stopped; {reached}", code)
+    if not finished:
         console.say(f"{saved} of {last:,}; {go_on}")
 
 

@@ -18,6 +18,7 @@ from txlcli.reproduction.scales import Model, Scale
 from txlcli.runs import Run
 
 FIRST_SEED = 1111
+TABLES_FOLLOW = train_run.Until(more_follows=True)
 
 
 @dataclasses.dataclass
@@ -74,13 +75,15 @@ class Workshop:
         self.note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
         places: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
         if not runs.has_weights(folder):  # a training that was killed before it saved any left a folder
-            train_run.learn(model.recipe, changes, name=name, force=(folder / runs.CARD).is_file(), **places)
+            train_run.learn(
+                model.recipe, changes, name=name, force=(folder / runs.CARD).is_file(), until=TABLES_FOLLOW, **places
+            )
             return runs.open_run(folder)
         run = runs.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            train_run.go_on(str(folder), [], **places)
+            train_run.go_on(str(folder), [], until=TABLES_FOLLOW, **places)
         return run
 
     def evaluated(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
