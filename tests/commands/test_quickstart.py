@@ -1,22 +1,28 @@
 """txl quickstart: the whole job, and the commands to repeat it with."""
 
 import dataclasses
+import os
 import shlex
+import time
 
 import corpora
 from tests.commands.novel import RECIPE, done, txl
+from txlcli import recipe, runs
 
 
-def library_and_recipe(folder, monkeypatch):
-    """A standard library of a few files; a small recipe stands for the packaged one, so that it is quick."""
+def small_library(folder, monkeypatch):
+    """Let the standard library of this machine be a few files, so that it is prepared and read at once."""
     (folder / "library").mkdir()
     for number in range(60):
         text = f"class Reader{number}:\n    def __init__(self, name):\n        self.name = name\n" * 3
         (folder / f"library/module_{number}.py").write_text(text)
     known = dataclasses.replace(corpora.CORPORA["stdlib"], home=lambda: folder / "library")
     monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
-    small = RECIPE.replace('"novel"', '"stdlib"')
-    monkeypatch.setattr("txlcli.recipe.packaged", lambda _: ("stdlib", small))
+
+
+def small_recipe(folder):
+    """A recipe file in the current folder, which goes before the packaged one of its name; trained at once."""
+    (folder / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
 
 
 def commands_in(text, start="  txl "):
@@ -26,7 +32,8 @@ def commands_in(text, start="  txl "):
 
 
 def test_the_whole_job_is_done_and_can_be_repeated(untouched, monkeypatch):
-    library_and_recipe(untouched, monkeypatch)
+    small_library(untouched, monkeypatch)
+    small_recipe(untouched)
     result = done("quickstart")
     parts = [
         "data/stdlib.h5: stdlib, unit byte, V = 256",
@@ -46,8 +53,8 @@ def test_the_whole_job_is_done_and_can_be_repeated(untouched, monkeypatch):
         assert repeated.exit_code == 0, repeated.stderr
 
 
-def test_a_store_that_is_there_is_taken_and_other_folders_are_named(untouched, monkeypatch):
-    library_and_recipe(untouched, monkeypatch)
+def test_the_packaged_recipe_is_trained_on_a_store_that_is_there_into_other_folders(untouched, monkeypatch):
+    small_library(untouched, monkeypatch)
     where = ["--data-dir", "d", "--runs-dir", "r"]
     done("prepare", "stdlib", "--data-dir", "d")
     result = done("quickstart", "--max-minutes", 0, *where)
@@ -57,3 +64,16 @@ def test_a_store_that_is_there_is_taken_and_other_folders_are_named(untouched, m
     (generate,) = [words for words in commands_in(result.stderr) if words[0] == "generate"]
     assert generate[1] == "r/stdlib"
     assert txl(*generate).exit_code == 0
+    assert runs.open_run(untouched / "r/stdlib").settings == recipe.resolve_text(recipe.packaged("stdlib")[1], "stdlib")
+
+
+def test_it_goes_on_with_the_run_that_it_trained_whatever_run_is_newer(here, monkeypatch):
+    small_library(here, monkeypatch)
+    small_recipe(here)
+    later = time.time() + 3600
+    os.utime(here / "runs/byte/run.json", (later, later))
+    result = done("quickstart")
+    assert "runs/stdlib on stdlib test" in result.stdout
+    assert [words[1] for words in commands_in(result.stderr) if words[0] in ("eval", "speed", "generate")] == [
+        "runs/stdlib"
+    ] * 3

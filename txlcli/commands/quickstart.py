@@ -8,7 +8,7 @@ import typer
 
 from txlcli import console
 from txlcli.commands import eval as eval_
-from txlcli.commands import generate, prepare, speed, train
+from txlcli.commands import generate, prepare, speed, train, train_run
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, RunsDir
 
 CORPUS = "stdlib"
@@ -31,8 +31,6 @@ def quickstart(
 
     Example: txl quickstart
     """
-    from txlcli import runs
-
     places = _places(data_dir, runs_dir)
     said = []
 
@@ -45,8 +43,17 @@ def quickstart(
         announce("prepare", CORPUS)
         prepare.prepare(CORPUS, data_dir=data_dir)
     announce("train", CORPUS, *(["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []))
-    train.train(CORPUS, max_minutes=max_minutes, device=device, data_dir=data_dir, runs_dir=runs_dir)
-    folder = str(runs.find(None, runs_dir).folder)
+    training = train_run.learn(
+        CORPUS,
+        [],
+        name=None,
+        device=device,
+        data_dir=data_dir,
+        runs_dir=runs_dir,
+        until=train_run.Until(max_minutes=max_minutes, more_follows=True),
+    )
+    train.show_end(training, data_dir)
+    folder = str(training.folder)
     announce("eval", folder, "--mem-len", MEM_LENS)
     eval_.evaluate(folder, mem_len=MEM_LENS, device=device, data_dir=data_dir, runs_dir=runs_dir)
     announce("speed", folder, "--attn-len", ATTN_LENS)
