@@ -133,12 +133,13 @@ class Vocab:
         words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
         return words.replace(" \n", "\n").replace("\n ", "\n")
 
-    def spell(self, ids: Iterable[int], *, after: int) -> Iterator[str]:
+    def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """The text of ids while they come: bytes are held back until they make a whole character.
 
         Args:
             ids: what to spell out.
-            after: the id before them; whether a word begins with a blank depends on it.
+            after: the id before them, on which it depends whether a word begins with a blank; None for all that is
+                shown.
         """
         if self.kind in ("byte", "sentencepiece"):
             characters = codecs.getincrementaldecoder("utf-8")("replace")
@@ -147,7 +148,8 @@ class Vocab:
             yield characters.decode(b"", final=True)
             return
         for number in ids:
-            yield self.decode([after, number]).removeprefix(self.decode([after]))
+            before = [] if after is None else [after]
+            yield self.decode([*before, number]).removeprefix(self.decode(before))
             after = number
 
     def _bytes_of(self, number: int) -> bytes:

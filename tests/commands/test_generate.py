@@ -4,9 +4,12 @@ import json
 
 import pytest
 import torch
+from hypothesis import given, strategies
 
+import corpora
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
 from txlcli import opening
+from txlcli.commands import generate
 from txlcli.token_store import TokenStore
 from txlcli.vocab import Vocab
 
@@ -145,14 +148,50 @@ def test_the_reference_is_how_the_split_goes_on(here, kind):
     )
 
 
-def test_benchmarks_are_detokenized(untouched):
+@pytest.fixture
+def wikitext(untouched):
+    """A model that was trained on words as WikiText-103 has them."""
     (untouched / "source").mkdir()
     for split in ("train", "valid", "test"):
         (untouched / f"source/wiki.{split}.tokens").write_text(" the cat @-@ fox , jumps . \n" * 20)
     done("prepare", "wt103", "--source", "source")
     done("train", "tiny.toml", "--set", "corpus.store=wt103", "--max-steps", 1)
+    return untouched
+
+
+def test_benchmarks_are_detokenized(wikitext):
     told = json_of("generate", "--at", 7, "--tokens", 6, "--reference")
     assert "the cat-fox, jumps." in told["context"].replace("\n", " ")
+
+
+def test_a_benchmark_is_streamed_as_json_has_it(wikitext):
+    wish = ["generate", "--tokens", 60, "--at", 7]
+    (sample,) = json_of(*wish)["samples"]
+    vocab = TokenStore.open(wikitext / "data/wt103.h5").vocab
+    assert sample["text"] == corpora.detokenizer("wt103")(vocab.decode(sample["tokens"]))
+    assert done(*wish).stdout == sample["text"] + "\n"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_text_from_the_split_is_streamed_as_json_has_it(here, kind):
+    wish = ["generate", kind, "--at", 50, "--tokens", 17]
+    assert done(*wish).stdout == json_of(*wish)["samples"][0]["text"] + "\n"
+
+
+def test_a_line_is_detokenized_as_soon_as_it_is_whole():
+    pieces = iter(["a", " ,", " b", "\n", "c", " ."])
+    lines = generate._by_line(pieces, corpora.detokenizer("ptb"))
+    assert next(lines) == "a, b\n"
+    assert list(pieces) == ["c", " ."]
+
+
+@pytest.mark.parametrize("name", ["wt103", "ptb", "lm1b"])
+@given(words=strategies.lists(strategies.sampled_from([*'a " , . ( ) $', "n't", "'s", "@-@", "@,@", "<eos>"])))
+def test_the_lines_of_a_benchmark_are_detokenized_as_the_whole_is(name, words):
+    symbols = ["<eos>", *sorted({*words} - {"<eos>"})]
+    vocab, change = Vocab("word", symbols, boundary=0), corpora.detokenizer(name)
+    ids = [symbols.index(word) for word in words]
+    assert "".join(generate._by_line(vocab.spell(ids), change)) == change(vocab.decode(ids))
 
 
 def test_characters_of_several_bytes_come_out_whole(here):

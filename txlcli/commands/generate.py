@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,6 @@ from txlcli.options import (
 if TYPE_CHECKING:
     from txlcli.core.generation import Sampling
     from txlcli.opening import OpenRun
-    from txlcli.vocab import Vocab
 
 SPLIT = "test"
 TOP_K, CONTEXT = 40, 512
@@ -126,14 +125,13 @@ class _Start:
     continuation: list[int]
     """What the test split really goes on with; empty for a prompt."""
     title: str
-    detokenize: Callable[[str], str]
+    detokenize: Callable[[str], str] | None = None
+    """What makes ordinary spelling of the decoded text; None leaves it as it is."""
     position: int | None = None
     prompt: str = ""
 
 
 def _prompt(opened: "OpenRun", prompt: str) -> _Start:
-    from corpora.corpus import as_it_is
-
     if prompt == "-":
         try:
             prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
@@ -149,7 +147,7 @@ def _prompt(opened: "OpenRun", prompt: str) -> _Start:
         ids = [opened.vocab.boundary, *ids]  # a text begins after the end of another
     if not ids:
         raise UsageError("--prompt is empty; give at least one character, or leave it out to start in the test split")
-    return _Start(ids, [], "the prompt", as_it_is, prompt=prompt)
+    return _Start(ids, [], "the prompt", prompt=prompt)
 
 
 def _is_unicode(text: str) -> bool:
@@ -172,6 +170,7 @@ def _from_split(
     needs_reference: bool,
 ) -> _Start:
     import corpora
+    from corpora.corpus import as_it_is
 
     store = opened.store(data_dir)
     ids = store.ids(SPLIT)
@@ -185,11 +184,12 @@ def _from_split(
         raise UsageError(
             f"--reference: only {len(ids) - at:,} tokens follow token {at:,} of the test split; lower --tokens or --at"
         )
+    spelling = corpora.detokenizer(store.corpus)
     return _Start(
         [int(token) for token in ids[max(0, at - context) : at]],
         [int(token) for token in ids[at : at + tokens]],
         f"{store.name} test, token {at:,}",
-        corpora.detokenizer(store.corpus),
+        None if spelling is as_it_is else spelling,
         at,
     )
 
@@ -227,11 +227,10 @@ class _Texts:
             console.show_text(self._spelled(self._start.context))
         if self._reference or count > 1:
             _headline("generation" if count == 1 else f"generation {number + 1} of {count}")
-        if self._reference:
-            console.show_text(self._spelled(list(tokens)))
-        else:
-            console.show_text(self._start.prompt, end="")
-            stream(self._vocab, self._start.context, tokens)
+        console.show_text(self._start.prompt, end="")
+        for text in self._pieces(tokens, after=self._start.context[-1] if self._start.prompt else None):
+            console.show_text(text, end="")
+        console.show_text("")
 
     def end(self) -> None:
         """Show what comes after the last text."""
@@ -253,15 +252,25 @@ class _Texts:
         return result
 
     def _spelled(self, ids: list[int]) -> str:
-        return self._start.detokenize(self._vocab.decode(ids))
+        return "".join(self._pieces(ids))
+
+    def _pieces(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
+        """The text of tokens while they come: by characters, or by lines where it has to be detokenized."""
+        pieces = self._vocab.spell(tokens, after=after)
+        return pieces if self._start.detokenize is None else _by_line(pieces, self._start.detokenize)
 
 
 def _headline(text: str) -> None:
     console.show_text(f"--- {text} ---")
 
 
-def stream(vocab: "Vocab", context: list[int], tokens: Iterable[int]) -> None:
-    """Write a text to stdout while it is drawn; bytes appear once they make whole characters."""
-    for text in vocab.spell(tokens, after=context[-1]):
-        console.show_text(text, end="")
-    console.show_text("")
+def _by_line(pieces: Iterable[str], detokenize: Callable[[str], str]) -> Iterator[str]:
+    """The lines of a text that comes in pieces, detokenized, each as soon as it is whole."""
+    line: list[str] = []
+    for piece in pieces:
+        *whole, last = piece.split("\n")
+        for part in whole:
+            yield detokenize("".join([*line, part, "\n"]))
+            line = []
+        line.append(last)
+    yield detokenize("".join(line))
