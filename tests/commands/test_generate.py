@@ -1,5 +1,6 @@
 """txl generate: what it goes on from, what it draws, how it is shown."""
 
+import copy
 import json
 
 import pytest
@@ -10,6 +11,7 @@ import corpora
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
 from txlcli import opening
 from txlcli.commands import generate
+from txlcli.core.model import TransformerXL
 from txlcli.token_store import TokenStore
 from txlcli.vocab import Vocab
 
@@ -57,6 +59,19 @@ def test_samples_have_the_seeds_that_follow(here):
     shown = done(*wish, "--samples", 3, "--seed", 5).stdout
     expected = [f"--- generation {n} of 3 ---\nthe{one['text']}\n" for n, one in enumerate(singles, 1)]
     assert shown == "".join(expected)
+
+
+def test_several_samples_take_one_copy_of_the_model(here, monkeypatch):
+    copy_whole, copied = copy.deepcopy, []
+
+    def noted(what, *rest):
+        if isinstance(what, TransformerXL):
+            copied.append(what)
+        return copy_whole(what, *rest)
+
+    monkeypatch.setattr(copy, "deepcopy", noted)
+    done("generate", "byte", "--prompt", "the", "--tokens", 2, "--samples", 3, "--precision", "bf16")
+    assert len(copied) == 1
 
 
 def test_the_prompt_can_come_from_standard_input(here):

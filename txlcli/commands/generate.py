@@ -25,6 +25,7 @@ from txlcli.options import (
 
 if TYPE_CHECKING:
     from txlcli.core.generation import Sampling
+    from txlcli.core.reader import Reader
     from txlcli.opening import OpenRun
 
 SPLIT = "test"
@@ -94,9 +95,9 @@ def generate(
     else:
         start = _from_split(opened, data_dir, at, context or CONTEXT, tokens, seed, needs_reference=reference)
     console.say(f"generating with {opened.run.folder}, after {start.title}")
-    texts = _Texts(opened, start, reference=reference, json=json)
+    texts, reader = _Texts(opened, start, reference=reference, json=json), _reader(opened)
     for number in range(samples):
-        texts.add(number, samples, _draw(opened, start, how, tokens, seed + number))
+        texts.add(number, samples, _draw(reader, start, how, tokens, seed + number))
     texts.end()
     if json:
         console.show_json(texts.as_result())
@@ -113,7 +114,7 @@ def draw_beside_reference(
     start = _from_split(opened, data_dir, None, context, tokens, seed, needs_reference=True)
     console.say(f"generating with {opened.run.folder}, after {start.title}")
     texts = _Texts(opened, start, reference=True, json=True)
-    texts.add(0, 1, _draw(opened, start, Sampling(temperature=1.0, top_k=TOP_K), tokens, seed))
+    texts.add(0, 1, _draw(_reader(opened), start, Sampling(temperature=1.0, top_k=TOP_K), tokens, seed))
     return texts.as_result()
 
 
@@ -194,16 +195,20 @@ def _from_split(
     )
 
 
-def _draw(opened: "OpenRun", start: _Start, how: "Sampling", count: int, seed: int) -> Iterable[int]:
+def _reader(opened: "OpenRun") -> "Reader":
+    from txlcli import opening
+    from txlcli.core.generation import reader_of_one_text
+
+    return reader_of_one_text(opened.model, opening.resolved_reading(opened.run), precision=opened.precision)
+
+
+def _draw(reader: "Reader", start: _Start, how: "Sampling", count: int, seed: int) -> Iterable[int]:
     import itertools
 
     import torch
 
-    from txlcli import opening
     from txlcli.core.generation import generate as draw_tokens
-    from txlcli.core.generation import reader_of_one_text
 
-    reader = reader_of_one_text(opened.model, opening.resolved_reading(opened.run), precision=opened.precision)
     context = torch.tensor(start.context, dtype=torch.int64, device=reader.device)
     return itertools.islice(draw_tokens(reader, context, how, seed=seed), count)
 
