@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from tests.core.builders import V, draw_tokens, small_model
+from tests.core.builders import V, draw_tokens, small_model, small_rnn
 from txlcli.core import adaptation
 from txlcli.core.adaptation import (
     CacheSettings,
@@ -19,6 +20,7 @@ from txlcli.core.adaptation import (
     search_cache,
     theta_candidates,
 )
+from txlcli.core.dropout import Dropout
 from txlcli.core.evaluation import Lanes, score
 from txlcli.settings import EvalSettings
 
@@ -175,6 +177,22 @@ def test_the_usual_gradient_is_the_root_mean_square_over_segments():
         squares.append([gradient**2 for gradient in gradients])
     for number, one in enumerate(given):
         torch.testing.assert_close(one, ((squares[0][number] + squares[1][number]) / 2).sqrt())
+
+
+def test_gradients_of_an_lstm_are_taken_in_its_training_mode_with_all_dropout_off():
+    # What cuDNN asks for; on a CPU the mode of an LSTM without dropout of its own changes nothing.
+    model, (inputs, targets) = small_rnn("lstm", dropout=0.5, word_dropout=0.5), stream(23)
+    modes = {nn.LSTM: set(), Dropout: set()}
+    for module in model.modules():
+        if type(module) in modes:
+            module.register_forward_pre_hook(lambda module, _: modes[type(module)].add(module.training))
+    segments = [(draw_tokens(B, L), draw_tokens(B, L, seed=9))]
+    how = EvalSettings(seg_len=L, mem_len=0, batch_size=1)
+    rms = gradient_rms(model, iter(segments), how)
+    given = score_dynamic(model, inputs, targets, how, DynamicSettings(lr=0.0, decay=0.0), rms)
+    assert modes == {nn.LSTM: {True}, Dropout: {False}}
+    assert not any(module.training for module in model.modules())
+    np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, how).losses_nats, rtol=1e-5)
 
 
 def test_dynamic_evaluation_learns_a_text_that_repeats_itself():

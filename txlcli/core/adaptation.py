@@ -21,6 +21,7 @@ from txlcli.core.decoding import key_limit
 from txlcli.core.device import autocast
 from txlcli.core.evaluation import Lanes, Scores, score
 from txlcli.core.language_model import LanguageModel
+from txlcli.core.rnn import differentiable, gather_weights
 from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.settings import EvalSettings
 
@@ -196,6 +197,7 @@ def score_dynamic(
         on_tokens: called with the number of tokens scored so far.
     """
     adapted = copy.deepcopy(model).eval()
+    gather_weights(adapted)
     trained, parameters = [one.detach() for one in model.parameters()], list(adapted.parameters())
     typical = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
     scales = [one + typical for one in rms]
@@ -235,7 +237,8 @@ def _losses(
     limits = {}
     if not model.settings.recurrent_state:
         limits = {"key_limit": key_limit(how.same_length, how.mem_len), "max_distance": how.max_distance}
-    hidden, memory = model(read, memory, mem_len=how.mem_len, **limits)
+    with differentiable(model):
+        hidden, memory = model(read, memory, mem_len=how.mem_len, **limits)
     return model.losses(hidden, wanted), memory
 
 

@@ -4,6 +4,8 @@ Axes: B lanes, L segment, d model width, W width of a layer, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -154,11 +156,38 @@ def _layer(module: nn.Module) -> RecurrentLayer:
     return module
 
 
+def gather_weights(model: nn.Module) -> None:
+    """Put the weights of each LSTM into one piece: those of a copy are scattered, which cuDNN complains of."""
+    for lstm in _lstms(model):
+        lstm.flatten_parameters()
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Let what a model in evaluation mode reads here have gradients: cuDNN has them of an LSTM in training mode only.
+
+    An LSTM has no dropout of its own here, so nothing else depends on its mode.
+    """
+    modes = {lstm: lstm.training for lstm in _lstms(model)}
+    for lstm in modes:
+        assert lstm.dropout == 0
+        lstm.train()
+    try:
+        yield
+    finally:
+        for lstm, mode in modes.items():
+            lstm.train(mode)
+
+
+def _lstms(model: nn.Module) -> list[nn.LSTM]:
+    return [module for module in model.modules() if isinstance(module, nn.LSTM)]
+
+
 class StateReader(Reader):
     """Reads text with a model that carries a state: one token costs the same after any number of others.
 
     Args:
-        model: its weights are read now; later changes to them are not seen.
+        model: its weights must not change while the reader is used; in fp32 it is left in evaluation mode.
         lanes: B.
         seg_len: the longest segment that will be read.
         precision: number format of matrix products.
@@ -166,9 +195,7 @@ class StateReader(Reader):
 
     def __init__(self, model: RecurrentModel, *, lanes: int, seg_len: int, precision: str = "fp32") -> None:
         super().__init__(model, seg_len=seg_len, precision=precision)
-        for module in self.model.modules():
-            if isinstance(module, nn.LSTM):
-                module.flatten_parameters()  # a copy of the weights lies in pieces, which cuDNN complains of
+        gather_weights(self.model)
         self._lanes = lanes
         self.reset()
 

@@ -118,7 +118,7 @@ class WindowReader(Reader):
     """Reads one text token by token with a model that has no memory: the window is computed anew for every token.
 
     Args:
-        model: its weights are read now.
+        model: its weights must not change while the reader is used; in fp32 it is left in evaluation mode.
         attn_len: N.
         precision: number format of matrix products.
         max_distance: distances beyond it share one encoding.
