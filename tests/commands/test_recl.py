@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import h5py
@@ -342,6 +344,29 @@ def test_what_was_computed_before_something_went_wrong_is_kept(here):
         "runs/window: a loss is not finite at a context of 5 tokens"
     )
     assert list(kept()) == [("window", "context_3")]
+
+
+KILLED_AT_A_SAVE = """
+import os, sys
+replace, number = os.replace, int(sys.argv[1])
+def count(*paths):
+    global number
+    number -= 1
+    if not number:
+        os._exit(9)
+    replace(*paths)
+os.replace = count
+from txlcli.cli import app
+app(sys.argv[2:])
+"""
+
+
+def test_a_kill_loses_the_context_length_at_work_and_no_other(here):
+    # The file is written when it is tried, after context 3, after context 7; the last of these never comes about.
+    words = [sys.executable, "-c", KILLED_AT_A_SAVE, "3", "recl", "byte", *map(str, SMALL)]
+    assert subprocess.run(words, capture_output=True, check=False, timeout=60).returncode == 9
+    assert list(kept()) == [("memory", "context_3")]
+    assert computed(done("recl", "byte", *SMALL)).startswith("120 losses to compute")
 
 
 def spoil_last_row(table):

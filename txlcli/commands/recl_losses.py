@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console
@@ -132,32 +132,44 @@ def _duration(seconds: float) -> str:
 
 
 def _compute(work: Work, text: ScoredText, *, kept: "ContextFile", windows: int | None, shown: bool) -> None:
-    """Compute what is missing for one model, the shortest context first."""
+    """Compute what is missing for one model, the shortest context first; kept after each context length."""
+    with console.progress(str(work.member.run.folder), total=work.tokens, unit="tokens", shown=shown) as bar:
+        for context_len in work.missing:
+            try:
+                for places, losses in _computed(work, text, context_len, windows):
+                    kept.add(work.facts, context_len, places, losses)
+                    bar.advance(context_len * len(places), f"context {context_len:,}")
+            finally:  # what stops it midway costs nothing, what kills it one context length at most
+                kept.save()
+
+
+def _computed(
+    work: Work, text: ScoredText, context_len: int, windows: int | None
+) -> "Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]":
+    """The missing losses at one context length, batch by batch: positions and nats.
+
+    Raises:
+        TrainingError: a loss is not finite.
+    """
     import numpy as np
 
     from txlcli.core.contexts import context_losses
     from txlcli.core.windows import windows_at_once
 
     member = work.member
-    try:
-        with console.progress(str(member.run.folder), total=work.tokens, unit="tokens", shown=shown) as bar:
-            for context_len, positions in work.missing.items():
-                for places, losses in context_losses(
-                    member.model,
-                    text.inputs,
-                    text.targets,
-                    positions,
-                    member.how,
-                    context_len=context_len,
-                    windows=windows or windows_at_once(member.model.device, context_len),
-                    precision=member.precision,
-                ):
-                    if not np.isfinite(losses).all():
-                        raise TrainingError(
-                            f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; "
-                            "evaluate it with --precision fp32, or train it again"
-                        )
-                    kept.add(work.facts, context_len, places, losses)
-                    bar.advance(context_len * len(places), f"context {context_len:,}")
-    finally:
-        kept.save()
+    for places, losses in context_losses(
+        member.model,
+        text.inputs,
+        text.targets,
+        work.missing[context_len],
+        member.how,
+        context_len=context_len,
+        windows=windows or windows_at_once(member.model.device, context_len),
+        precision=member.precision,
+    ):
+        if not np.isfinite(losses).all():
+            raise TrainingError(
+                f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; "
+                "evaluate it with --precision fp32, or train it again"
+            )
+        yield places, losses
