@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def recording(run: Run, *, json: bool) -> Iterator[Callable[["Report"], None]]:
+def recording(run: Run, *, after: int, json: bool) -> Iterator[Callable[["Report"], None]]:
     """A function that records one report everywhere, while a live bar shows how far the training is.
 
     Args:
         run: its folder gets the files.
+        after: the step that the training begins or goes on from; what stands in curves beyond it is taken again.
         json: also print every report as one line of JSON.
     """
-    with _tensorboard(run) as write_curve, console.progress("training", run.settings.train.max_steps, "steps") as bar:
+    steps = run.settings.train.max_steps
+    with _tensorboard(run, after) as write_curve, console.progress("training", steps, "steps") as bar:
         shown = _Shown(run, bar, json=json)
 
         def record(report: "Report") -> None:
@@ -76,14 +78,14 @@ def check_tensorboard(log: LogSettings) -> None:
 
 
 @contextmanager
-def _tensorboard(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _tensorboard(run: Run, after: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one line of metrics as curves; does nothing unless log.tensorboard is set."""
     if not run.settings.log.tensorboard:
         yield lambda line: None
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(run.folder)) as writer:
+    with SummaryWriter(str(run.folder), purge_step=after + 1) as writer:
 
         def write(line: dict[str, Any]) -> None:
             for key, value in line.items():

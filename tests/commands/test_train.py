@@ -568,6 +568,20 @@ def test_tensorboard_gets_the_curves(here):
     assert len(list((here / "runs/tiny").glob("events.out.tfevents.*"))) == 1
 
 
+def test_steps_that_are_taken_again_stand_in_tensorboard_s_curves_once(here):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train("--set", "log.tensorboard=true", "--max-steps", 4)
+    last = here / "runs/tiny/last.safetensors"
+    at_step_4 = last.read_bytes()
+    for _ in range(2):  # the first of them dies before it saves
+        last.write_bytes(at_step_4)
+        done("train", "--resume", "tiny")
+    curves = accumulator.EventAccumulator(str(here / "runs/tiny")).Reload()
+    for kind, steps in {"train": [2, 4, 6, 7], "valid": [4, 7]}.items():
+        assert [point.step for point in curves.Scalars(f"{kind}/loss_nats")] == steps
+        assert [line["step"] for line in reports("runs/tiny") if line["kind"] == kind] == steps
+
+
 def damaged(path):
     path.write_bytes(path.read_bytes()[:-9])
 

@@ -275,7 +275,7 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
             return bool(caught) or out_of_time
 
         every = run.settings.log.every
-        with curves.recording(run, json=json) as record:
+        with curves.recording(run, after=training.step, json=json) as record:
             for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
                 record(report)
     saved = f"saved {training.last_path} at step {training.step:,}"
