@@ -87,6 +87,7 @@ def test_a_row_says_recipe_store_parameters_steps_and_the_best_validation(here):
         "best_valid_step": 7,
         "test": None,
         "test_mem_len": None,
+        "test_readings": None,
     }
     (row,) = (row for row in rows_of(done("runs")) if row[0][0] == "byte")
     assert row[0] == ("byte", "tiny", "novel")
@@ -178,6 +179,19 @@ def test_an_evaluation_is_kept_with_the_run(here):
     entry = listed()["byte"]
     assert entry["test"] == pytest.approx(best / LN2)
     assert entry["test_mem_len"] == next(row["mem_len"] for row in rows if row["loss_nats"] == best)
+
+
+def test_the_list_says_of_how_many_readings_of_test_the_lowest_was_taken(here):
+    done("eval", "byte", "--mem-len", "0,5")
+    assert listed()["byte"]["test_readings"] == 2
+    result = done("runs")
+    assert 'the lowest ("of N")' in result.stdout
+    (row,) = (row for row in rows_of(result) if row[0][0] == "byte")
+    assert row[4][1:] == ("bpc", "of 2")
+    done("eval", "byte", "--mem-len", "0", "--split", "valid")  # which decides for that reading
+    entry = listed()["byte"]
+    assert (entry["test_readings"], entry["test_mem_len"]) == (1, 0)
+    assert "of 2" not in done("runs").stdout
 
 
 def test_evaluations_add_up(here):

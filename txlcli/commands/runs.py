@@ -14,7 +14,8 @@ from txlcli.options import RUNS_DIR, Json, RunsDir
 
 COLUMNS = ("run\nrecipe\nstore", "parameters\nstate", "step\nof", "valid", "test", "saved")
 CAPTION = (
-    "valid: best validation during training; test: best recorded by txl eval.\n"
+    "valid: best validation during training; test: by txl eval, the reading that was\n"
+    'best on valid, or, where valid was read in no such way, the lowest ("of N").\n'
     "unfinished: saved, txl train --resume RUN; interrupted: killed, or at work."
 )
 
@@ -84,11 +85,12 @@ FACTS = (
     "best_valid_step",
     "test",
     "test_mem_len",
+    "test_readings",
 )
 
 
 def _facts(found: History) -> dict[str, Any]:
-    run, valid, test = found.run, found.best_valid, found.test_result[0]
+    run, valid, (test, readings) = found.run, found.best_valid, found.test_result
     values = (
         run.recipe_name,
         run.settings.corpus.store,
@@ -101,6 +103,7 @@ def _facts(found: History) -> dict[str, Any]:
         valid["step"] if valid else None,
         metrics.in_metric(test["loss_nats"], run.metric) if test else None,
         test.get("mem_len") if test else None,
+        readings if test else None,
     )
     return dict(zip(FACTS, values, strict=True))
 
@@ -110,11 +113,12 @@ def _row(entry: dict[str, Any]) -> list[str]:
     when = f"{date}\n{time[:5]}"
     if entry["state"] == "damaged":
         return [entry["name"], "-\ndamaged", "-", "-", "-", when]
-    numbers = [
+    valid, test = (
         f"{entry[key]:.3f}\n{entry['metric']}" if entry[key] is not None else "-" for key in ("best_valid", "test")
-    ]
+    )
+    test += f"\nof {entry['test_readings']}" if (entry["test_readings"] or 1) > 1 else ""
     steps = f"{entry['step']:,}\n{entry['max_steps']:,}" if entry["max_steps"] else "-"
     model = f"{entry['parameters']:,}\n{entry['state']}"
     # A store of the recipe's own name needs no line.
     lines = [entry["name"], *dict.fromkeys((entry["recipe"], entry["store"]))]
-    return ["\n".join(lines), model, steps, *numbers, when]
+    return ["\n".join(lines), model, steps, valid, test, when]
