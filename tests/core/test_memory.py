@@ -35,6 +35,12 @@ def test_memory_keeps_the_last_m_inputs(held, read, mem_len, kept):
     assert memory[1, :, 2].tolist() == list(kept)
 
 
+@pytest.mark.parametrize(("held", "read", "mem_len"), [(0, 5, 0), (7, 3, 7), (2, 3, 7), (7, 7, 7), (7, 11, 7)])
+def test_memory_holds_on_to_nothing_but_itself(held, read, mem_len):
+    memory = update_memory(numbered(0, held), numbered(held, read), mem_len=mem_len)
+    assert memory.untyped_storage().nbytes() == memory.nbytes
+
+
 def test_memory_of_length_zero_keeps_nothing():
     assert update_memory(numbered(0, 0), numbered(0, 5), mem_len=0).shape == (B, 0, WIDTH)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.attention_kernels import flex, reference, sdpa
 from txlcli.core.attention_lanes import attend_by_lanes
+from txlcli.core.device import row_multiple
 from txlcli.core.distance_space import Workspace
 from txlcli.settings import AttentionKind
 
@@ -75,12 +76,16 @@ def attend(
     Returns:
         (B, H, L, D).
     """
+    width = inputs.query_content.shape[3]
+    inputs = inputs.widened(row_multiple(inputs.key.device))
     with torch.autocast(inputs.key.device.type, enabled=False):
         if kind == "auto":
-            return attend_by_lanes(inputs, dropout=dropout, recompute=recompute, workspace=workspace or Workspace())
-        if kind == "flex":
-            return flex(inputs)
-        return {"reference": reference, "sdpa": sdpa}[kind](inputs, dropout=dropout)
+            out = attend_by_lanes(inputs, dropout=dropout, recompute=recompute, workspace=workspace or Workspace())
+        elif kind == "flex":
+            out = flex(inputs)
+        else:
+            out = {"reference": reference, "sdpa": sdpa}[kind](inputs, dropout=dropout)
+    return out[..., :width]
 
 
 class Attention(nn.Module):

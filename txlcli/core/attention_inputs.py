@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,20 @@ class AttentionInputs:
     def tensors(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
         """All of them, in order."""
         return self.query_content, self.query_position, self.key, self.value, self.position_key
+
+    def widened(self, multiple: int) -> "AttentionInputs":
+        """The same with zeros after the D numbers of each row, up to a multiple: they add nothing to any score."""
+        if all(one is None or one.shape[-1] % multiple == 0 for one in self.tensors):
+            return self
+
+        def wide(tensor: Tensor) -> Tensor:
+            return F.pad(tensor, (0, -tensor.shape[-1] % multiple))
+
+        position = None if self.query_position is None else wide(self.query_position)
+        position_key = None if self.position_key is None else wide(self.position_key)
+        return AttentionInputs(
+            wide(self.query_content), position, wide(self.key), wide(self.value), position_key, self.reach
+        )
 
     @property
     def need_gradient(self) -> bool:

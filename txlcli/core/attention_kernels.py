@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from txlcli.core.attention_inputs import AttentionInputs
+from txlcli.core.device import row_multiple
 
 
 @functools.cache
@@ -34,8 +35,12 @@ def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
 
 def sdpa(inputs: AttentionInputs, *, dropout: float) -> Tensor:
     """The position score as the mask of scaled_dot_product_attention."""
+    missing = -inputs.key_len % row_multiple(inputs.key.device)
+    mask = by_key(inputs)
+    # The fused kernels want rows, and the first of them, to begin at multiples of 16 bytes.
+    mask = F.pad(mask, (0, missing))[..., : inputs.key_len] if missing else mask.contiguous()
     return F.scaled_dot_product_attention(
-        inputs.query_content, inputs.key, inputs.value, attn_mask=by_key(inputs), dropout_p=dropout, scale=1.0
+        inputs.query_content, inputs.key, inputs.value, attn_mask=mask, dropout_p=dropout, scale=1.0
     )
 
 

@@ -176,8 +176,10 @@ def _attend(
         if save:
             saved.append(probability)
         if kept is not None:
-            probability = (probability * part.of_scores(kept)).mul_(1 / (1 - dropout))
+            probability = probability * part.of_scores(kept)
         _multiply_into(part.of_queries(out), probability, _dense(part.of_keys(inputs.value)))
+    if kept is not None:
+        out.mul_(1 / (1 - dropout))
     made.finish()
     return out, saved, kept
 
@@ -212,15 +214,16 @@ class _Attention(torch.autograd.Function):
         position = None
         if query_position is not None and position_key is not None:
             position = _PositionGradients(inputs, query_position, position_key, plan, ctx.workspace)
+        # What dropout keeps is scaled here, in rows of D, not of K.
+        grad_all = grad_outputs[0] if kept is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
         for number, part in enumerate(plan.passes(inputs)):
-            grad_out = part.of_queries(grad_outputs[0])  # (lanes*H, l, D)
+            grad_out = part.of_queries(grad_all)  # (lanes*H, l, D)
             probability = made.of(part) if made else saved[number]  # (lanes*H, l, k)
             used = probability
             grad_probability = torch.bmm(_dense(grad_out), _dense(part.of_keys(value)).mT)
             if kept is not None:
-                mask, scale = part.of_scores(kept), 1 / (1 - ctx.dropout)  # a 16-bit mask would round the scale
-                used = (probability * mask).mul_(scale)
-                grad_probability.mul_(mask).mul_(scale)
+                used = probability * part.of_scores(kept)
+                grad_probability.mul_(part.of_scores(kept))
             grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
             _multiply_into(part.of_queries(grad_query), grad_score, _dense(part.of_keys(key)))
             _collect(part, grad_key, grad_score.mT, _dense(part.of_queries(query_content)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.core.attention import ScoreTerms
-from txlcli.core.device import DTYPES
+from txlcli.core.device import DTYPES, row_multiple
 from txlcli.core.model import Layer, TransformerXL
 from txlcli.core.one_row import for_one_row
 from txlcli.core.reader import Reader
@@ -36,16 +36,17 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
 
 
 class _KeyBuffer:
-    """Projected keys and values of one layer, (B, H, capacity, D) each."""
+    """Projected keys and values of one layer, (B, H, capacity, D) each, with zeros after them where rows are wider."""
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
+        *outer, width = shape
+        wide = -(-width // row_multiple(device)) * row_multiple(device)
+        self.keys, self.values = (torch.zeros(*outer, wide, dtype=dtype, device=device) for _ in range(2))
 
     def write(self, keys: tuple[Tensor, Tensor], at: int, *, copies: int = 1) -> None:
-        count = keys[0].shape[2] * copies
-        self.keys[:, :, at : at + count] = keys[0]
-        self.values[:, :, at : at + count] = keys[1]
+        count, width = keys[0].shape[2] * copies, keys[0].shape[3]
+        self.keys[:, :, at : at + count, :width] = keys[0]
+        self.values[:, :, at : at + count, :width] = keys[1]
 
     def slide(self, first: int, end: int) -> None:
         for buffer in (self.keys, self.values):

@@ -44,6 +44,14 @@ def check_attention(kind: str, device: torch.device) -> None:
         raise UsageError("attention flex has no gradient on a CPU; take auto, reference or sdpa to train there")
 
 
+def row_multiple(device: torch.device) -> int:
+    """Numbers that a matrix's row should be a multiple of: elsewhere than on a CPU, products of others are slow.
+
+    So it is in 16 bits on CUDA, where rows must begin at multiples of 16 bytes for the quick kernels to take them.
+    """
+    return 1 if device.type == "cpu" else 8
+
+
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
     """Matrix products in `precision` inside this block."""
     if precision == "fp32":

@@ -21,6 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from txlcli.core.device import row_multiple
+
 SHORT = (torch.bfloat16, torch.float16)
 
 
@@ -34,17 +36,23 @@ class DistanceSpace:
         reach: n; distances n and more keep the value of `fill` and so are never seen.
         fill: what the columns hold that no product writes: -inf for scores, 0 for gradients.
         like: gives dtype and device.
+        known: m, distances that products write; all by default.
     """
 
     fits: tuple[Any, ...] = ()
     """What another use must agree with."""
 
-    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor) -> None:
-        width = key_len + seg_len - 1
+    def __init__(
+        self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor, *, known: int | None = None
+    ) -> None:
+        multiple = row_multiple(like.device)
+        ahead = (reach if known is None else known) - key_len  # what products write begins at a multiple
+        ahead %= multiple
+        width = -(-(ahead + key_len + seg_len - 1) // multiple) * multiple
         columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
-        self.by_distance = columns[:, :, key_len - reach : key_len]  # (rows, L, n)
+        self.by_distance = columns[:, :, ahead + key_len - reach : ahead + key_len]  # (rows, L, n)
         self.by_key = columns.as_strided(  # (rows, L, K)
-            (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
+            (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), ahead + seg_len - 1
         )
         self._others = 0  # columns of by_distance in which another part may have left numbers that are not by_key's
 
@@ -176,7 +184,7 @@ class Workspace:
             elif like.device.type == "cpu" and (like.dtype not in SHORT or seg_len == 1):
                 made = DistanceRows(rows, seg_len, key_len, reach, known, like)
             else:
-                made = DistanceSpace(rows, seg_len, key_len, reach, -math.inf, like)
+                made = DistanceSpace(rows, seg_len, key_len, reach, -math.inf, like, known=known)
         made.fits = wanted
         return made
 

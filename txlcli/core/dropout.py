@@ -13,15 +13,19 @@ from torch.nn import functional as F
 STEPS = 1 << 16  # shares are rounded to a 65536th
 
 
-@torch.compiler.disable
 def keep_mask(shape: torch.Size, share: float, device: torch.device) -> Tensor:
-    """A uint8 tensor of ones, with zeros of probability `share`, drawn from PyTorch's generator.
+    """A uint8 tensor of ones, with zeros of probability `share`, drawn from PyTorch's generator."""
+    if device.type == "cpu":
+        return _keep_mask_on_cpu(shape, share)
+    return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - share)
 
-    On a CPU four 16-bit draws are taken from each 64-bit random number: one draw per entry is what makes plain dropout
-    slow there. Truth values are avoided, too: to multiply by them or to make them takes three to five times as long.
+
+@torch.compiler.disable
+def _keep_mask_on_cpu(shape: torch.Size, share: float) -> Tensor:
+    """Four 16-bit draws are taken from each 64-bit random number: a draw per entry makes plain dropout slow on a CPU.
+
+    Truth values are avoided, too: to multiply by them or to make them takes three to five times as long.
     """
-    if device.type != "cpu":
-        return (torch.rand(shape, device=device) >= share).view(torch.uint8)
     dropped = round(share * STEPS)
     if dropped == STEPS:  # one more than the largest 16-bit number: it would wrap around and keep everything
         return torch.zeros(shape, dtype=torch.uint8)

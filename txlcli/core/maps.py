@@ -77,7 +77,7 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
         return None if bias is None else (bias * attention.scale).to(query.dtype).to(dtype)[:, None]
 
     with torch.autocast(query.device.type, enabled=False):
-        wide, keys = query.to(dtype), keys.to(dtype)
+        wide, keys = query.to(dtype), keys[..., : query.shape[2]].to(dtype)  # a decoder's may end in zeros
         a = _by_distance(wide @ keys.mT, terms.reach)
         b = c = d = None
         if (u := biased(terms.content_bias)) is not None:

@@ -79,11 +79,12 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
         (B, min(M + L, mem_len), d).
     """
     hidden = hidden.detach()
-    if mem_len == 0:
-        return hidden[:, :0]
-    if hidden.shape[1] >= mem_len:
-        return hidden[:, -mem_len:]
-    return torch.cat([memory, hidden], dim=1)[:, -mem_len:]
+    forgotten = memory.shape[1] + hidden.shape[1] - mem_len  # positions
+    if forgotten <= memory.shape[1]:
+        return torch.cat([memory[:, max(0, forgotten) :], hidden], dim=1)
+    if hidden.shape[1] == mem_len:
+        return hidden
+    return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep all of the segment
 
 
 class TransformerXL(LanguageModel):
