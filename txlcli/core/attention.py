@@ -145,18 +145,25 @@ class Attention(nn.Module):
             keys: what `project_keys` gave for memory and segment.
             terms: what else the score is made of.
         """
-        by_position = position_key = None
-        if terms.position_key is not None:
-            by_position, position_key = self._biased(query, terms.position_bias), terms.position_key.to(query.dtype)
-        content = self._biased(query, terms.content_bias)
         out = attend(
-            AttentionInputs(content, by_position, *keys, position_key, terms.reach),
+            self.inputs(query, keys, terms),
             dropout=self.attention_dropout if self.training else 0.0,
             recompute=self.recompute,
             workspace=self.workspace,
             kind=self.kind,
         )
-        projected: Tensor = self.w_o(out.transpose(1, 2).flatten(2))
+        return self.output(out)
+
+    def inputs(self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> AttentionInputs:
+        """What `attend` takes, of what `forward` does."""
+        by_position = position_key = None
+        if terms.position_key is not None:
+            by_position, position_key = self._biased(query, terms.position_bias), terms.position_key.to(query.dtype)
+        return AttentionInputs(self._biased(query, terms.content_bias), by_position, *keys, position_key, terms.reach)
+
+    def output(self, attended: Tensor) -> Tensor:
+        """(B, L, d) of what `attend` gives, (B, H, L, D)."""
+        projected: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
         return projected
 
     def _biased(self, query: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from txlcli.core.attention import ScoreTerms
 from txlcli.core.device import DTYPES, row_multiple
+from txlcli.core.fixed_step import FixedStep
 from txlcli.core.model import Layer, TransformerXL
 from txlcli.core.one_row import for_one_row
 from txlcli.core.reader import Reader
@@ -22,7 +23,7 @@ SameLength = Literal["m", "m_plus_one", "off"]
 MemoryStart = Literal["empty", "zeros"]
 
 MOVED_AT_ONCE = 256
-"""Positions of a sliding buffer."""
+"""Positions of a sliding buffer, on a CPU."""
 
 
 def key_limit(same_length: SameLength, mem_len: int) -> int | None:
@@ -33,6 +34,11 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
     if same_length == "off" or mem_len == 0:
         return None
     return mem_len + (same_length == "m_plus_one")
+
+
+def records_steps(device: torch.device) -> bool:
+    """Whether single tokens are read by repeating a recording: where launching kernels takes longer than they do."""
+    return device.type == "cuda"
 
 
 class _KeyBuffer:
@@ -49,9 +55,10 @@ class _KeyBuffer:
         self.values[:, :, at : at + count, :width] = keys[1]
 
     def slide(self, first: int, end: int) -> None:
+        at_once = MOVED_AT_ONCE if self.keys.device.type == "cpu" else max(1, end - first)
         for buffer in (self.keys, self.values):
-            for at in range(0, end - first, MOVED_AT_ONCE):
-                count = min(MOVED_AT_ONCE, end - first - at)
+            for at in range(0, end - first, at_once):
+                count = min(at_once, end - first - at)
                 # The two places may overlap. A copy of a few positions is still in a cache when it is written.
                 buffer[:, :, at : at + count] = buffer[:, :, first + at : first + at + count].clone()
 
@@ -112,6 +119,7 @@ class Decoder(Reader):
         self.watched = False
         """Whether the model's own layers must do the work, since someone looks on."""
         self._one_row: nn.ModuleList | None = None  # made when the first single token is read
+        self._fixed_step: FixedStep | None = None  # likewise
         self._start = self._end = 0  # the remembered part of the buffers
         self._position = 0  # of the next token in its segment
         self.reset()
@@ -158,34 +166,48 @@ class Decoder(Reader):
     def _run(self, tokens: Tensor, *, wanted: int) -> Tensor:
         """Read a segment (B, l); gives the last hidden states of its last `wanted` positions."""
         self._make_room(tokens.shape[1])
-        start, end = self._start, self._end + tokens.shape[1]
-        reach = min(end - start, self._limit or end - start)
-        last = len(self._buffers) - 1
+        keys = range(self._start, self._end + tokens.shape[1])  # places in the buffers
+        reach = min(len(keys), self._limit or len(keys))
         with self._autocast:
             positions = self._next_positions(tokens.shape[1])
             hidden = self.model.embed(tokens, positions)
-            layers = self._layers_for(tokens)
-            for number, (module, buffer) in enumerate(zip(layers, self._buffers, strict=True)):
-                layer = _layer(module)
-                hidden = self.model.encoding.add(hidden, number, positions)
-                query, new = layer.attention.project(layer.attention_input(hidden))
-                buffer.write(new, self._end)
-                if number == last:
-                    unwanted = tokens.shape[1] - wanted
-                    query, hidden = query[:, :, unwanted:], hidden[:, unwanted:]
-                    if not wanted:
-                        break  # nothing of the last layer's output is asked for
-                keys = (buffer.keys[:, :, start:end], buffer.values[:, :, start:end])
-                attended = layer.attention(query, keys, self._terms[number].nearest(reach))
-                hidden = layer.finish(hidden, attended)
-        self._end = end
-        self._start = max(self._start, end - self.mem_len)
+            if tokens.shape[1] == 1 and records_steps(self.device) and not self.watched:
+                hidden = self._step_for(hidden).read(hidden, at=self._end, reach=reach, position=positions)
+                hidden = hidden[:, 1 - wanted :]
+            else:
+                hidden = self._through_layers(hidden, positions, keys, reach=reach, wanted=wanted)
+        self._end = keys.stop
+        self._start = max(self._start, self._end - self.mem_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
-    def _layers_for(self, tokens: Tensor) -> nn.ModuleList:
+    def _through_layers(self, hidden: Tensor, positions: Tensor, keys: range, *, reach: int, wanted: int) -> Tensor:
+        """The last layer's output (B, wanted, d) for embeddings (B, l, d), which are the last of the keys."""
+        last, length = len(self._buffers) - 1, hidden.shape[1]
+        layers = self._layers_for(hidden)
+        for number, (module, buffer) in enumerate(zip(layers, self._buffers, strict=True)):
+            layer = _layer(module)
+            hidden = self.model.encoding.add(hidden, number, positions)
+            query, new = layer.attention.project(layer.attention_input(hidden))
+            buffer.write(new, self._end)
+            if number == last:
+                query, hidden = query[:, :, length - wanted :], hidden[:, length - wanted :]
+                if not wanted:
+                    break  # nothing of the last layer's output is asked for
+            seen = (buffer.keys[:, :, keys.start : keys.stop], buffer.values[:, :, keys.start : keys.stop])
+            hidden = layer.finish(hidden, layer.attention(query, seen, self._terms[number].nearest(reach)))
+        return hidden
+
+    def _step_for(self, embedded: Tensor) -> FixedStep:
+        if self._fixed_step is None:
+            buffers = [(buffer.keys, buffer.values) for buffer in self._buffers]
+            lanes, dtype = embedded.shape[0], embedded.dtype
+            self._fixed_step = FixedStep(self.model, buffers, self._terms, lanes=lanes, dtype=dtype)
+        return self._fixed_step
+
+    def _layers_for(self, hidden: Tensor) -> nn.ModuleList:
         """The model's layers, laid out for one row where a CPU reads a single token."""
-        if tokens.numel() > 1 or self.watched or self.device.type != "cpu":
+        if hidden.shape[:2] != (1, 1) or self.watched or self.device.type != "cpu":
             return self.model.layers
         if self._one_row is None:
             self._one_row = for_one_row(self.model.layers)
