@@ -78,7 +78,8 @@ def readings(work):
         for precision in PRECISIONS
     }
     found = {name: _reading(reader, work.lanes * work.seg_len) for name, reader in readers.items()}
-    return found, decoding_flops_per_token(model.settings, work.vocab_size, keys=work.mem_len), differences
+    flops = decoding_flops_per_token(model.settings, work.vocab_size, keys=work.mem_len, max_distance=work.max_distance)
+    return found, flops, differences
 
 
 def _reading(reader, tokens):

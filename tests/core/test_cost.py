@@ -31,6 +31,22 @@ def test_one_token_with_kept_keys_by_pencil():
     assert decoding_flops_per_token(model_settings(), 19, keys=12) == expected == 14_580
 
 
+def test_distances_that_share_one_encoding_are_scored_once():
+    # Of 12 keys at the distances 0 .. 11, those from 4 on look alike: 5 products with distances in the place of 12.
+    model = model_settings()
+    given = [decoding_flops_per_token(model, V, keys=12, max_distance=limit) for limit in (None, 11, 50, 4)]
+    assert given[0] == given[1] == given[2]
+    assert given[0] - given[3] == 2 * 2 * (12 - 5) * 33
+
+
+def test_positions_that_are_no_distances_have_no_product_with_queries():
+    cost = [
+        decoding_flops_per_token(model_settings(position=position), V, keys=12, max_distance=4)
+        for position in ("relative", "sinusoid")
+    ]
+    assert cost[0] - cost[1] == 2 * 2 * 5 * 33
+
+
 @pytest.mark.parametrize("mem_len", [0, M])
 @pytest.mark.parametrize(
     "changed",

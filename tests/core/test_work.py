@@ -143,20 +143,24 @@ def test_recomputing_multiplies_queries_with_keys_and_distances_and_the_softmax_
     assert operations(step.update) == pytest.approx(B * L * expected + scores + logits, rel=1e-12)
 
 
+@pytest.mark.parametrize("max_distance", [None, 3, 29])
 @pytest.mark.parametrize("seg_len", [1, L])
-def test_reading_multiplies_no_more_than_the_formula(seg_len):
-    reader = full_reader(seg_len)
+def test_reading_multiplies_no_more_than_the_formula(seg_len, max_distance):
+    reader = full_reader(seg_len, max_distance=max_distance)
     tokens = draw_tokens(B, seg_len)
-    expected = decoding_flops_per_token(reader.model.settings, V, keys=M + seg_len)
     # Distances beyond the farthest key of a query are multiplied, too: so many more than are seen.
+    expected = decoding_flops_per_token(reader.model.settings, V, keys=M + seg_len, max_distance=max_distance)
+    if max_distance is not None:  # where the farthest distance is shared, one row of it for each query of the segment
+        expected += 2 * N * (seg_len - 1) * H * D
     assert operations(lambda: reader.losses(reader.read(tokens), tokens)) == pytest.approx(
         B * seg_len * expected, rel=1e-12
     )
 
 
-def full_reader(seg_len):
+def full_reader(seg_len, max_distance=None):
     """A decoder with a full memory, so placed that the next segment needs no slide."""
-    reader = Decoder(small_model(dtype=torch.float32), lanes=B, mem_len=M, seg_len=seg_len, memory_start="zeros")
+    sizes = {"lanes": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}
+    reader = Decoder(small_model(dtype=torch.float32), **sizes, memory_start="zeros")
     reader.read(draw_tokens(B, seg_len))
     reader.reset()
     return reader

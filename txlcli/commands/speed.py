@@ -208,7 +208,9 @@ class _Bench:
         from txlcli.core.timing import best_windows, peak_memory, time_evaluation, time_vanilla
 
         reading = self._reading(attn_len)
-        flops = decoding_flops_per_token(self.settings.model, self.model.vocab_size, keys=attn_len)
+        flops = decoding_flops_per_token(
+            self.settings.model, self.model.vocab_size, keys=attn_len, max_distance=reading.max_distance
+        )
         with console.progress(f"attention length {attn_len:,}", total=4, shown=self.shown) as bar:
             bar.reach(0, "segments with memory")
             with peak_memory(self.device) as memory:
@@ -262,7 +264,7 @@ class _Bench:
             reading = dataclasses.replace(self._reading(how.mem_len, lanes), seg_len=seg_len)
             with console.progress(work, shown=self.shown), peak_memory(self.device) as memory:
                 timing = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
-            flops = decoding_flops_per_token(model, vocab_size, keys=keys)
+            flops = decoding_flops_per_token(model, vocab_size, keys=keys, max_distance=reading.max_distance)
             rows.append(self._throughput_row(f"{work}, L {seg_len}{self._memory(how)}", timing, flops, memory))
         train = self._training_settings()
         with console.progress("training", shown=self.shown), peak_memory(self.device) as memory:
@@ -359,7 +361,7 @@ def _show_throughput(result: dict[str, Any]) -> None:
     ]
     caption = (
         f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a 2048 x 2048 matrix product, measured just now.\n"
-        "of peak: by operation count, of the keys that queries see.\n"
+        "of peak: by operation count, of the keys that queries see and the distances they tell apart.\n"
         "peak MiB: the whole process on a CPU, tensors on CUDA."
     )
     headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")

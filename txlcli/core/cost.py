@@ -80,11 +80,12 @@ def state_products(model: RnnSettings) -> int:
 
 
 def decoding_flops_per_token(
-    model: ModelSettings, vocab_size: int, *, keys: int, shares: Shares | None = None
+    model: ModelSettings, vocab_size: int, *, keys: float, max_distance: int | None = None, shares: Shares | None = None
 ) -> float:
     """Reading and scoring one token with projected keys and values kept, each query seeing `keys` keys.
 
-    A model that carries a state sees none.
+    Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them. A
+    model that carries a state sees no keys.
     """
     ends = _ends(model, vocab_size, shares)
     if isinstance(model, RnnSettings):
@@ -92,7 +93,8 @@ def decoding_flops_per_token(
     assert isinstance(model, TransformerSettings)
     width = model.n_heads * model.d_head
     projections = 4 * model.d_model * width  # query, key, value, output
-    attention = attention_terms(model) * keys * width
+    distances = keys if max_distance is None else min(keys, max_distance + 1)
+    attention = (2 * keys + (distances if knows_distances(model) else 0)) * width
     feed_forward = 2 * model.d_model * model.d_inner
     return 2.0 * (model.n_layers * (projections + attention + feed_forward) + ends)
 
@@ -112,7 +114,8 @@ def training_flops_per_token(
     assert isinstance(model, TransformerSettings)
     width = model.n_heads * model.d_head
     seen = mem_len + (seg_len + 1) / 2  # keys, on average
-    per_token = 4 * model.d_model * width + attention_terms(model) * seen * width + 2 * model.d_model * model.d_inner
+    terms = 3 if knows_distances(model) else 2  # content score, weighted values, position score
+    per_token = 4 * model.d_model * width + terms * seen * width + 2 * model.d_model * model.d_inner
     memory = 2 * mem_len * model.d_model * width
     memory_passes = 2 if model.norm == "post" else 3
     distances = (mem_len + seg_len) * model.d_model * width if model.position == "relative" else 0
@@ -120,9 +123,9 @@ def training_flops_per_token(
     return 2.0 * (model.n_layers * layer + 3 * (ends + auxiliary_products(model, vocab_size)))
 
 
-def attention_terms(model: TransformerSettings) -> int:
-    """Products of queries with keys: content score, weighted values, and the position score of relative encodings."""
-    return 3 if model.position in ("relative", "shaw") else 2
+def knows_distances(model: TransformerSettings) -> bool:
+    """Whether queries are multiplied with distances as well as with keys: the position score."""
+    return model.position in ("relative", "shaw")
 
 
 def auxiliary_products(model: TransformerSettings, vocab_size: int) -> float:
