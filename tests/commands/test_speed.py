@@ -3,7 +3,8 @@
 import pytest
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal
-from txlcli.core import attention
+from txlcli.core import architectures, attention, windows
+from txlcli.core.decoding import Decoder
 
 SLOWDOWN_KEYS = {
     "attn_len",
@@ -87,6 +88,29 @@ def test_another_kind_of_attention_is_timed(here, kind, monkeypatch):
     assert json_of("speed", "tiny.toml", *quick, "--attention", kind, *recomputing)["attention"] == kind
     assert min(used.values()) > 0  # in training and in reading
     assert json_of("speed", "tiny.toml", *quick, "--set", f"train.attention={kind}")["attention"] == kind
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        (["speed", "byte", "--attn-len", 11, "--repeat", 1], 10),  # the trained L + M
+        (["eval", "byte", "--mem-len", 5, "--max-distance", 3], 3),
+    ],
+    ids=["speed", "eval"],
+)
+def test_both_sides_of_the_slowdown_compute_the_same_function(here, command, limit, monkeypatch):
+    limits = {"with memory": set(), "windows": set()}
+
+    class Noted(Decoder):
+        def __init__(self, *args, **options):
+            side = "windows" if options.get("memory_start") == "empty" else "with memory"
+            limits[side].add(options["max_distance"])
+            super().__init__(*args, **options)
+
+    for module in (windows, architectures):
+        monkeypatch.setattr(module, "Decoder", Noted)
+    json_of(*command)
+    assert limits == {"with memory": {limit}, "windows": {limit}}
 
 
 def test_timing_leaves_the_run_as_it_was(here):

@@ -71,12 +71,21 @@ def test_evaluation_is_timed_with_a_full_memory(watched):
 
 @pytest.mark.parametrize("attn_len", [11, 700])
 def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(watched, attn_len):
-    timing.time_vanilla(small_float_model(), attn_len, windows=3, precision="fp32", repeat=2)
-    seen, _ = watched
+    timing.time_vanilla(small_float_model(), attn_len, windows=3, max_distance=4, precision="fp32", repeat=2)
+    seen, (options,) = watched
     starts = [number for number, (_, _, remembered) in enumerate(seen) if remembered == 0]
     assert len(starts) == 3  # the warm-up and two repetitions, each from nothing
     assert {rows for rows, _, _ in seen} == {3}
     assert sum(tokens for _, tokens, _ in seen) == 3 * attn_len
+    assert options["max_distance"] == 4  # the same function as with memory
+
+
+def test_batched_windows_are_the_same_function_as_one(watched):
+    one = Timing((1e9,))  # anything is faster
+    timing.best_windows(small_float_model(), L, one, max_distance=3, precision="fp32", repeat=1)
+    _, decoders = watched
+    assert len(decoders) >= 3  # two and four were tried, the winner was timed
+    assert {options["max_distance"] for options in decoders} == {3}
 
 
 def test_training_is_timed_with_a_full_memory(monkeypatch):
@@ -104,7 +113,7 @@ def test_evaluation_is_timed_with_every_repetition(mem_len, seg_len):
 def test_a_longer_window_costs_the_vanilla_model_more():
     # 2,500 tokens against 5: even on a busy machine the ratio is far from 1.
     long, short = (
-        timing.time_vanilla(small_float_model(), attn_len, windows=1, precision="fp32", repeat=3)
+        timing.time_vanilla(small_float_model(), attn_len, windows=1, max_distance=None, precision="fp32", repeat=3)
         for attn_len in (2500, 5)
     )
     assert long.low > 2 * short.low
@@ -113,11 +122,11 @@ def test_a_longer_window_costs_the_vanilla_model_more():
 def test_windows_at_once_are_taken_as_long_as_they_gain():
     model = small_float_model()
     one = Timing((1e9,))  # anything is faster
-    windows, best = timing.best_windows(model, L, one, precision="fp32", repeat=2)
+    windows, best = timing.best_windows(model, L, one, max_distance=None, precision="fp32", repeat=2)
     assert windows >= 2
     assert best.median < one.median
     none = Timing((1e-9,))  # nothing is
-    assert timing.best_windows(model, L, none, precision="fp32", repeat=2) == (1, none)
+    assert timing.best_windows(model, L, none, max_distance=None, precision="fp32", repeat=2) == (1, none)
 
 
 def test_training_is_timed_by_real_steps_that_write_nothing(tmp_path, monkeypatch):

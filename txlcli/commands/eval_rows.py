@@ -108,7 +108,14 @@ def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:
         return NO_SLOWDOWN
     one_lane = dataclasses.replace(how, batch_size=1)
     xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
-    vanilla = time_vanilla(opened.model, most, windows=1, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    vanilla = time_vanilla(
+        opened.model,
+        most,
+        windows=1,
+        max_distance=how.max_distance,
+        precision=opened.precision,
+        repeat=SLOWDOWN_WINDOWS,
+    )
     return {
         "one_lane_ms_per_token": xl.median,
         "vanilla_ms_per_token": vanilla.median,

@@ -219,9 +219,10 @@ class _Bench:
             single = dataclasses.replace(reading, seg_len=1)
             tokens = time_evaluation(self.model, single, precision=self.precision, repeat=self.repeat)
             bar.reach(2, "vanilla, one window at a time")
-            one = time_vanilla(self.model, attn_len, windows=1, precision=self.precision, repeat=self.repeat)
+            alike: Any = {"max_distance": reading.max_distance, "precision": self.precision, "repeat": self.repeat}
+            one = time_vanilla(self.model, attn_len, windows=1, **alike)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, attn_len, one, precision=self.precision, repeat=self.repeat)
+            windows, batched = best_windows(self.model, attn_len, one, **alike)
         return {
             "attn_len": attn_len,
             "seg_len": reading.seg_len,

@@ -100,7 +100,14 @@ def time_evaluation(model: LanguageModel, how: EvalSettings, *, precision: str, 
 
 
 def time_vanilla(
-    model: LanguageModel, attn_len: int, *, windows: int, precision: str, repeat: int, warm_up: bool = True
+    model: LanguageModel,
+    attn_len: int,
+    *,
+    windows: int,
+    max_distance: int | None,
+    precision: str,
+    repeat: int,
+    warm_up: bool = True,
 ) -> Timing:
     """One prediction per window of `attn_len` tokens, each window computed from its first token on.
 
@@ -108,7 +115,7 @@ def time_vanilla(
     only the last position is computed in full.
     """
     assert isinstance(model, TransformerXL)
-    decoder = window_decoder(model, attn_len, windows=windows, precision=precision)
+    decoder = window_decoder(model, attn_len, windows=windows, precision=precision, max_distance=max_distance)
     tokens = _draw_tokens(model, (windows, attn_len))
 
     def predict() -> object:
@@ -142,7 +149,7 @@ def _draw_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def best_windows(
-    model: LanguageModel, attn_len: int, one: Timing, *, precision: str, repeat: int
+    model: LanguageModel, attn_len: int, one: Timing, *, max_distance: int | None, precision: str, repeat: int
 ) -> tuple[int, Timing]:
     """As many windows at once as the device gains from, with their time per prediction.
 
@@ -153,13 +160,26 @@ def best_windows(
         model: the weights.
         attn_len: tokens in a window.
         one: the time of one window at a time.
+        max_distance: distances beyond it share one encoding.
         precision: number format of matrix products.
         repeat: repetitions for the winner.
     """
+
+    def times(windows: int, repeat: int) -> Timing:
+        return time_vanilla(
+            model,
+            attn_len,
+            windows=windows,
+            max_distance=max_distance,
+            precision=precision,
+            repeat=repeat,
+            warm_up=False,
+        )
+
     best, best_ms, windows = 1, one.median, 2
     while True:
         try:
-            tried = time_vanilla(model, attn_len, windows=windows, precision=precision, repeat=1, warm_up=False)
+            tried = times(windows, repeat=1)
         except (torch.OutOfMemoryError, MemoryError):
             break
         gained = tried.median < 0.95 * best_ms
@@ -170,7 +190,7 @@ def best_windows(
         windows *= 2
     if best == 1:
         return 1, one
-    winner = time_vanilla(model, attn_len, windows=best, precision=precision, repeat=repeat, warm_up=False)
+    winner = times(best, repeat)
     return (best, winner) if winner.median < one.median else (1, one)  # a single measurement may have flattered it
 
 
