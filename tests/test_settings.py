@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from txlcli import model_settings, settings
-from txlcli.errors import RecipeError
+from txlcli.errors import RecipeError, UsageError
 from txlcli.model_settings import MODELS, ModelSettings, RnnSettings, TransformerSettings
 from txlcli.settings import (
     CorpusSettings,
@@ -389,3 +389,33 @@ def test_absolute_positions_must_be_known_from_training(model, train, evaluation
         Settings(build("corpus"), build("model", **model), **parts)
     assert str(caught.value) == message
     Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"),
+    [
+        (build("model", position="learned", n_positions=11), 11),
+        (build("model", position="shaw", n_positions=11), None),  # distances, not positions
+        (build("model", position="sinusoid"), None),
+        (build("model"), None),
+        (build_rnn("lstm"), None),
+    ],
+    ids=lambda value: getattr(value, "position", getattr(value, "arch", "")),
+)
+def test_only_learned_positions_limit_a_window(model, longest):
+    assert model.longest_window == longest
+
+
+@pytest.mark.parametrize("mem_len", [0, 5])
+@pytest.mark.parametrize("position", ["relative", "shaw", "sinusoid", "learned"])
+def test_a_memory_makes_sense_to_distances_and_to_who_was_trained_with_one(position, mem_len):
+    learned = {"n_positions": 11} if position in ("shaw", "learned") else {}
+    model, train = build("model", position=position, **learned), build("train", mem_len=mem_len)
+    settings = Settings(build("corpus"), model, train, build("eval", mem_len=0))
+    settings.check_memory(0, run="runs/mine", instead="")
+    if mem_len or position in ("relative", "shaw"):
+        settings.check_memory(7, run="runs/mine", instead="")
+        return
+    with pytest.raises(UsageError) as caught:
+        settings.check_memory(7, run="runs/mine", instead="give --mem-len 0")
+    assert str(caught.value) == ("runs/mine was trained without memory and with absolute positions; give --mem-len 0")

@@ -75,6 +75,16 @@ class ModelSettings:
             value = getattr(self, key)
             require(value is None or 0 <= value < 1, "model", key, value, "at least 0 and less than 1")
 
+    @property
+    def longest_window(self) -> int | None:
+        """Tokens that can be read at once, in a segment or a window; None where there is no limit."""
+        return None
+
+    @property
+    def absolute_positions(self) -> bool:
+        """Whether positions count from the beginning of a segment, so that only training can make sense of a memory."""
+        return False
+
     def share(self, key: str) -> float:
         """A share of dropout that is `dropout` where it is left out."""
         value: float | None = getattr(self, key)
@@ -126,6 +136,16 @@ class TransformerSettings(ModelSettings):
     def is_transformer_xl(self) -> bool:
         """Whether this is the model of section 3, and no baseline."""
         return self.position == "relative" and not self.auxiliary_losses
+
+    @property
+    def longest_window(self) -> int | None:
+        """As many tokens as positions were learned for."""
+        return self.n_positions if self.position == "learned" else None
+
+    @property
+    def absolute_positions(self) -> bool:
+        """Those of Vaswani et al. and of Al-Rfou et al."""
+        return self.position in ("sinusoid", "learned")
 
     def __post_init__(self) -> None:
         """Check the ranges."""

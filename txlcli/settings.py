@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from txlcli.errors import UsageError
 from txlcli.model_settings import ModelSettings, TransformerSettings
 from txlcli.ranges import not_negative, one_of, positive, require
 
@@ -258,17 +259,33 @@ class Settings:
             dropout, flex = self.model.attention_dropout, self.train.attention == "flex"
             require(not (flex and dropout), "model", "attention_dropout", dropout, '0 with train.attention = "flex"')
 
+    @property
+    def knows_memory(self) -> bool:
+        """Whether the model can be read with a memory: absolute positions need one in training."""
+        return self.train.mem_len > 0 or not self.model.absolute_positions
+
+    def check_memory(self, mem_len: int, *, run: object, instead: str) -> None:
+        """Refuse to read a run with a memory that makes no sense to it.
+
+        Args:
+            mem_len: M, tokens; 0 always does.
+            run: what the message is about.
+            instead: the next step.
+
+        Raises:
+            UsageError: no memory makes sense.
+        """
+        if mem_len and not self.knows_memory:
+            raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
+
     def _check_positions(self, model: TransformerSettings) -> None:
         """A segment must fit into the positions that are learned; absolute ones need training to know a memory."""
-        if model.position == "learned":
-            known = model.n_positions
-            assert known is not None
-            for section in ("train", "eval"):
-                length = getattr(self, section).seg_len
-                require(length <= known, section, "seg_len", length, f"at most model.n_positions ({known})")
-        if model.position in ("learned", "sinusoid") and self.train.mem_len == 0:
-            why = f'0 with position = "{model.position}" and train.mem_len = 0'
-            require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, why)
+        known = model.longest_window
+        for section, length in (("train", self.train.seg_len), ("eval", self.eval.seg_len)):
+            fits = known is None or length <= known
+            require(fits, section, "seg_len", length, f"at most model.n_positions ({known})")
+        why = f'0 with position = "{model.position}" and train.mem_len = 0'
+        require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
 
     def _refuse_memory(self) -> None:
         """A model that carries a state has no use for lengths of memory and attention."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from txlcli.commands.eval_texts import ScoredText
     from txlcli.core.maps import AttentionMaps
     from txlcli.core.model import TransformerXL
+    from txlcli.model_settings import TransformerSettings
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
@@ -64,8 +65,8 @@ def make(
         TxlError: a figure cannot be written.
     """
     model = _attending(opened)
-    figures = _figures(opened, wish)
-    _check_heads(opened, wish)
+    figures = _figures(opened, model.settings.position, wish)
+    _check_heads(opened, model.settings, wish)
     paths = {figure: folder / f"figure{figure}.{ending}" for figure in figures}
     reading = _reading(opened, wish)
     source, positions = _source(opened, wish, reading, data_dir)
@@ -92,11 +93,10 @@ def _attending(opened: "OpenRun") -> "TransformerXL":
     return opened.model
 
 
-def _figures(opened: "OpenRun", wish: Wish) -> tuple[int, ...]:
+def _figures(opened: "OpenRun", position: str, wish: Wish) -> tuple[int, ...]:
     """The figures to draw."""
     from txlcli.core.maps import terms_of
 
-    position = getattr(opened.run.settings.model, "position", "")
     has_terms = bool(terms_of(position))
     if wish.figures is None:
         return FIGURES if has_terms else FIGURES[:-1]
@@ -108,8 +108,7 @@ def _figures(opened: "OpenRun", wish: Wish) -> tuple[int, ...]:
     return wish.figures
 
 
-def _check_heads(opened: "OpenRun", wish: Wish) -> None:
-    settings: Any = opened.run.settings.model
+def _check_heads(opened: "OpenRun", settings: "TransformerSettings", wish: Wish) -> None:
     layers, heads = settings.n_layers, settings.n_heads
     for layer, head in wish.heads:
         if not (1 <= layer <= layers and 1 <= head <= heads):
@@ -146,12 +145,7 @@ def _reading(opened: "OpenRun", wish: Wish) -> "EvalSettings":
     wanted = {"mem_len": wish.mem_len, "seg_len": wish.seg_len}
     changes = {key: value for key, value in wanted.items() if value is not None}
     reading = opening.resolved_reading(opened.run, batch_size=1, **changes)
-    settings = opened.run.settings
-    absolute = getattr(settings.model, "position", "relative") in ("sinusoid", "learned")
-    if absolute and settings.train.mem_len == 0 and reading.mem_len:
-        raise UsageError(
-            f"{opened.run.folder} was trained without memory and with absolute positions; give --mem-len 0"
-        )
+    opened.run.settings.check_memory(reading.mem_len, run=opened.run.folder, instead="give --mem-len 0")
     return reading
 
 

@@ -102,8 +102,7 @@ def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:
     from txlcli.core.timing import time_evaluation, time_vanilla
 
     _, most = attention_span(how)
-    model = opened.run.settings.model
-    known = model.n_positions if getattr(model, "position", None) == "learned" else None  # type: ignore[attr-defined]
+    known = opened.run.settings.model.longest_window
     if how.mem_len == 0 or (known is not None and most > known):  # no window is that long
         return NO_SLOWDOWN
     one_lane = dataclasses.replace(how, batch_size=1)

@@ -154,7 +154,9 @@ def evaluation(
 
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     _check_state(opened, wishes)
-    _check_recurrent(opened, wishes)
+    opened.run.settings.check_memory(
+        max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
+    )
     if wishes.attention is not None:
         _attend_by(wishes.attention, opened, wishes)
     run = opened.run
@@ -227,17 +229,6 @@ def _check_state(opened: "OpenRun", wishes: Wishes) -> None:
         arch = opened.run.settings.model.arch
         raise UsageError(
             f'{opened.run.folder} carries a state (arch = "{arch}"), which is all its memory; leave out {given}'
-        )
-
-
-def _check_recurrent(opened: "OpenRun", wishes: Wishes) -> None:
-    """Refuse a memory for positions that no memory was ever trained with."""
-    settings = opened.run.settings
-    absolute = getattr(settings.model, "position", "relative") in ("sinusoid", "learned")
-    if absolute and settings.train.mem_len == 0 and any(wishes.mem_lens or []):
-        raise UsageError(
-            f"{opened.run.folder} was trained without memory and with absolute positions; "
-            "give --attn-len instead of --mem-len"
         )
 
 

@@ -25,7 +25,7 @@ def search(
         UsageError: the run cannot be read that way.
         StoreError: there is no valid split to search on.
     """
-    train, model = opened.run.settings.train, opened.run.settings.model
+    train, known = opened.run.settings.train, opened.run.settings.model.longest_window
     option, stride = wishes.searched, wishes.stride or 1
     recurrent = option == "--mem-len"
     if recurrent and train.mem_len == 0:
@@ -34,8 +34,8 @@ def search(
     step = max(stride, (train.mem_len if recurrent else train.seg_len) // STEPS)
     valid = eval_texts.of_split(opened, "valid", wishes.positions, data_dir)
     longest = len(valid.targets)
-    if not recurrent and getattr(model, "position", None) == "learned":
-        longest = min(longest, model.n_positions)  # type: ignore[attr-defined]
+    if not recurrent and known is not None:
+        longest = min(longest, known)
     if stride > longest:
         raise UsageError(
             f"--stride {stride} is longer than the longest window that can be tried, {longest}; give at most that"

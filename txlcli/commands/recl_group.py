@@ -33,9 +33,7 @@ class Member:
         if self.run.settings.model.recurrent_state:
             return {"context": "state"}
         if self.how.mem_len == 0:
-            known = getattr(self.run.settings.model, "n_positions", None)
-            limited = getattr(self.run.settings.model, "position", None) == "learned"
-            longest = known if limited else None
+            longest = self.run.settings.model.longest_window
             return {"context": "window", "longest_window_tokens": longest, "max_distance": self.how.max_distance}
         keys = ("seg_len", "mem_len", "same_length", "max_distance")
         return {"context": "memory", **{key: getattr(self.how, key) for key in keys}}

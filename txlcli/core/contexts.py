@@ -39,12 +39,8 @@ def sample_positions(count: int, *, longest: int, wanted: int, seed: int) -> NDA
 
 def read_length(model: LanguageModel, how: EvalSettings, context_len: int) -> int:
     """How many of the last c tokens a model reads: all, or as many as a window has learned positions."""
-    settings = model.settings
-    if isinstance(model, TransformerXL) and how.mem_len == 0 and model.settings.position == "learned":
-        known = model.settings.n_positions
-        assert known is not None, settings
-        return min(context_len, known)
-    return context_len
+    known = model.settings.longest_window if how.mem_len == 0 else None
+    return context_len if known is None else min(context_len, known)
 
 
 def context_losses(
@@ -104,8 +100,8 @@ def _reader(model: LanguageModel, how: EvalSettings, context_len: int, *, lanes:
 
 def _memory_needed(model: LanguageModel, how: EvalSettings, context_len: int) -> int:
     """M, or as much of it as c tokens fill: the rest would stay empty, unless the model fills it with zeros."""
-    starts_empty = getattr(model.settings, "memory_start", "empty") == "empty"
-    return min(how.mem_len, context_len) if starts_empty else how.mem_len
+    starts_full = isinstance(model, TransformerXL) and model.settings.memory_start == "zeros"
+    return how.mem_len if starts_full else min(how.mem_len, context_len)
 
 
 def measure_ms_per_token(
