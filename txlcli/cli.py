@@ -27,6 +27,7 @@ from txlcli.commands import (
 from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
 from txlcli.errors import TxlError, did_you_mean
+from txlcli.out_of_memory import is_out_of_memory
 
 CTRL_C, TERMINATED = 130, 143
 
@@ -54,7 +55,7 @@ class TxlGroup(TyperGroup):
             console.complain(_plain(error.format_message()) + where)
             sys.exit(error.exit_code)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             wanted = re.search(r"(tried|unable) to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
             how_much = f" ({wanted[0].lower()})" if wanted else ""
@@ -74,12 +75,6 @@ def _plain(message: str) -> str:
     message = " ".join(message.split()).rstrip(".").replace("Value error, ", "")
     choice = re.search(r"'([^']*)' is not one of (.+)$", message)
     return message + (did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else "")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether PyTorch or Python found no room; told by name, since PyTorch is not loaded here."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 app = typer.Typer(

@@ -129,6 +129,30 @@ def test_windows_at_once_are_taken_as_long_as_they_gain():
     assert timing.best_windows(model, L, none, max_distance=None, precision="fp32", repeat=2) == (1, none)
 
 
+def search_where_windows_beyond(most, work, monkeypatch):
+    """A search for batched windows, where a decoder of more than `most` of them begins with some work."""
+
+    class Limited(Decoder):
+        def __init__(self, *args, lanes, **options):
+            if lanes > most:
+                work()
+            super().__init__(*args, lanes=lanes, **options)
+
+    monkeypatch.setattr(windows, "Decoder", Limited)
+    one = Timing((1e9,))  # anything is faster
+    return timing.best_windows(small_float_model(), L, one, max_distance=None, precision="fp32", repeat=1)
+
+
+def test_the_search_for_windows_ends_where_memory_does(monkeypatch):
+    most, _ = search_where_windows_beyond(2, lambda: torch.empty(1 << 50), monkeypatch)
+    assert most == 2
+
+
+def test_the_search_for_windows_hides_no_other_error(monkeypatch):
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        search_where_windows_beyond(2, lambda: torch.ones(2, 3) @ torch.ones(2), monkeypatch)
+
+
 def test_training_is_timed_by_real_steps_that_write_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = small_float_model()

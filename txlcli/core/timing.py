@@ -19,6 +19,7 @@ from txlcli.core.model import TransformerXL
 from txlcli.core.segments import TrainingSegments
 from txlcli.core.training import Training
 from txlcli.core.windows import window_decoder
+from txlcli.out_of_memory import is_out_of_memory
 from txlcli.settings import EvalSettings, TrainSettings
 
 PEAK_SIZE = 2048  # a product of this size reaches the machine's rate
@@ -180,7 +181,9 @@ def best_windows(
     while True:
         try:
             tried = times(windows, repeat=1)
-        except (torch.OutOfMemoryError, MemoryError):
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             break
         gained = tried.median < 0.95 * best_ms
         if gained:
