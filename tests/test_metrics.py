@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from txlcli.metrics import Scored, bits, in_metric, measures, metric_of, perplexity, wanted_measures
+from txlcli.metrics import Scored, bits, finite, in_metric, measures, metric_of, perplexity, wanted_measures
 
 
 def test_nats_to_bits():
@@ -15,6 +15,10 @@ def test_nats_to_bits():
 def test_nats_to_perplexity():
     assert perplexity(math.log(24.0)) == pytest.approx(24.0)
     assert perplexity(1e6) == math.inf
+
+
+def test_json_gets_numbers_only():
+    assert [finite(value) for value in (2.5, -0.0, math.inf, -math.inf, math.nan)] == [2.5, -0.0, None, None, None]
 
 
 @pytest.mark.parametrize(("metric", "expected"), [("bpc", 2.0), ("ppl", 4.0)])

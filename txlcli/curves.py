@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -43,9 +42,7 @@ def as_line(report: "Report", metric: str) -> dict[str, Any]:
     line: dict[str, Any] = {"kind": report.kind, **dataclasses.asdict(report)}
     line[metric] = metrics.in_metric(report.loss_nats, metric)
     # JSON has no infinity: a perplexity may be too large, a gradient of fp16 too (its step is left out).
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
-    }
+    return {key: metrics.finite(value) if isinstance(value, float) else value for key, value in line.items()}
 
 
 class _Shown:

@@ -39,6 +39,11 @@ def perplexity(mean_nats: float) -> float:
         return math.inf
 
 
+def finite(value: float) -> float | None:
+    """The number, or None for what JSON has no word for: an infinite perplexity, a loss that is none."""
+    return value if math.isfinite(value) else None
+
+
 def in_metric(mean_nats: float, metric: str) -> float:
     """A mean loss in the corpus's metric: "bpc" or "ppl"."""
     return bits(mean_nats) if metric == "bpc" else perplexity(mean_nats)

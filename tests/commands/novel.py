@@ -9,7 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from txlcli import runs
@@ -139,6 +140,14 @@ def reports(folder):
 
 def card(folder):
     return json.loads((Path(folder) / "run.json").read_text())
+
+
+def change_weights(run, change):
+    """Put other weights into the checkpoint that is evaluated."""
+    path = f"runs/{run}/best.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file({name: change(name, tensor) for name, tensor in load_file(path).items()}, path, metadata)
 
 
 @dataclass(frozen=True)

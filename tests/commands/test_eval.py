@@ -7,8 +7,9 @@ import os
 import h5py
 import numpy as np
 import pytest
+import torch
 
-from tests.commands.novel import card, done, json_of, on_a_full_disk, refusal, text_of, txl
+from tests.commands.novel import card, change_weights, done, json_of, on_a_full_disk, refusal, text_of, txl
 from txlcli.core import attention
 from txlcli.token_store import TokenStore
 
@@ -369,6 +370,31 @@ def test_a_damaged_checkpoint_is_named(here):
     path = here / "runs/byte/best.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     assert refusal("eval", "byte", code=1).startswith("runs/byte/best.safetensors: damaged checkpoint (")
+
+
+@pytest.mark.parametrize("wish", [["--mem-len", "0,5", "--json"], ["--attn-len", "4"], ["--mem-len", "auto"]])
+def test_a_loss_that_is_not_finite_is_no_result(here, wish):
+    change_weights("byte", lambda name, tensor: tensor * math.nan)
+    text = "novel valid" if "auto" in wish else "novel test"
+    short = ["--positions", 60]
+    assert refusal("eval", "byte", *wish, *short, code=1) == (
+        f"runs/byte: the loss of {text} is not finite; train it again"
+    )
+    assert refusal("eval", "byte", *wish, *short, "--precision", "bf16", code=1) == (
+        f"runs/byte: the loss of {text} is not finite; evaluate with --precision fp32, or train it again"
+    )
+    assert not (here / "runs/byte/evals.jsonl").exists()
+
+
+def test_a_perplexity_beyond_all_numbers_is_a_result(here):
+    # The loss is thousands of nats, unless all 60 bytes have the last id; exp(709.8) is the largest number.
+    steep = torch.arange(256) * 1e3
+    change_weights("byte", lambda name, tensor: steep if "softmax.biases" in name else tensor)
+    told = json_of("eval", "byte", "--positions", 60)
+    assert told["rows"][0]["ppl"] is None
+    assert told["rows"][0]["bpc"] == pytest.approx(told["rows"][0]["loss_nats"] / LN2)
+    assert json.loads((here / "runs/byte/evals.jsonl").read_text())["ppl"] is None
+    assert cells(done("eval", "byte", "--positions", 60))[0][3] == "inf"
 
 
 @pytest.mark.parametrize(

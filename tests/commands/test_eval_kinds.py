@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.commands.novel import done, json_of, refusal
+from txlcli.core import adaptation
 
 SHORT = ["--positions", 60, "--batch-size", 2]
 
@@ -110,6 +111,20 @@ def test_the_cache_and_dynamic_evaluation_stand_beside_the_model(here):
     table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT).stdout
     assert "cache 30: theta = " in table
     assert f"searched on {cache['adaptation']['searched_on']:,} tokens of valid." in table
+
+
+def test_steps_so_long_that_no_loss_is_left_are_not_chosen(here, monkeypatch):
+    monkeypatch.setattr(adaptation, "LEARNING_RATES", (1e30, 0.0))
+    model, dynamic = json_of("eval", "byte", "--dynamic", *SHORT)["rows"]
+    assert dynamic["adaptation"]["lr"] == 0.0
+    assert dynamic["loss_nats"] == pytest.approx(model["loss_nats"], rel=1e-5)
+
+
+def test_a_way_of_adapting_that_leaves_no_loss_is_named(here, monkeypatch):
+    monkeypatch.setattr(adaptation, "LEARNING_RATES", (1e30,))
+    assert refusal("eval", "byte", "--dynamic", *SHORT, code=1) == (
+        "runs/byte: the loss of novel test is not finite; leave out --dynamic"
+    )
 
 
 def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):

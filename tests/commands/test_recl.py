@@ -11,10 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from filelock import FileLock
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from tests.commands.novel import RECIPE, done, json_of, on_a_full_disk, refusal, txl
+from tests.commands.novel import RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, txl
 from txlcli.commands import recl
 
 GRID = ["--start", 3, "--step", 4, "--longest", 15]
@@ -36,14 +34,6 @@ def group(here):
     (here / "lstm.toml").write_text(lstm)
     done("train", "lstm.toml", "--name", "state")
     return ["byte", "window", "state"]
-
-
-def change_weights(run, change):
-    """Put other weights into the checkpoint that is evaluated."""
-    path = f"runs/{run}/best.safetensors"
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    save_file({name: change(name, tensor) for name, tensor in load_file(path).items()}, path, metadata)
 
 
 def computed(result):

@@ -1,6 +1,7 @@
 """Scores a text for `txl eval --cache` and `--dynamic`: parameters searched on valid, applied to what was asked for."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,16 @@ def rows(
 
 
 def _row(
-    opened: "OpenRun", source: ScoredText, how: "EvalSettings", scores: "Scores", method: str, found: dict[str, Any]
+    opened: "OpenRun",
+    source: ScoredText,
+    how: "EvalSettings",
+    scores: "Scores",
+    method: str,
+    found: dict[str, Any],
+    *,
+    option: str,
 ) -> dict[str, Any]:
-    row = eval_rows.row(opened, source, how, scores)
+    row = eval_rows.row(opened, source, how, scores, instead=f"leave out {option}")
     return {**row, **eval_rows.NO_SLOWDOWN, "method": method, "adaptation": found}
 
 
@@ -93,7 +101,7 @@ def _with_cache(
     if best.share == SHARES[-1]:
         console.say(f"lambda = {best.share:g} is the largest that was tried: the model itself says little of this text")
     parameters = {"theta": best.theta, "lambda": best.share, "searched_on": len(valid.targets)}
-    return _row(opened, source, how, mixed, f"cache {size:,}", parameters)
+    return _row(opened, source, how, mixed, f"cache {size:,}", parameters, option="--cache")
 
 
 def _dynamic(
@@ -125,17 +133,17 @@ def _dynamic(
                 on_tokens=bar.reach,
             )
 
-    def best_of(candidates: "list[DynamicSettings]") -> "DynamicSettings":
-        tried = {one: read(valid, one, "dynamic, on valid").total_nats for one in candidates}
-        return min(tried, key=lambda one: tried[one])
+    def loss_on_valid(settings: "DynamicSettings") -> float:
+        nats = read(valid, settings, "dynamic, on valid").total_nats
+        return math.inf if math.isnan(nats) else nats  # steps may be so long that no number is left
 
-    found = best_of([DynamicSettings(lr, FIRST_DECAY) for lr in LEARNING_RATES])
+    found = min((DynamicSettings(lr, FIRST_DECAY) for lr in LEARNING_RATES), key=loss_on_valid)
     if found.lr > 0:
-        found = best_of([dataclasses.replace(found, decay=decay) for decay in DECAYS])
+        found = min((dataclasses.replace(found, decay=decay) for decay in DECAYS), key=loss_on_valid)
     else:
         console.say(
             "every size of step that was tried makes valid worse: dynamic evaluation leaves this model as it is"
         )
     scores = read(source, found, "dynamic evaluation")
     parameters = {"lr": found.lr, "decay": found.decay, "searched_on": len(valid.targets)}
-    return _row(opened, source, how, scores, "dynamic", parameters)
+    return _row(opened, source, how, scores, "dynamic", parameters, option="--dynamic")

@@ -1,6 +1,5 @@
 """Keeps what `txl eval` found with the run, in evals.jsonl."""
 
-import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +33,10 @@ def keep(opened: "OpenRun", source: ScoredText, result: dict[str, Any]) -> None:
         "whole": source.whole,
         **{key: result[key] for key in CIRCUMSTANCES},
     }
-    rows = [{**circumstances, **_finite(row)} for row in result["rows"]]
+    # The mark of the best is of this sweep only.
+    rows = [{**circumstances, **{key: row[key] for key in row if key != "best"}} for row in result["rows"]]
     try:
         history.record(opened.run, rows)
     except OSError as error:
         path = opened.run.folder / runs.EVALS
         console.say(f"{path}: not recorded there ({error.strerror}); the run's folder cannot be written")
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without its mark of the best, which is of this sweep only; JSON has no infinity."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-        if key != "best"
-    }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from txlcli import console, metrics
 from txlcli.commands.eval_texts import ScoredText
-from txlcli.errors import UsageError
+from txlcli.errors import TrainingError, UsageError
 
 if TYPE_CHECKING:
     from txlcli.core.evaluation import Scores
@@ -79,10 +79,26 @@ def _score(opened: "OpenRun", source: ScoredText, how: "EvalSettings", *, shown:
         return score(opened.model, source.inputs, source.targets, how, precision=opened.precision, on_tokens=bar.reach)
 
 
-def row(opened: "OpenRun", source: ScoredText, how: "EvalSettings", scores: "Scores") -> dict[str, Any]:
-    """What one reading gave, apart from the slowdown; a model that carries a state attends to nothing."""
+def row(
+    opened: "OpenRun", source: ScoredText, how: "EvalSettings", scores: "Scores", *, instead: str = "train it again"
+) -> dict[str, Any]:
+    """What one reading gave, apart from the slowdown; a model that carries a state attends to nothing.
+
+    Args:
+        opened: the run.
+        source: the text.
+        how: how it was read.
+        scores: what that gave.
+        instead: the next step where even fp32 gives no finite loss.
+
+    Raises:
+        TrainingError: the loss is not finite.
+    """
     from txlcli.core.evaluation import attention_span
 
+    if metrics.finite(scores.total_nats) is None:
+        step = instead if opened.precision == "fp32" else f"evaluate with --precision fp32, or {instead}"
+        raise TrainingError(f"{opened.run.folder}: the loss of {source.title} is not finite; {step}")
     fewest, most = (None, None) if opened.run.settings.model.recurrent_state else attention_span(how)
     return {
         "mem_len": how.mem_len,
@@ -91,7 +107,7 @@ def row(opened: "OpenRun", source: ScoredText, how: "EvalSettings", scores: "Sco
         "tokens": len(scores.losses_nats),
         "lanes": scores.lanes,
         "loss_nats": scores.total_nats / len(scores.losses_nats),
-        **{name: _finite(value) for name, value in metrics.measures(scores.total_nats, source.scored).items()},
+        **{name: metrics.finite(value) for name, value in metrics.measures(scores.total_nats, source.scored).items()},
         "ms_per_token": scores.ms_per_token,
     }
 
@@ -120,7 +136,3 @@ def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:
         "vanilla_ms_per_token": vanilla.median,
         "slowdown": vanilla.median / xl.median,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if value != float("inf") else None
