@@ -8,26 +8,38 @@ import pytest
 
 from txlcli import loss_file
 from txlcli.errors import StoreError, UsageError
+from txlcli.loss_file import TokenLosses
 
 TOKENS = np.array([3, 1, 2, 1, 0], dtype=np.int64)
-LOSSES = {0: np.linspace(1, 2, 5, dtype=np.float32), 160: np.linspace(0, 1, 5, dtype=np.float32)}
+RISING, FALLING, LOW = (np.linspace(*ends, 5, dtype=np.float32) for ends in ((1, 2), (1, 0), (0.5, 0.6)))
+READINGS = [
+    TokenLosses("mem_len", 0, RISING, {"seg_len": 7, "same_length": None}),
+    TokenLosses("mem_len", 160, FALLING, {"seg_len": 7, "same_length": "m"}),
+    TokenLosses("attn_len", 160, LOW, {"stride": 3}),
+]
 
 
 def write(path):
-    loss_file.write(path, TOKENS, LOSSES, {"run": "runs/mine", "text": "novel test"})
+    loss_file.write(path, TOKENS, READINGS, {"run": "runs/mine", "step": 11, "split": None})
 
 
 def test_tokens_and_losses_come_back(tmp_path):
     write(tmp_path / "losses.h5")
     with h5py.File(tmp_path / "losses.h5") as file:
-        assert set(file) == {"tokens", "mem_len_0", "mem_len_160"}
+        assert set(file) == {"tokens", "mem_len_0", "mem_len_160", "attn_len_160"}
         np.testing.assert_array_equal(file["tokens"][()], TOKENS)
-        for mem_len, losses in LOSSES.items():
-            dataset = file[f"mem_len_{mem_len}"]
-            np.testing.assert_array_equal(dataset[()], losses)
-            assert dataset.dtype == np.float32
-            assert dataset.attrs["mem_len"] == mem_len
-        assert dict(file.attrs) == {"format": 1, "run": "runs/mine", "text": "novel test"}
+        for name, losses in {"mem_len_0": RISING, "mem_len_160": FALLING, "attn_len_160": LOW}.items():
+            np.testing.assert_array_equal(file[name][()], losses)
+            assert file[name].dtype == np.float32
+
+
+def test_every_reading_says_how_it_was_read_as_far_as_that_is_known(tmp_path):
+    write(tmp_path / "losses.h5")
+    with h5py.File(tmp_path / "losses.h5") as file:
+        assert dict(file.attrs) == {"format": 1, "run": "runs/mine", "step": 11}
+        assert dict(file["mem_len_0"].attrs) == {"mem_len": 0, "seg_len": 7}
+        assert dict(file["mem_len_160"].attrs) == {"mem_len": 160, "seg_len": 7, "same_length": "m"}
+        assert dict(file["attn_len_160"].attrs) == {"attn_len": 160, "stride": 3}
 
 
 def test_nothing_else_is_left_in_the_folder(tmp_path):

@@ -2,8 +2,10 @@
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import h5py
 import numpy as np
@@ -12,6 +14,23 @@ from numpy.typing import NDArray
 from txlcli.errors import StoreError, UsageError
 
 FORMAT = 1
+
+Facts = Mapping[str, str | int | None]
+"""What is known, by name; what is None is left out."""
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """What one reading of the text gave."""
+
+    kind: Literal["mem_len", "attn_len"]
+    """Whether `length` is that of a memory, M, or of windows without memory, N."""
+    length: int
+    """Tokens."""
+    losses_nats: NDArray[np.float32]
+    """The loss of each token, (T,)."""
+    facts: Facts
+    """How it was read beyond that: L, the lanes, the stride of windows."""
 
 
 def check_path(path: Path) -> None:
@@ -34,16 +53,14 @@ def _holds_losses(path: Path) -> bool:
         return False
 
 
-def write(
-    path: Path, tokens: NDArray[np.integer], losses_nats: Mapping[int, NDArray[np.float32]], facts: Mapping[str, str]
-) -> None:
-    """Write `tokens` (T,) and, per memory length M, `mem_len_M` (T,): the loss of each token in nats, in stream order.
+def write(path: Path, tokens: NDArray[np.integer], readings: Iterable[TokenLosses], facts: Facts) -> None:
+    """Write `tokens` (T,) and, per reading, `mem_len_M` or `attn_len_N` (T,): the loss of each token, in stream order.
 
     Args:
         path: replaced if it exists; `check_path` tells whether that does harm.
         tokens: the predicted token ids, (T,).
-        losses_nats: memory length -> losses (T,).
-        facts: attributes: run, store, split, vocabulary fingerprint and so on.
+        readings: the losses in nats; each has its length and its facts as attributes.
+        facts: attributes of the file: run, step, text, vocabulary fingerprint, precision and so on.
 
     Raises:
         StoreError: the file cannot be written.
@@ -52,13 +69,18 @@ def write(
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         file.attrs["format"] = FORMAT
-        for key, value in facts.items():
-            file.attrs[key] = value
+        _describe(file, facts)
         file["tokens"] = tokens
-        for mem_len, losses in losses_nats.items():
-            dataset = file.create_dataset(f"mem_len_{mem_len}", data=losses)
-            dataset.attrs["mem_len"] = mem_len
+        for one in readings:
+            dataset = file.create_dataset(f"{one.kind}_{one.length}", data=one.losses_nats)
+            _describe(dataset, {one.kind: one.length, **one.facts})
     replace_file(path, content)
+
+
+def _describe(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
+    for key, value in facts.items():
+        if value is not None:
+            part.attrs[key] = value
 
 
 def replace_file(path: Path, content: io.BytesIO) -> None:

@@ -189,13 +189,31 @@ def test_the_loss_of_every_token_is_written_in_order(here):
             losses = file[name][()]
             assert losses.shape == (row["tokens"],)
             assert losses.mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
-        assert file["mem_len_5"].attrs["mem_len"] == 5
+        assert dict(file["mem_len_5"].attrs) == {"mem_len": 5, "seg_len": 5, "lanes": 3, "same_length": "m"}
         assert dict(file.attrs) == {
             "format": 1,
             "run": "runs/byte",
+            "step": 7,
             "text": "novel test",
+            "store": "novel",
+            "split": "test",
             "vocab_fingerprint": store.fingerprint,
+            "precision": "fp32",
+            "max_distance": 10,
         }
+
+
+def test_losses_of_windows_are_named_after_windows(here):
+    wish = ["--attn-len", "4,7", "--stride", 2, "--positions", 61, "--precision", "bf16", "--max-distance", "none"]
+    short, long = json_of("eval", "byte", *wish, "--text", "novel/valid.txt", "--losses", "losses.h5")["rows"]
+    with h5py.File("losses.h5") as file:
+        assert set(file) == {"tokens", "attn_len_4", "attn_len_7"}
+        assert dict(file["attn_len_4"].attrs) == {"attn_len": 4, "stride": 2}
+        for row, name in ((short, "attn_len_4"), (long, "attn_len_7")):
+            assert file[name].shape == (61,)
+            assert file[name][()].mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
+        assert (file.attrs["text"], file.attrs["precision"]) == ("novel/valid.txt", "bf16")
+        assert not {"store", "split", "max_distance"} & set(file.attrs)  # of a text that is no split, without a limit
 
 
 @pytest.mark.parametrize("kind", ["reference", "sdpa"])

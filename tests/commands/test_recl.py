@@ -90,7 +90,7 @@ def test_windows_of_all_positions_agree_with_eval(here):
     train("train.mem_len=0", "eval.mem_len=0", name="vanilla")
     done("eval", "vanilla", "--attn-len", 7, "--losses", "eval.h5")
     with h5py.File("eval.h5") as file:
-        by_eval = file["mem_len_7"][()]
+        by_eval = file["attn_len_7"][()]
     json_of("recl", "vanilla", "--start", 3, "--step", 4, "--longest", 7, "--positions", 100)
     with h5py.File("runs/recl.h5") as file:
         (part,) = file.values()

@@ -1,7 +1,7 @@
 """`txl eval`: perplexity or bits per character over a sweep of the memory length."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from txlcli.options import (
     PrecisionOption,
     RunsDir,
 )
+
+if TYPE_CHECKING:
+    from txlcli.loss_file import TokenLosses
 
 
 def evaluate(
@@ -128,7 +131,23 @@ def evaluate(
 def _write_losses(path: Path, made: Evaluation) -> None:
     from txlcli import loss_file
 
-    run, source = made.opened.run, made.source
-    facts = {"run": str(run.folder), "text": source.title, "vocab_fingerprint": run.vocab_fingerprint}
-    loss_file.write(path, source.targets, made.per_token, facts)
+    source, result, run = made.source, made.result, made.opened.run
+    facts = {
+        **{key: result[key] for key in ("run", "step", "text", "precision", "max_distance")},
+        "store": run.settings.corpus.store if source.split else None,
+        "split": source.split,
+        "vocab_fingerprint": run.vocab_fingerprint,
+    }
+    loss_file.write(path, source.targets, [_reading_of(row, made) for row in result["rows"]], facts)
     console.say(f"the loss of {len(source.targets):,} tokens written to {path}")
+
+
+def _reading_of(row: dict[str, Any], made: Evaluation) -> "TokenLosses":
+    from txlcli.loss_file import TokenLosses
+
+    if "stride" in row:
+        length = row["attn_len_max"]
+        return TokenLosses("attn_len", length, made.per_token[length], {"stride": row["stride"]})
+    length = row["mem_len"]
+    how = {"seg_len": made.result["seg_len"], "lanes": row["lanes"], "same_length": made.result["same_length"]}
+    return TokenLosses("mem_len", length, made.per_token[length], how)
