@@ -167,6 +167,17 @@ def test_standard_input_scores_as_a_file(here):
     assert told["rows"][0]["loss_nats"] == pytest.approx(only_row("byte", "--split", "valid")["loss_nats"], rel=1e-6)
 
 
+@pytest.mark.parametrize("by_stdin", [False, True])
+def test_a_vocabulary_of_bytes_scores_any_bytes(here, by_stdin):
+    data = b"the fox \xff\x00\xfe jumps\r\n" * 3
+    (here / "image.bin").write_bytes(data)
+    source, stdin = ("-", data) if by_stdin else ("image.bin", None)
+    told = json_of("eval", "byte", "--text", source, "--losses", "losses.h5", stdin=stdin)
+    assert told["rows"][0]["bits_per_byte"] == pytest.approx(told["rows"][0]["bpc"], rel=1e-12)
+    with h5py.File("losses.h5") as file:
+        assert bytes(file["tokens"][()].astype(np.uint8)) == data[1:]  # the first has no context
+
+
 def test_unknown_words_of_a_text_are_counted(here):
     (here / "strange.txt").write_text("the quagga fox\n")
     said = done("eval", "word", "--text", "strange.txt").stderr

@@ -88,7 +88,7 @@ def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
 
 
 def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
-    """A text file, or standard input where the file is "-".
+    """A text file, or standard input where the file is "-"; a vocabulary of bytes reads any bytes.
 
     Raises:
         UsageError: it cannot be read.
@@ -96,28 +96,33 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     """
     from txlcli.core.segments import scored_stream
 
-    text = _read_text(file)
-    ids = opened.vocab.encode(text)
-    lost = int((ids == opened.vocab.unknown).sum()) if opened.vocab.unknown is not None else 0
+    data, vocab = _read(file), opened.vocab
+    text = _decoded(file, data) if vocab.kind != "byte" else None
+    ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
+    lost = int((ids == vocab.unknown).sum()) if vocab.unknown is not None else 0
     if lost:
         console.say(f"{lost:,} of {len(ids):,} tokens are unknown to the vocabulary and read as <unk>")
-    inputs, targets = scored_stream(ids, opened.vocab.boundary, positions)
+    inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
         raise VocabularyError(f"--text {file}: no token to predict; give a longer text")
-    whole = len(targets) == len(ids)
-    words = len(text.split()) + text.count("\n") if opened.vocab.boundary is not None and whole else None
-    unit = "piece" if opened.vocab.kind == "sentencepiece" else opened.vocab.kind
-    data = len(text.encode()) if whole and unit == "piece" else None
-    if unit == "byte" and not opened.vocab.dropped:
-        data = len(targets)
-    return ScoredText(file, inputs, targets, metrics.Scored(len(targets), words, data), unit, {})
+    unit = "piece" if vocab.kind == "sentencepiece" else vocab.kind
+    words = size = None
+    if text is None:
+        size = None if vocab.dropped else len(targets)
+    elif len(targets) == len(ids):  # the whole text
+        words = len(text.split()) + text.count("\n") if vocab.boundary is not None else None
+        size = len(data) if unit == "piece" else None
+    return ScoredText(file, inputs, targets, metrics.Scored(len(targets), words, size), unit, {})
 
 
-def _read_text(file: str) -> str:
+def _read(file: str) -> bytes:
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
+
+
+def _decoded(file: str, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
