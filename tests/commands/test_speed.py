@@ -27,6 +27,7 @@ SLOWDOWN_KEYS = {
     "slowdown_single",
     "paper_slowdown",
 }
+QUICK = ["--attn-len", 11, "--repeat", 1]
 THROUGHPUT_KEYS = {"work", "tokens_per_s", "ms_per_token", "low_high_ms", "share_of_peak", "peak_memory_bytes"}
 SMALL = [
     *("--set", "model.n_layers=1", "--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.d_head=3"),
@@ -71,6 +72,16 @@ def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
 
 
+def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
+    told = json_of("speed", "tiny.toml", "--set", "train.mem_len=0", "--set", "eval.mem_len=0", *QUICK)
+    assert [row["work"] for row in told["throughput"]] == [
+        "evaluation, 1 lane, L 5, M 0",
+        "evaluation, 3 lanes, L 5, M 0",
+        "one token at a time, a window of 5 each",
+        "training, 3 lanes, L 5, M 0",
+    ]
+
+
 @pytest.mark.parametrize("kind", ["reference", "sdpa"])
 def test_another_kind_of_attention_is_timed(here, kind, monkeypatch):
     used = {"gradient": 0, "none": 0}
@@ -81,19 +92,18 @@ def test_another_kind_of_attention_is_timed(here, kind, monkeypatch):
         return by_kind(inputs, **options)
 
     monkeypatch.setattr(attention, kind, noted)
-    quick = ["--attn-len", 11, "--repeat", 1]
-    assert json_of("speed", "byte", *quick)["attention"] == "auto"
+    assert json_of("speed", "byte", *QUICK)["attention"] == "auto"
     assert used == {"gradient": 0, "none": 0}
     recomputing = ["--set", "train.recompute=true"]
-    assert json_of("speed", "tiny.toml", *quick, "--attention", kind, *recomputing)["attention"] == kind
+    assert json_of("speed", "tiny.toml", *QUICK, "--attention", kind, *recomputing)["attention"] == kind
     assert min(used.values()) > 0  # in training and in reading
-    assert json_of("speed", "tiny.toml", *quick, "--set", f"train.attention={kind}")["attention"] == kind
+    assert json_of("speed", "tiny.toml", *QUICK, "--set", f"train.attention={kind}")["attention"] == kind
 
 
 @pytest.mark.parametrize(
     ("command", "limit"),
     [
-        (["speed", "byte", "--attn-len", 11, "--repeat", 1], 10),  # the trained L + M
+        (["speed", "byte", *QUICK], 10),  # the trained L + M
         (["eval", "byte", "--mem-len", 5, "--max-distance", 3], 3),
     ],
     ids=["speed", "eval"],

@@ -18,6 +18,7 @@ from txlcli.core.cost import (
     embedding_products,
     softmax_products,
     training_flops_per_token,
+    window_flops_per_prediction,
     zipf_shares,
 )
 
@@ -37,6 +38,27 @@ def test_distances_that_share_one_encoding_are_scored_once():
     given = [decoding_flops_per_token(model, V, keys=12, max_distance=limit) for limit in (None, 11, 50, 4)]
     assert given[0] == given[1] == given[2]
     assert given[0] - given[3] == 2 * 2 * (12 - 5) * 33
+
+
+def test_a_window_for_one_prediction_by_pencil():
+    # Five tokens see 1 to 5 keys, 3 on average. The first layer computes all of them; the second the last token, with
+    # the keys and values of the four before it; the softmax scores one.
+    first = 5 * (4 * 14 * 33 + 3 * 3 * 33 + 2 * 14 * 17)
+    second = 4 * 14 * 33 + 3 * 5 * 33 + 2 * 14 * 17 + 4 * 2 * 14 * 33
+    assert window_flops_per_prediction(model_settings(), V, window=5) == 2 * (first + second + 14 * V)
+
+
+def test_a_window_of_one_token_is_one_token():
+    model = model_settings(**ADAPTIVE)
+    one = decoding_flops_per_token(model, V, keys=1)
+    assert window_flops_per_prediction(model, V, window=1) == pytest.approx(one, rel=1e-12)
+    # Each token of a window is embedded, by a projection of its band's.
+    embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
+    plain, adaptive = (
+        window_flops_per_prediction(settings, V, window=7) - decoding_flops_per_token(settings, V, keys=1)
+        for settings in (model_settings(), model)
+    )
+    assert adaptive - plain == pytest.approx(2 * 6 * embedded, rel=1e-9)
 
 
 def test_positions_that_are_no_distances_have_no_product_with_queries():

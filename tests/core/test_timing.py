@@ -1,5 +1,6 @@
 """What is timed is the work that is meant; the times themselves belong to the machine."""
 
+import itertools
 import math
 import time
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.core.builders import small_model
+from tests.core.builders import small_model, small_rnn
 from txlcli.core import architectures, timing, windows
 from txlcli.core.decoding import Decoder
 from txlcli.core.model import TransformerXL
@@ -43,7 +44,7 @@ def test_the_peak_is_above_what_one_operation_after_the_other_could_reach():
 
 @pytest.fixture
 def watched(monkeypatch):
-    """The segments that the timed work reads: (rows, tokens, positions remembered before), and the decoders used."""
+    """What the timed work reads: (rows, tokens, positions remembered before) of each segment; and the decoders used."""
     seen, decoders = [], []
 
     class Watched(Decoder):
@@ -67,6 +68,70 @@ def test_evaluation_is_timed_with_a_full_memory(watched):
     scored = seen[2:]  # two segments fill the memory
     assert set(scored) == {(B, L, M)}
     assert (options["max_distance"], options["same_length"]) == (4, "m_plus_one")
+
+
+@pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (L, 160), (1, 160), (300, M)])
+def test_a_repetition_pays_for_the_slide_of_the_buffer(seg_len, mem_len, monkeypatch):
+    places = where_each_reading_ends(monkeypatch)
+    how = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
+    timing.time_evaluation(small_float_model(), how, precision="fp32", repeat=2)
+    period = -(-max(seg_len, mem_len // 4) // seg_len)  # segments
+    assert len(places) == -(-mem_len // seg_len) + 3 * period  # the memory, the warm-up, two repetitions
+    for repetition in (places[-2 * period - 1 : -period], places[-period - 1 :]):
+        assert slides(repetition) >= 1
+
+
+@pytest.mark.parametrize("mem_len", [M, 160])
+def test_single_tokens_pay_for_the_slide_of_the_buffer(mem_len, monkeypatch):
+    places = where_each_reading_ends(monkeypatch)
+    how = EvalSettings(seg_len=L, mem_len=mem_len)
+    timing.time_single_tokens(small_float_model(), how, precision="fp32", repeat=2)
+    period = max(L, mem_len // 4)  # tokens
+    assert [slides(places[-2 * period - 1 : -period]), slides(places[-period - 1 :])] == [1, 1]
+
+
+def where_each_reading_ends(monkeypatch):
+    """The end of what a decoder's buffer holds, after each reading."""
+    ends = []
+
+    class Noted(Decoder):
+        def _run(self, tokens, *, wanted):
+            hidden = super()._run(tokens, wanted=wanted)
+            ends.append(self._end)
+            return hidden
+
+    monkeypatch.setattr(architectures, "Decoder", Noted)
+    return ends
+
+
+def slides(ends):
+    """How often the buffer has slid: each reading ends behind the one before it, unless it has."""
+    return sum(after <= before for before, after in itertools.pairwise(ends))
+
+
+def test_single_tokens_are_timed_with_a_full_memory(watched):
+    how = EvalSettings(seg_len=L, mem_len=M, max_distance=4, same_length="m_plus_one")
+    timing.time_single_tokens(small_float_model(), how, precision="fp32", repeat=3)
+    seen, (options,) = watched
+    assert seen[:2] == [(1, L, 0), (1, M - L, L)]  # the memory, in segments
+    assert seen[2:] == [(1, 1, M)] * (1 + 3 * L)  # L is more than a quarter of M
+    assert (options["max_distance"], options["same_length"]) == (4, "m_plus_one")
+
+
+def test_single_tokens_without_memory_are_timed_with_a_window_for_each(watched):
+    how = EvalSettings(seg_len=L, mem_len=0, max_distance=4)
+    timing.time_single_tokens(small_float_model(), how, precision="fp32", repeat=3)
+    seen, (options,) = watched
+    assert seen == [(1, L, 0)] * 5  # the first window, one to warm up, three repetitions
+    assert options["max_distance"] == 4
+
+
+@pytest.mark.parametrize("arch", ["lstm", "qrnn"])
+def test_single_tokens_of_a_model_with_a_state_are_timed(arch):
+    how = EvalSettings(seg_len=L, mem_len=0)
+    times = timing.time_single_tokens(small_rnn(arch, dtype=torch.float32), how, precision="fp32", repeat=3)
+    assert len(times.ms_per_token) == 3
+    assert 0 < times.low < math.inf
 
 
 @pytest.mark.parametrize("attn_len", [11, 700])

@@ -15,10 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.core import attention_lanes
-from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
+from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
 from txlcli.core.decoding import Decoder
 from txlcli.core.segments import TrainingSegments
 from txlcli.core.training import Training
+from txlcli.core.windows import WindowReader
 from txlcli.settings import TrainSettings
 
 B, L, M = 3, 67, 71  # scores are what matters at published sizes; here, too
@@ -155,6 +156,20 @@ def test_reading_multiplies_no_more_than_the_formula(seg_len, max_distance):
     assert operations(lambda: reader.losses(reader.read(tokens), tokens)) == pytest.approx(
         B * seg_len * expected, rel=1e-12
     )
+
+
+@pytest.mark.parametrize("position", ["relative", "learned"])
+def test_a_window_multiplies_what_the_formula_says_and_what_no_query_sees(position):
+    learned = {"n_positions": L} if position == "learned" else {}
+    model = small_model(dtype=torch.float32, position=position, **learned)
+    reader = WindowReader(model, attn_len=L, precision="fp32")
+    reader.read_last(draw_tokens(1, L))
+    token = draw_tokens(1, 1)
+    expected = window_flops_per_prediction(model.settings, V, window=L)
+    terms = 3 if position == "relative" else 2
+    unseen = 2 * (N - 1) * L * terms * (L - 1) / 2 * H * D  # of the layers below the last
+    unwanted = 2 * (L - 1) * WIDTH * H * D  # queries of the last layer, projected with the keys
+    assert expected <= operations(lambda: reader.losses(reader.read(token), token)) <= expected + unseen + unwanted
 
 
 def full_reader(seg_len, max_distance=None):

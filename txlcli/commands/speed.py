@@ -29,10 +29,11 @@ from txlcli.published import SLOWDOWN_BY_ATTN_LEN
 if TYPE_CHECKING:
     from txlcli.core.language_model import LanguageModel
     from txlcli.core.model import TransformerXL
-    from txlcli.settings import Settings
+    from txlcli.settings import EvalSettings, Settings
 
 DEFAULT_RECIPE = "enwik8"
 TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
+SINGLE_TOKENS = "one token at a time"
 TRAINING_TOKENS_ON_CPU = 1024  # a whole step of a published recipe takes minutes there; more lanes change little
 
 
@@ -204,20 +205,16 @@ class _Bench:
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:
         """One row of Table 9: vanilla against one lane with memory, at the same attention length."""
-        from txlcli.core.cost import decoding_flops_per_token
-        from txlcli.core.timing import best_windows, peak_memory, time_evaluation, time_vanilla
+        from txlcli.core.timing import best_windows, peak_memory, time_evaluation, time_single_tokens, time_vanilla
 
         reading = self._reading(attn_len)
-        flops = decoding_flops_per_token(
-            self.settings.model, self.model.vocab_size, keys=attn_len, max_distance=reading.max_distance
-        )
+        flops = self._reading_flops(reading)
         with console.progress(f"attention length {attn_len:,}", total=4, shown=self.shown) as bar:
             bar.reach(0, "segments with memory")
             with peak_memory(self.device) as memory:
                 segments = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
             bar.reach(1, "one token at a time with memory")
-            single = dataclasses.replace(reading, seg_len=1)
-            tokens = time_evaluation(self.model, single, precision=self.precision, repeat=self.repeat)
+            tokens = time_single_tokens(self.model, reading, precision=self.precision, repeat=self.repeat)
             bar.reach(2, "vanilla, one window at a time")
             alike: Any = {"max_distance": reading.max_distance, "precision": self.precision, "repeat": self.repeat}
             one = time_vanilla(self.model, attn_len, windows=1, **alike)
@@ -245,36 +242,67 @@ class _Bench:
             "paper_slowdown": SLOWDOWN_BY_ATTN_LEN.get(attn_len),
         }
 
-    def _reading(self, mem_len: int, lanes: int = 1) -> Any:
+    def _reading(self, mem_len: int, lanes: int = 1) -> "EvalSettings":
         train, how = self.settings.train, self.settings.eval
         farthest = how.max_distance or train.seg_len + train.mem_len
         return dataclasses.replace(how, mem_len=mem_len, batch_size=lanes, max_distance=farthest)
 
     def throughput(self) -> list[dict[str, Any]]:
         """Evaluation, one token at a time, training: tokens/s, share of the matrix-product peak, peak memory."""
-        from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
-        from txlcli.core.timing import peak_memory, time_evaluation, time_training
+        lane_counts = dict.fromkeys((1, self.settings.eval.batch_size))
+        return [*(self._evaluation(lanes) for lanes in lane_counts), self._single_tokens(), self._training()]
 
-        model, vocab_size, how = self.settings.model, self.model.vocab_size, self.settings.eval
-        keys = max(how.mem_len, 1)
-        rows = []
-        lane_counts = dict.fromkeys((1, how.batch_size))
-        works = [(f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}", lanes, how.seg_len) for lanes in lane_counts]
-        works.append(("one token at a time", 1, 1))
-        for work, lanes, seg_len in works:
-            reading = dataclasses.replace(self._reading(how.mem_len, lanes), seg_len=seg_len)
-            with console.progress(work, shown=self.shown), peak_memory(self.device) as memory:
-                timing = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
-            flops = decoding_flops_per_token(model, vocab_size, keys=keys, max_distance=reading.max_distance)
-            rows.append(self._throughput_row(f"{work}, L {seg_len}{self._memory(how)}", timing, flops, memory))
+    def _evaluation(self, lanes: int) -> dict[str, Any]:
+        from txlcli.core.timing import peak_memory, time_evaluation
+
+        how = self._reading(self.settings.eval.mem_len, lanes)
+        work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
+        with console.progress(work, shown=self.shown), peak_memory(self.device) as memory:
+            timing = time_evaluation(self.model, how, precision=self.precision, repeat=self.repeat)
+        title = f"{work}, L {how.seg_len}{self._memory(how)}"
+        return self._throughput_row(title, timing, self._reading_flops(how), memory)
+
+    def _single_tokens(self) -> dict[str, Any]:
+        from txlcli.core.cost import window_flops_per_prediction
+        from txlcli.core.timing import peak_memory, time_single_tokens
+
+        how = self._reading(self.settings.eval.mem_len)
+        with console.progress(SINGLE_TOKENS, shown=self.shown), peak_memory(self.device) as memory:
+            timing = time_single_tokens(self.model, how, precision=self.precision, repeat=self.repeat)
+        if how.mem_len or self.settings.model.recurrent_state:
+            title, flops = f"{SINGLE_TOKENS}, L 1{self._memory(how)}", self._reading_flops(how)
+        else:
+            title = f"{SINGLE_TOKENS}, a window of {how.seg_len} each"
+            flops = window_flops_per_prediction(
+                self.settings.model, self.model.vocab_size, window=how.seg_len, max_distance=how.max_distance
+            )
+        return self._throughput_row(title, timing, flops, memory)
+
+    def _training(self) -> dict[str, Any]:
+        from txlcli.core.cost import training_flops_per_token
+        from txlcli.core.timing import peak_memory, time_training
+
         train = self._training_settings()
         with console.progress("training", shown=self.shown), peak_memory(self.device) as memory:
             timing = time_training(self.model, train, repeat=self.repeat)
         flops = training_flops_per_token(
-            model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, lanes=train.batch_size
+            self.settings.model,
+            self.model.vocab_size,
+            seg_len=train.seg_len,
+            mem_len=train.mem_len,
+            lanes=train.batch_size,
         )
         title = f"training, {train.batch_size} lanes, L {train.seg_len}{self._memory(train)}"
-        return [*rows, self._throughput_row(title, timing, flops, memory)]
+        return self._throughput_row(title, timing, flops, memory)
+
+    def _reading_flops(self, how: "EvalSettings") -> float:
+        """Operations per token of a reading with a full memory."""
+        from txlcli.core.cost import decoding_flops_per_token
+
+        keys = max(how.mem_len, 1)
+        return decoding_flops_per_token(
+            self.settings.model, self.model.vocab_size, keys=keys, max_distance=how.max_distance
+        )
 
     def _memory(self, section: Any) -> str:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"

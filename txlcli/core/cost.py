@@ -64,11 +64,11 @@ def softmax_products(model: ModelSettings, cut: Sequence[Band], shares: Shares) 
     return products
 
 
-def _ends(model: ModelSettings, vocab_size: int, shares: Shares | None) -> float:
-    """Multiplications of embedding and softmax per token."""
+def _ends(model: ModelSettings, vocab_size: int, shares: Shares | None, *, read: int = 1) -> float:
+    """Multiplications of embedding `read` tokens and scoring one."""
     cut = bands(model, vocab_size)
     shares = shares or zipf_shares(cut)
-    return embedding_products(model, cut, shares) + softmax_products(model, cut, shares)
+    return read * embedding_products(model, cut, shares) + softmax_products(model, cut, shares)
 
 
 def state_products(model: RnnSettings) -> int:
@@ -91,12 +91,31 @@ def decoding_flops_per_token(
     if isinstance(model, RnnSettings):
         return 2.0 * (state_products(model) + ends)
     assert isinstance(model, TransformerSettings)
+    return 2.0 * (model.n_layers * _layer_products(model, keys=keys, max_distance=max_distance) + ends)
+
+
+def window_flops_per_prediction(
+    model: ModelSettings, vocab_size: int, *, window: int, max_distance: int | None = None, shares: Shares | None = None
+) -> float:
+    """Reading a window of N tokens from its first one on and scoring what follows, of the keys that queries see.
+
+    Of the last layer only the last position is computed, from the keys and values of all.
+    """
+    assert isinstance(model, TransformerSettings)
+    below = _layer_products(model, keys=(window + 1) / 2, max_distance=max_distance)
+    last = _layer_products(model, keys=window, max_distance=max_distance)
+    keys_before = 2 * (window - 1) * model.d_model * model.n_heads * model.d_head
+    layers = (model.n_layers - 1) * window * below + last + keys_before
+    return 2.0 * (layers + _ends(model, vocab_size, shares, read=window))
+
+
+def _layer_products(model: TransformerSettings, *, keys: float, max_distance: int | None) -> float:
+    """Multiplications of a layer for one token, with the keys and values of those before it kept."""
     width = model.n_heads * model.d_head
     projections = 4 * model.d_model * width  # query, key, value, output
     distances = keys if max_distance is None else min(keys, max_distance + 1)
     attention = (2 * keys + (distances if knows_distances(model) else 0)) * width
-    feed_forward = 2 * model.d_model * model.d_inner
-    return 2.0 * (model.n_layers * (projections + attention + feed_forward) + ends)
+    return projections + attention + 2 * model.d_model * model.d_inner
 
 
 def training_flops_per_token(

@@ -14,6 +14,7 @@ import torch
 
 from txlcli.core.architectures import make_reader
 from txlcli.core.device import DTYPES
+from txlcli.core.generation import reader_of_one_text
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.model import TransformerXL
 from txlcli.core.segments import TrainingSegments
@@ -23,7 +24,6 @@ from txlcli.out_of_memory import is_out_of_memory
 from txlcli.settings import EvalSettings, TrainSettings
 
 PEAK_SIZE = 2048  # a product of this size reaches the machine's rate
-MOST_SEGMENTS = 32  # in one repetition: enough single tokens to time, and few enough to wait for
 LEAST_SEARCHED = 4  # windows at once that are tried even where two gain nothing
 
 
@@ -91,13 +91,31 @@ def time_evaluation(model: LanguageModel, how: EvalSettings, *, precision: str, 
     if how.mem_len:
         decoder.read_last(_draw_tokens(model, (how.batch_size, how.mem_len)))
     # The buffer slides now and then; a repetition covers a whole period, so that the slide is paid for.
-    segments = min(-(-decoder.housekeeping_interval // how.seg_len), MOST_SEGMENTS)
+    segments = -(-decoder.housekeeping_interval // how.seg_len)
 
     def score_segments() -> None:
         for _ in range(segments):
             decoder.losses(decoder.read(tokens), tokens)
 
     return measure(score_segments, decoder.device, tokens=segments * tokens.numel(), repeat=repeat)
+
+
+def time_single_tokens(model: LanguageModel, how: EvalSettings, *, precision: str, repeat: int) -> Timing:
+    """Scoring one token after the other, read as `txl generate` reads what it has drawn, with a full memory.
+
+    Here, too, a repetition covers a whole period; the memory is filled in segments, which takes less time than tokens.
+    """
+    reader = reader_of_one_text(model, how, precision=precision)
+    token = _draw_tokens(model, (1, 1))
+
+    def score(tokens: int) -> None:
+        for _ in range(tokens):
+            reader.losses(reader.read(token), token)
+
+    reader.read_last(_draw_tokens(model, (1, how.mem_len or how.seg_len)))
+    score(1)  # to warm up
+    period = reader.housekeeping_interval
+    return measure(lambda: score(period), reader.device, tokens=period, repeat=repeat, warm_up=False)
 
 
 def time_vanilla(
