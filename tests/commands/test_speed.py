@@ -82,6 +82,35 @@ def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
     ]
 
 
+# One layer of tiny.toml for one token: four projections, two matrices of the feed-forward block; a key costs three
+# products with 15 numbers. The softmax scores 256 symbols.
+LAYER, KEY, ENDS = 4 * 8 * 15 + 2 * 8 * 11, 3 * 15, 8 * 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "evaluation", "single"),
+    [
+        # Every query sees five keys.
+        ([], 2 * (LAYER + 5 * KEY) + ENDS, 2 * (LAYER + 5 * KEY) + ENDS),
+        # The memory's five, and of the segment's five the first query one, the last one all; or just the token itself.
+        (["eval.same_length=off"], 2 * (LAYER + 8 * KEY) + ENDS, 2 * (LAYER + 6 * KEY) + ENDS),
+        # One to five keys; or a window of five tokens: of the last layer one of them, with the keys of the others.
+        (
+            ["train.mem_len=0", "eval.mem_len=0"],
+            2 * (LAYER + 3 * KEY) + ENDS,
+            5 * (LAYER + 3 * KEY) + (LAYER + 5 * KEY) + 4 * 2 * 8 * 15 + ENDS,
+        ),
+    ],
+    ids=["memory", "all keys", "no memory"],
+)
+def test_shares_of_the_peak_are_of_the_keys_that_queries_see(here, changes, evaluation, single):
+    told = json_of("speed", "tiny.toml", *(word for change in changes for word in ("--set", change)), *QUICK)
+    one_lane, _, single_tokens, _ = told["throughput"]
+    for row, products in ((one_lane, evaluation), (single_tokens, single)):
+        flops = row["share_of_peak"] * 1e9 * told["peak_gflops_per_s"] / row["tokens_per_s"]
+        assert flops == pytest.approx(2 * products, rel=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["reference", "sdpa"])
 def test_another_kind_of_attention_is_timed(here, kind, monkeypatch):
     used = {"gradient": 0, "none": 0}

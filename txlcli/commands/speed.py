@@ -270,7 +270,8 @@ class _Bench:
         with console.progress(SINGLE_TOKENS, shown=self.shown), peak_memory(self.device) as memory:
             timing = time_single_tokens(self.model, how, precision=self.precision, repeat=self.repeat)
         if how.mem_len or self.settings.model.recurrent_state:
-            title, flops = f"{SINGLE_TOKENS}, L 1{self._memory(how)}", self._reading_flops(how)
+            title = f"{SINGLE_TOKENS}, L 1{self._memory(how)}"
+            flops = self._reading_flops(dataclasses.replace(how, seg_len=1))
         else:
             title = f"{SINGLE_TOKENS}, a window of {how.seg_len} each"
             flops = window_flops_per_prediction(
@@ -298,10 +299,10 @@ class _Bench:
     def _reading_flops(self, how: "EvalSettings") -> float:
         """Operations per token of a reading with a full memory."""
         from txlcli.core.cost import decoding_flops_per_token
+        from txlcli.core.evaluation import keys_seen
 
-        keys = max(how.mem_len, 1)
         return decoding_flops_per_token(
-            self.settings.model, self.model.vocab_size, keys=keys, max_distance=how.max_distance
+            self.settings.model, self.model.vocab_size, keys=keys_seen(how), max_distance=how.max_distance
         )
 
     def _memory(self, section: Any) -> str:

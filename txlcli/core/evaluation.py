@@ -49,6 +49,11 @@ def attention_span(how: EvalSettings) -> tuple[int, int]:
     return how.mem_len + 1, how.mem_len + how.seg_len
 
 
+def keys_seen(how: EvalSettings) -> float:
+    """The keys that a query sees on average once the memory is full."""
+    return sum(attention_span(how)) / 2
+
+
 def score(
     model: LanguageModel,
     inputs: Tokens,
