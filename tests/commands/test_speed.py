@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.commands.novel import RECIPE, card, done, json_of, refusal
+from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
 from txlcli.core import architectures, attention, windows
 from txlcli.core.decoding import Decoder
 
@@ -150,6 +150,24 @@ def test_both_sides_of_the_slowdown_compute_the_same_function(here, command, lim
         monkeypatch.setattr(module, "Decoder", Noted)
     json_of(*command)
     assert limits == {"with memory": {limit}, "windows": {limit}}
+
+
+LEARNED = ["--set", "model.position=learned", "--set"]
+
+
+@pytest.mark.parametrize(("known", "lengths"), [(11, [11]), (1800, [800, 1800])])  # Table 9 goes on to 3,800
+def test_a_window_is_no_longer_than_the_learned_positions(here, known, lengths):
+    told = json_of("speed", "tiny.toml", *LEARNED, f"model.n_positions={known}", "--repeat", 1)
+    assert [row["attn_len"] for row in told["slowdown"]] == lengths
+
+
+def test_a_length_beyond_the_learned_positions_is_refused_before_anything_is_timed(here):
+    result = txl("speed", "tiny.toml", *LEARNED, "model.n_positions=11", "--attn-len", "7,12")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "error: --attn-len 12: recipe tiny.toml with random weights (V = 256) has learned 11 positions, so that no "
+        "window is longer; give at most that\n"
+    )
 
 
 def test_timing_leaves_the_run_as_it_was(here):

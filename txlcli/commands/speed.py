@@ -44,7 +44,11 @@ def speed(
     ] = None,
     attn_len: Annotated[
         str | None,
-        typer.Option("--attn-len", metavar="N,N,...", help=f"Attention lengths to compare at; {TABLE_9} by default."),
+        typer.Option(
+            "--attn-len",
+            metavar="N,N,...",
+            help=f"Attention lengths to compare at; {TABLE_9} by default, or the longest that was learned.",
+        ),
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repetitions; the median is shown.")] = 3,
     plot: Plot = None,
@@ -105,12 +109,13 @@ def measure(
     """Time a run or a recipe as `txl speed` does, and give the object that --json prints."""
     from txlcli.core.device import describe
 
-    lengths = parse_lengths("--attn-len", attn_len or TABLE_9, least=2)
+    given = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
     title, settings, model = _subject(wanted, overrides or [], device, precision, (data_dir, runs_dir))
     if settings.model.recurrent_state:
         _refuse_attention(title, {"--attn-len": attn_len, "--attention": attention, "--plot": plot})
         lengths = []
     else:
+        lengths = _lengths(given, title, settings.model.longest_window)
         settings = _attending(settings, cast("TransformerXL", model), attention)
     place = model.device
     used = _usable_precision(precision.value if precision else settings.train.precision, place)
@@ -162,6 +167,18 @@ def _subject(
         vocab_size = opening.open_store(settings.corpus.store, data_dir).vocab.size
     model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device.value))
     return f"recipe {wanted} with random weights (V = {vocab_size:,})", settings, model
+
+
+def _lengths(given: list[int] | None, title: str, longest: int | None) -> list[int]:
+    """The attention lengths to compare at: those given, or as much of Table 9 as a window of the model can hold."""
+    if longest is None:
+        return given or list(SLOWDOWN_BY_ATTN_LEN)
+    if given and max(given) > longest:
+        raise UsageError(
+            f"--attn-len {max(given)}: {title} has learned {longest:,} positions, so that no window is longer; give at "
+            "most that"
+        )
+    return given or [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
 
 
 def _attending(settings: "Settings", model: "TransformerXL", attention: Attention | None) -> "Settings":
