@@ -391,6 +391,15 @@ def test_absolute_positions_must_be_known_from_training(model, train, evaluation
     Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere
 
 
+def test_a_reading_is_the_recipe_s_with_the_trained_length_as_limit_of_distance():
+    parts = build("corpus"), build("model"), build("train", seg_len=5, mem_len=7)
+    open_ended, limited = (Settings(*parts, build("eval", max_distance=limit)) for limit in (None, 3))
+    assert open_ended.reading() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
+    assert limited.reading(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
+    state = Settings(build("corpus"), build_rnn("lstm"), build("train", mem_len=0), build("eval", mem_len=0))
+    assert state.reading(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
+
+
 @pytest.mark.parametrize(
     ("model", "longest"),
     [

@@ -1,6 +1,5 @@
 """Opens what commands work on: stores by name, runs together with their weights."""
 
-import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,12 +101,5 @@ def _vocabulary(run: Run) -> Vocab:
 
 
 def resolved_reading(run: Run, **changes: object) -> EvalSettings:
-    """The run's [eval] section with changes; `max_distance` becomes the trained L + M where nothing else is said.
-
-    A model that carries a state has no distances.
-    """
-    train = run.settings.train
-    reading = dataclasses.replace(run.settings.eval, **changes)  # type: ignore[arg-type]
-    if reading.max_distance is None and not run.settings.model.recurrent_state:
-        reading = dataclasses.replace(reading, max_distance=train.seg_len + train.mem_len)
-    return reading
+    """How a run reads where nothing else is said, with changes: see `Settings.reading`."""
+    return run.settings.reading(**changes)

@@ -4,6 +4,7 @@ A recipe's sections are these dataclasses, its keys their fields. None means "of
 a key out.
 """
 
+import dataclasses
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -258,6 +259,16 @@ class Settings:
             self._check_positions(self.model)
             dropout, flex = self.model.attention_dropout, self.train.attention == "flex"
             require(not (flex and dropout), "model", "attention_dropout", dropout, '0 with train.attention = "flex"')
+
+    def reading(self, **changes: object) -> EvalSettings:
+        """[eval] with changes; `max_distance` becomes the trained L + M where nothing else is said.
+
+        A model that carries a state has no distances.
+        """
+        reading = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
+        if reading.max_distance is None and not self.model.recurrent_state:
+            reading = dataclasses.replace(reading, max_distance=self.train.seg_len + self.train.mem_len)
+        return reading
 
     @property
     def knows_memory(self) -> bool:
