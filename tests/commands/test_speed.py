@@ -184,7 +184,7 @@ def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
     assert "recipe tiny.toml with random weights (V = 256) on cpu" in result.stdout
     assert "363x" in result.stdout
     assert "Table 9. XL: one lane, M = attention, L = 5." in result.stdout
-    assert "GFLOP/s in a 2048 x 2048 matrix product, measured just now." in result.stdout
+    assert "GFLOP/s in a large matrix product, measured just now." in result.stdout
 
 
 def test_with_neither_the_newest_run_is_timed(here):

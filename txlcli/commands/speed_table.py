@@ -70,7 +70,7 @@ def _show_throughput(result: dict[str, Any]) -> None:
         for row in result["throughput"]
     ]
     caption = (
-        f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a 2048 x 2048 matrix product, measured just now.\n"
+        f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a large matrix product, measured just now.\n"
         "of peak: by operation count, of the keys that queries see and the distances they tell apart.\n"
         "peak MiB: the whole process on a CPU, tensors on CUDA."
     )

@@ -188,12 +188,18 @@ class Decoder(Reader):
         for number, (module, buffer) in enumerate(zip(layers, self._buffers, strict=True)):
             layer = _layer(module)
             hidden = self.model.encoding.add(hidden, number, positions)
-            query, new = layer.attention.project(layer.attention_input(hidden))
+            given = layer.attention_input(hidden)
+            if number < last or wanted == length:
+                query, new = layer.attention.project(given)
+            else:
+                query, new = (
+                    layer.attention.project_queries(given[:, length - wanted :]),
+                    layer.attention.project_keys(given),
+                )
+                hidden = hidden[:, length - wanted :]
             buffer.write(new, self._end)
-            if number == last:
-                query, hidden = query[:, :, length - wanted :], hidden[:, length - wanted :]
-                if not wanted:
-                    break  # nothing of the last layer's output is asked for
+            if not query.shape[2]:
+                break  # nothing of the last layer's output is asked for
             seen = (buffer.keys[:, :, keys.start : keys.stop], buffer.values[:, :, keys.start : keys.stop])
             hidden = layer.finish(hidden, layer.attention(query, seen, self._terms[number].nearest(reach)))
         return hidden

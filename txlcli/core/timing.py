@@ -23,7 +23,8 @@ from txlcli.core.windows import window_decoder
 from txlcli.out_of_memory import is_out_of_memory
 from txlcli.settings import EvalSettings, TrainSettings
 
-PEAK_SIZE = 2048  # a product of this size reaches the machine's rate
+PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the machine's rate
+PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # one after the other, so that waiting for the last is nothing beside them
 LEAST_SEARCHED = 4  # windows at once that are tried even where two gain nothing
 
 
@@ -71,9 +72,15 @@ def _wait(device: torch.device) -> None:
 
 def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> float:
     """The rate of a large matrix product: the machine's limit, measured on the spot."""
-    left, right = (torch.randn(PEAK_SIZE, PEAK_SIZE, device=device, dtype=DTYPES[precision]) for _ in range(2))
-    timing = measure(lambda: left @ right, device, tokens=1, repeat=repeat)
-    return 2.0 * PEAK_SIZE**3 / (timing.low / 1e3)
+    size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
+    left, right = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
+
+    def multiply() -> None:
+        for _ in range(products):
+            torch.mm(left, right)
+
+    timing = measure(multiply, device, tokens=products, repeat=repeat)
+    return 2.0 * size**3 / (timing.low / 1e3)
 
 
 def time_evaluation(model: LanguageModel, how: EvalSettings, *, precision: str, repeat: int) -> Timing:
@@ -173,7 +180,8 @@ def best_windows(
     """As many windows at once as the device gains from, with their time per prediction.
 
     Two and four are tried in any case, more as long as twice as many save a twentieth and memory lasts. The search
-    times each once; the winner is then timed like everything that it is compared with.
+    times each once (on CUDA a second time: the first sets libraries and memory up); the winner is then timed like
+    everything that it is compared with.
 
     Args:
         model: the weights.
@@ -192,7 +200,7 @@ def best_windows(
             max_distance=max_distance,
             precision=precision,
             repeat=repeat,
-            warm_up=False,
+            warm_up=model.device.type == "cuda",
         )
 
     best, best_ms, windows = 1, one.median, 2
@@ -202,6 +210,8 @@ def best_windows(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            if model.device.type == "cuda":
+                torch.cuda.empty_cache()
             break
         gained = tried.median < 0.95 * best_ms
         if gained:
