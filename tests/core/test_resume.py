@@ -121,6 +121,14 @@ def test_a_run_that_died_goes_on_from_its_last_save(tmp_path):
     assert_same_file(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("then", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("first", ["fp32", "bf16", "fp16"])
+def test_a_run_may_go_on_in_another_precision(tmp_path, first, then):
+    run(fresh(tmp_path, precision=first, valid=False), until=2)
+    reports = run(resumed(tmp_path, precision=then, valid=False))
+    assert [report.step for report in reports] == [3, 4, 5, 6]
+
+
 def test_sentences_go_on_in_the_order_of_their_epoch(tmp_path):
     starts = np.arange(0, LANES * LANE_LEN, 4)
     whole = run(fresh(tmp_path / "whole", starts=starts))

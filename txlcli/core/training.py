@@ -331,7 +331,8 @@ class Training:
         self.validated = state["validated"]
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # empty where nothing was scaled: a scaler that is needed now begins as in a new run
+            self.scaler.load_state_dict(state["scaler"])
         self._restore_average(saved)
         checkpoint.restore_optimizer(self.model, self.optimizer, saved.group("optimizer"))
         for name, tensor in saved.group("memory").items():
