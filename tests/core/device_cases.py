@@ -1,0 +1,92 @@
+"""Models that train and read on a device without numbers, and what no operation may do there.
+
+Recipes are cut down to two layers; the case with an adaptive softmax has WikiText-103's vocabulary.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import arg_tree_leaves
+
+from txlcli import recipe
+from txlcli.core.architectures import make_model, make_reader
+from txlcli.core.model import TransformerXL
+from txlcli.core.segments import TrainingSegments
+from txlcli.core.training import Training
+
+COPIES = {"aten::copy_", "aten::_to_copy"}  # they may lead from one device to another
+EVERY_DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1", "model.word_dropout=0.1")
+CASES = {
+    "relative": ("stdlib",),
+    "attention written out": ("stdlib", *EVERY_DROPOUT, "train.attention=reference"),
+    "fused attention": ("stdlib", *EVERY_DROPOUT, "train.attention=sdpa"),
+    "recomputed": ("stdlib", *EVERY_DROPOUT, "train.recompute=true"),
+    "half loss": ("stdlib", "train.loss_part=half", "train.mem_len=0"),
+    "regularised": ("ptb",),
+    "averaged": ("stdlib", *EVERY_DROPOUT, "model.variational_dropout=true", "train.average=exponential"),
+    "accumulated": ("stdlib", "train.accumulate=2"),
+    "shaw": ("stdlib", "model.position=shaw", "model.n_positions=128"),
+    "sinusoid": ("stdlib", "model.position=sinusoid"),
+    "learned": ("stdlib", "model.position=learned", "model.n_positions=128"),
+    "vanilla": ("vanilla-stdlib",),
+    "lstm": ("lstm-ptb",),
+    "qrnn": ("qrnn-ptb",),
+    "adaptive softmax": ("wt103", "model.n_heads=2"),
+}
+READ_LIKE_RELATIVE = {"recomputed", "half loss", "regularised", "averaged", "accumulated"}
+"""They differ in training only."""
+VOCAB_SIZES = {"adaptive softmax": 267_735}
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of two devices; single numbers may come from the CPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Look at the operation, then do it."""
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
+        devices = {tensor.device.type for tensor in tensors if tensor.dim()}
+        assert len(devices) <= 1 or func._schema.name in COPIES, f"{func} mixes {devices}"
+        return func(*args, **kwargs)
+
+
+def load(case, *changes):
+    """The settings of a case."""
+    name, *others = CASES[case]
+    return recipe.load(name, ["model.n_layers=2", *others, "train.batch_size=4", *changes])
+
+
+def build(case, settings, device):
+    """A model on a device."""
+    with device:
+        model = make_model(settings.model, VOCAB_SIZES.get(case, 10_000))
+    if isinstance(model, TransformerXL):
+        model.attend_by(settings.train.attention)
+    return model
+
+
+def start(settings, model):
+    """A training of it on a text of zeros."""
+    ids = np.zeros(4 * 10 * settings.train.seg_len, dtype=np.int64)
+    segments = TrainingSegments(ids, lanes=4, seg_len=settings.train.seg_len)
+    return Training(model, settings.train, segments, valid=None, folder=Path(), identity={})
+
+
+def read(settings, model, *, precision="fp32"):
+    """As many segments as fill the memory and let the buffer slide, then one token: the reader, its hidden state."""
+    how = settings.eval
+    reader = make_reader(
+        model,
+        lanes=4,
+        mem_len=how.mem_len,
+        seg_len=how.seg_len,
+        same_length=how.same_length,
+        max_distance=how.max_distance,
+        precision=precision,
+    )
+    tokens = torch.zeros(4, how.seg_len, dtype=torch.long, device=model.device)
+    for _ in range((how.mem_len + reader.housekeeping_interval) // how.seg_len + 1):
+        reader.losses(reader.read(tokens), tokens)
+    return reader, reader.read_last(tokens[:, :1])[0]

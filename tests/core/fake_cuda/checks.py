@@ -1,0 +1,128 @@
+"""What is tried on the device, by group: each check gives facts that JSON can hold, or fails."""
+
+import dataclasses
+import itertools
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.core.device_cases import CASES, READ_LIKE_RELATIVE, build, load, read, start
+from tests.core.fake_cuda.device import CHANCE, CUDA, pretending
+from txlcli.core import checkpoint
+from txlcli.core.adaptation import score_with_cache
+from txlcli.core.contexts import context_losses
+from txlcli.core.device import DTYPES
+from txlcli.core.evaluation import score
+from txlcli.core.generation import Sampling, generate, reader_of_one_text
+from txlcli.core.windows import score_windows
+
+
+def two_updates(case, precision):
+    """What waited for the device."""
+    settings = load(case, f"train.precision={precision}")
+    with pretending() as watch:
+        training = start(settings, build(case, settings, CUDA))
+        for _ in range(2):
+            training.update()
+    return watch.waits
+
+
+def reading(case, precision):
+    """What waited for the device: while segments were read, then from one drawn token to the next."""
+    settings = load(case)
+    with pretending() as of_segments:
+        model = build(case, settings, CUDA)
+        _, hidden = read(settings, model, precision=precision)
+        assert hidden.device == CUDA
+    with pretending() as of_token:
+        reader = reader_of_one_text(build(case, settings, CUDA), settings.eval, precision=precision)
+        tokens = generate(reader, torch.zeros(9, dtype=torch.long), Sampling(top_p=0.9), seed=3)
+        assert list(itertools.islice(tokens, 2)) == [0, 0]
+        of_token.waits.clear()
+        next(tokens)
+    return of_segments.waits, of_token.waits
+
+
+def evaluation(case, kind):
+    """What waited for the device while a text was scored, in bf16."""
+    settings = load(case)
+    ids = np.zeros(400, dtype=np.int64)
+    read, wanted, positions = ids[:-1], ids[1:], np.arange(200, 208)
+    how = dataclasses.replace(settings.eval, batch_size=2)
+    with pretending() as watch:
+        model = build(case, settings, CUDA)
+        if kind == "score":
+            score(model, read, wanted, how, precision="bf16")
+        elif kind == "cache":
+            score_with_cache(model, read, wanted, how, size=100, thetas=[1.0, 2.0], precision="bf16")
+        elif kind == "contexts":
+            list(context_losses(model, read, wanted, positions, how, context_len=47, windows=4, precision="bf16"))
+        else:
+            score_windows(model, read, wanted, attn_len=43, stride=13, precision="bf16")
+    return watch.waits
+
+
+def resumed(precision):
+    """Where everything is that a run begun on a CPU in fp32 restores here."""
+    settings = load("averaged", f"train.precision={precision}")
+    with tempfile.TemporaryDirectory() as folder:
+        begun = start(load("averaged"), build("averaged", settings, torch.device("cpu")))
+        begun.folder = Path(folder)
+        begun.update()
+        begun.save_last()
+        saved = checkpoint.load(begun.last_path)
+    CHANCE.forget()
+    with pretending():
+        training = start(settings, build("averaged", settings, CUDA))
+        training.restore(saved)
+        training.update()
+    states = [value for state in training.optimizer.state.values() for value in state.values()]
+    tensors = [*training.memories[0], *training.average.tensors().values(), *states]
+    return sorted({str(tensor.device) for tensor in tensors})
+
+
+def generator_of_a_recomputed_step():
+    """The states of the device's generator that a step of one layer reads and sets, numbered as they were read."""
+    settings = load("recomputed", "model.n_layers=1")
+    with pretending():
+        training = start(settings, build("recomputed", settings, CUDA))
+        before = torch.get_rng_state()
+        CHANCE.forget()
+        training.update()
+    assert torch.equal(torch.get_rng_state(), before)
+    return CHANCE.log
+
+
+def what_is_noticed():
+    """Mixed devices and everything that waits."""
+    with pretending() as watch:
+        there = torch.zeros(3, device=CUDA)
+        with pytest.raises(AssertionError, match="mixes"):
+            there[torch.arange(2)]
+        for wait in (lambda: float(there[0]), there.nonzero, there.tolist, there.cpu, lambda: bool(there.any())):
+            wait()
+            with torch.inference_mode():
+                wait()
+    return watch.waits
+
+
+def _each(check, *names):
+    """A check for every combination of names."""
+    return {" ".join(one): partial(check, *one) for one in itertools.product(*names)}
+
+
+GROUPS = {
+    "training": _each(two_updates, CASES, DTYPES),
+    "reading": _each(reading, [case for case in CASES if case not in READ_LIKE_RELATIVE], DTYPES),
+    "others": {
+        **_each(evaluation, ["relative", "lstm", "adaptive softmax"], ["score", "cache", "contexts"]),
+        **_each(evaluation, ["vanilla"], ["score", "windows"]),
+        **{f"resumed in {precision}": partial(resumed, precision) for precision in DTYPES},
+        "generator of a recomputed step": generator_of_a_recomputed_step,
+        "noticed": what_is_noticed,
+    },
+}

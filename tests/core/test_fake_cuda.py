@@ -1,0 +1,95 @@
+"""What can be known of CUDA without a GPU: a fake device has shapes, number formats and strides, and runs no kernel.
+
+This shows that no operation mixes devices, that every operation takes the shapes and number formats it is given under
+autocast and the scaler of fp16, and what makes the host wait for the device. It cannot show a number, whether CUDA's
+kernels take what PyTorch's front end lets pass, nor their time: for that there is no way but a GPU.
+
+Each group of checks runs in a process of its own: PyTorch must find the fake device when it is loaded.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.core.device_cases import CASES, READ_LIKE_RELATIVE
+from txlcli.core.device import DTYPES
+
+HERE = Path(__file__).parent
+
+if sys.platform != "linux" or shutil.which("g++") is None:
+    pytest.skip("the fake device needs Linux and g++", allow_module_level=True)
+if torch.version.cuda or torch.version.hip:
+    pytest.skip("a PyTorch that knows GPUs cannot be given a fake one", allow_module_level=True)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """The helper, built in two seconds."""
+    torch_dir = Path(torch.__file__).parent
+    built = tmp_path_factory.mktemp("fake_cuda") / "libfakecuda.so"
+    include = [f"-I{torch_dir}/include", f"-I{torch_dir}/include/torch/csrc/api/include"]
+    link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_dir}/lib"]
+    source = HERE / "fake_cuda" / "helper.cpp"
+    command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *include, str(source), "-o", str(built), *link]
+    subprocess.run(command, check=True, timeout=120)
+    return built
+
+
+@pytest.fixture
+def outcomes_of(library):
+    """What each check of a group gave; none may have failed."""
+
+    def run(group):
+        command = [sys.executable, "-W", "ignore", "-m", "tests.core.fake_cuda", str(library), group]
+        ended = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stderr
+        outcomes = json.loads(ended.stdout)
+        failed = [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, str)]
+        assert not failed, "\n".join(failed)
+        return outcomes
+
+    return run
+
+
+def in_every_precision(cases, fact, *, adaptive):
+    """What each case gives; the adaptive softmax asks which tokens lie in a band."""
+    facts = {case: adaptive if case == "adaptive softmax" else fact for case in cases}
+    return {f"{case} {precision}": fact for case, fact in facts.items() for precision in DTYPES}
+
+
+def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of):
+    assert outcomes_of("training") == in_every_precision(CASES, {}, adaptive={"nonzero": 14})
+
+
+def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of):
+    cases = [case for case in CASES if case not in READ_LIKE_RELATIVE]
+    one_number = {"_local_scalar_dense": 1}
+    adaptive = [{"nonzero": 95}, {"nonzero": 4, "copy to the host": 1, "_local_scalar_dense": 4}]
+    assert outcomes_of("reading") == in_every_precision(cases, [{}, one_number], adaptive=adaptive)
+
+
+def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
+    once, twice = {"copy to the host": 1}, {"copy to the host": 2}
+    assert outcomes_of("others") == {
+        "relative score": once,
+        "relative cache": twice,  # the model's losses, then the cache's
+        "relative contexts": twice,  # two batches
+        "lstm score": once,
+        "lstm cache": twice,
+        "lstm contexts": twice,
+        "adaptive softmax score": {**once, "nonzero": 28},
+        "adaptive softmax cache": {**twice, "nonzero": 28},
+        "adaptive softmax contexts": {**twice, "nonzero": 14},
+        "vanilla score": once,
+        "vanilla windows": once,
+        **{f"resumed in {precision}": ["cuda:0"] for precision in DTYPES},
+        # The state that the forward pass drew from comes back for the backward pass, then the one that was left.
+        "generator of a recomputed step": [["read", 0], ["read", 1], ["set", 0], ["set", 1]],
+        # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
+        "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},
+    }
