@@ -88,6 +88,7 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         "vanilla score": once,
         "vanilla windows": once,
         **{f"resumed in {precision}": ["cuda:0"] for precision in DTYPES},
+        "seeds of resumed runs": 4,
         # The state that the forward pass drew from comes back for the backward pass, then the one that was left.
         "generator of a recomputed step": [["read", 0], ["read", 1], ["set", 0], ["set", 1]],
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -340,8 +341,11 @@ class Training:
             self.memories[int(part)][int(layer)] = tensor.to(self.device)
         rng = saved.group("rng")
         torch.set_rng_state(rng["cpu"])
-        if self.device.type == "cuda" and "cuda" in rng:
-            torch.cuda.set_rng_state(rng["cuda"], self.device)
+        if self.device.type == "cuda":
+            if "cuda" in rng:
+                torch.cuda.set_rng_state(rng["cuda"], self.device)
+            else:  # begun on a CPU: what CUDA draws from here on depends on the seed as well
+                torch.cuda.manual_seed(int(np.random.default_rng((self.settings.seed, self.step)).integers(1 << 63)))
 
     def _restore_average(self, saved: Checkpoint) -> None:
         state = saved.state.get("average", {"kind": "none"})  # files written before there were averages have none

@@ -66,23 +66,52 @@ def evaluation(case, kind):
     return watch.waits
 
 
+def _begun_on_a_cpu(case, settings, *, steps):
+    """The checkpoint of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun = start(settings, build(case, settings, torch.device("cpu")))
+        begun.folder = Path(folder)
+        for _ in range(steps):
+            begun.update()
+        begun.save_last()
+        return checkpoint.load(begun.last_path)
+
+
+def _resumed(case, settings, saved):
+    """The training that goes on here."""
+    training = start(settings, build(case, settings, CUDA))
+    CHANCE.forget()
+    training.restore(saved)
+    return training
+
+
 def resumed(precision):
     """Where everything is that a run begun on a CPU in fp32 restores here."""
-    settings = load("averaged", f"train.precision={precision}")
-    with tempfile.TemporaryDirectory() as folder:
-        begun = start(load("averaged"), build("averaged", settings, torch.device("cpu")))
-        begun.folder = Path(folder)
-        begun.update()
-        begun.save_last()
-        saved = checkpoint.load(begun.last_path)
-    CHANCE.forget()
+    saved = _begun_on_a_cpu("averaged", load("averaged"), steps=1)
     with pretending():
-        training = start(settings, build("averaged", settings, CUDA))
-        training.restore(saved)
+        training = _resumed("averaged", load("averaged", f"train.precision={precision}"), saved)
         training.update()
     states = [value for state in training.optimizer.state.values() for value in state.values()]
     tensors = [*training.memories[0], *training.average.tensors().values(), *states]
     return sorted({str(tensor.device) for tensor in tensors})
+
+
+def seeds_of_resumed_runs():
+    """How many different numbers seed the device's generator as runs of two seeds go on after one and two steps."""
+    found = set()
+    for seed, steps in itertools.product((3, 4), (1, 2)):
+        settings = load("relative", f"train.seed={seed}", "model.n_layers=1")
+        saved = _begun_on_a_cpu("relative", settings, steps=steps)
+        logs = []
+        for _ in range(2):
+            with pretending():
+                _resumed("relative", settings, saved)
+            logs.append(CHANCE.log)
+        assert logs[0] == logs[1]
+        ((what, number),) = logs[0]
+        assert what == "seed"
+        found.add(number)
+    return len(found)
 
 
 def generator_of_a_recomputed_step():
@@ -122,6 +151,7 @@ GROUPS = {
         **_each(evaluation, ["relative", "lstm", "adaptive softmax"], ["score", "cache", "contexts"]),
         **_each(evaluation, ["vanilla"], ["score", "windows"]),
         **{f"resumed in {precision}": partial(resumed, precision) for precision in DTYPES},
+        "seeds of resumed runs": seeds_of_resumed_runs,
         "generator of a recomputed step": generator_of_a_recomputed_step,
         "noticed": what_is_noticed,
     },
