@@ -68,8 +68,8 @@ def build(case, settings, device):
 
 
 def start(settings, model):
-    """A training of it on a text of zeros."""
-    ids = np.zeros(4 * 10 * settings.train.seg_len, dtype=np.int64)
+    """A training of it on a text of ids that lie in all bands."""
+    ids = np.arange(4 * 10 * settings.train.seg_len) * 257 % model.vocab_size
     segments = TrainingSegments(ids, lanes=4, seg_len=settings.train.seg_len)
     return Training(model, settings.train, segments, valid=None, folder=Path(), identity={})
 
@@ -86,7 +86,9 @@ def read(settings, model, *, precision="fp32"):
         max_distance=how.max_distance,
         precision=precision,
     )
-    tokens = torch.zeros(4, how.seg_len, dtype=torch.long, device=model.device)
+    tokens, targets = (
+        torch.zeros(4, how.seg_len, dtype=torch.long, device=device) for device in (model.device, model.targets_device)
+    )
     for _ in range((how.mem_len + reader.housekeeping_interval) // how.seg_len + 1):
-        reader.losses(reader.read(tokens), tokens)
+        reader.losses(reader.read(tokens), targets)
     return reader, reader.read_last(tokens[:, :1])[0]

@@ -140,6 +140,20 @@ def test_embedding_of_every_id_equals_the_oracle(kind):
     )
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_choosing_among_the_vectors_of_all_bands_embeds_the_same(kind):
+    # As a GPU does, which is not asked which tokens lie in a band. Ids are repeated, and a band has none.
+    for tokens in (draw_tokens(3, 7), draw_tokens(3, 7, vocab_size=11)):
+        found = []
+        for way in ("_vectors", "_choose"):
+            model = adaptive_model(**kind)
+            vectors = getattr(model.embedding, way)(tokens)
+            vectors.backward(torch.arange(vectors.numel(), dtype=vectors.dtype).view_as(vectors))
+            found.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
 def test_log_probs_equal_the_oracle_and_sum_to_one(kind):
     model, hidden = adaptive_model(**kind), draw_hidden(7)

@@ -103,7 +103,7 @@ def score_with_cache(
     cached: list[Tensor] = []  # (K, B, l) of each segment
 
     def look(hidden: Tensor, wanted: Tensor, losses: Tensor) -> None:
-        found = cache.read(hidden.float(), wanted)
+        found = cache.read(hidden.float(), wanted.to(hidden.device))
         cached.append(torch.where(found.isnan(), (-losses).exp(), found))
 
     with torch.inference_mode():

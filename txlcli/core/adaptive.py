@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txlcli.core.device import send
 from txlcli.core.dropout import WordDropout
 from txlcli.core.normalizer import SpareGradient, normalize
 from txlcli.errors import RecipeError
@@ -97,6 +98,8 @@ class AdaptiveEmbedding(nn.Module):
     def _vectors(self, tokens: Tensor) -> Tensor:
         if len(self.bands) == 1:
             return self._embed(0, tokens)
+        if tokens.device.type != "cpu":
+            return self._choose(tokens)
         flat = tokens.flatten()  # (T,)
         embedded = self.tables[0].new_zeros(len(flat), self.d_model)
         for number, band in enumerate(self.bands):
@@ -104,6 +107,19 @@ class AdaptiveEmbedding(nn.Module):
             if len(rows) or torch.is_grad_enabled():  # in training a band without rows has a gradient of zeros
                 embedded = embedded.index_copy(0, rows, self._embed(number, flat[rows] - band.first))
         return embedded.unflatten(0, tokens.shape)
+
+    def _choose(self, tokens: Tensor) -> Tensor:
+        """The same, from the vectors that every band has for every token.
+
+        To know how many tokens lie in a band is to wait for a GPU; and what is computed in vain is little: less than a
+        hundredth of the operations of a published model's layers.
+        """
+        embedded = self.tables[0].new_zeros(*tokens.shape, self.d_model)
+        for number, band in enumerate(self.bands):
+            here = (tokens >= band.first) & (tokens < band.end)
+            vectors = self._embed(number, (tokens - band.first).clamp(0, band.size - 1))
+            embedded = torch.where(here[..., None], vectors, embedded)
+        return embedded
 
     def _embed(self, number: int, ids: Tensor) -> Tensor:
         table = self.tables[number]
@@ -175,7 +191,12 @@ class AdaptiveSoftmax(nn.Module):
         return copy
 
     def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Cross entropy in nats of each target, in token order: (T, d), (T,) -> (T,), float32 at least."""
+        """Cross entropy in nats of each target, in token order: (T, d), (T,) -> (T,), float32 at least.
+
+        Targets on the host spare a GPU the question how many of them lie in each tail: its answer would be waited for.
+        """
+        within = [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
+        targets, *tails = (send(places, hidden.device) for places in (targets, *within))
         if len(self.bands) == 1:
             return self._losses_within(0, hidden, targets, embedding)
         in_head = targets < self.bands[0].end
@@ -184,11 +205,11 @@ class AdaptiveSoftmax(nn.Module):
         clusters = self._clusters(projected)
         total = torch.logaddexp(of_head, clusters.logsumexp(-1))
         chosen = torch.where(in_head, head, 0.0)
-        for number, band in enumerate(self.bands[1:], start=1):
-            rows = ((targets >= band.first) & (targets < band.end)).nonzero()[:, 0]
+        for number, (band, rows) in enumerate(zip(self.bands[1:], tails, strict=True), start=1):
+            ids = targets.index_select(0, rows) - band.first
             # A band that nobody needs still has a gradient, of zeros: its moments decay as the released code's do.
-            within = self._losses_within(number, hidden[rows], targets[rows] - band.first, embedding)
-            chosen = chosen.index_copy(0, rows, clusters[rows, number - 1] - within)
+            loss = self._losses_within(number, hidden.index_select(0, rows), ids, embedding)
+            chosen = chosen.index_copy(0, rows, clusters[:, number - 1].index_select(0, rows) - loss)
         return total - chosen
 
     def _losses_within(self, number: int, hidden: Tensor, ids: Tensor, embedding: AdaptiveEmbedding) -> Tensor:

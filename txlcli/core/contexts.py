@@ -77,7 +77,7 @@ def context_losses(
     for part in parts:
         padded = np.resize(part, len(parts[0]))  # the reader has so many lanes; what repeats is dropped
         read = torch.from_numpy(inputs[padded[:, None] + before].astype(np.int64)).to(reader.device)  # (W, C)
-        wanted = torch.from_numpy(targets[padded, None].astype(np.int64)).to(reader.device)  # (W, 1)
+        wanted = torch.from_numpy(targets[padded, None].astype(np.int64)).to(reader.model.targets_device)  # (W, 1)
         reader.reset()
         losses = reader.losses(reader.read_last(read), wanted)[: len(part), 0]
         yield part, losses.float().cpu().numpy()

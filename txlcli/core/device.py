@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+from torch import Tensor
 
 from txlcli.errors import UsageError
 
@@ -50,6 +51,12 @@ def row_multiple(device: torch.device) -> int:
     So it is in 16 bits on CUDA, where rows must begin at multiples of 16 bytes for the quick kernels to take them.
     """
     return 1 if device.type == "cpu" else 8
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, for which nobody waits: CUDA copies by itself, but only what is pinned in memory."""
+    from_host = device.type == "cuda" and tensor.device.type == "cpu"
+    return (tensor.pin_memory() if from_host else tensor).to(device, non_blocking=True)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:

@@ -76,7 +76,8 @@ def score(
         how: L, M, B, the limits on distance.
         precision: number format of matrix products.
         on_tokens: called with the number of tokens scored so far.
-        on_segment: called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l).
+        on_segment: called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l);
+            the targets may be on the host.
     """
     lanes = Lanes.of(len(targets), how)
     reader = make_reader(
@@ -88,7 +89,7 @@ def score(
         max_distance=how.max_distance,
         precision=precision,
     )
-    read, wanted = (lanes.cut(tokens, reader.device) for tokens in (inputs, targets))
+    read, wanted = lanes.cut(inputs, reader.device), lanes.cut(targets, reader.model.targets_device)
     losses = torch.empty(lanes.number, lanes.length, device=reader.device)
     started = time.perf_counter()
     for part in lanes.parts(how.seg_len):

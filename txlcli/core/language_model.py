@@ -38,6 +38,11 @@ class LanguageModel(nn.Module, ABC):
         return self.softmax.biases[0].device
 
     @property
+    def targets_device(self) -> torch.device:
+        """Where `losses` wants the targets: on the host if it must know which tail of the softmax each lies in."""
+        return torch.device("cpu") if len(self.softmax.bands) > 1 else self.device
+
+    @property
     def dtype(self) -> torch.dtype:
         """The weights' number format."""
         return self.softmax.biases[0].dtype
@@ -69,7 +74,7 @@ class LanguageModel(nn.Module, ABC):
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least."""
         losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), self.embedding)
-        return losses.view_as(targets)
+        return losses.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""

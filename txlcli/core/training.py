@@ -20,7 +20,7 @@ from txlcli.core.architectures import make_model
 from txlcli.core.averaging import make_average
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.compilation import as_written, compile_layers
-from txlcli.core.device import autocast
+from txlcli.core.device import autocast, send
 from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.model import TransformerXL
@@ -176,8 +176,8 @@ class Training:
         if self.place.segment == 0:
             self.memories = self._empty_memories()  # every epoch starts with nothing to remember
         self.model.train()
-        arrays = self.segments.at(self.place)
-        inputs, targets = (torch.from_numpy(array).to(self.device, non_blocking=True) for array in arrays)
+        arrays = zip(self.segments.at(self.place), (self.device, self.model.targets_device), strict=True)
+        inputs, targets = (send(torch.from_numpy(array), device) for array, device in arrays)
         parts = self.settings.accumulate
         total = torch.zeros((), device=self.device)
         for number, (read, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):

@@ -119,6 +119,8 @@ class Watch(OneDevice):
         if name in UNKNOWN and isinstance(args[0], FakeTensor):
             self._note(name, args[0])
             return UNKNOWN[name](args[0])
+        if name == "_pin_memory":
+            return args[0].clone()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func._schema.name in COPIES and result.device.type == "cpu":
             self._note("copy to the host", args[1] if name == "copy_" else args[0])
