@@ -11,9 +11,8 @@ from txlcli.errors import TrainingError
 
 def epoch_of(segments, number=0):
     """One epoch as whole lanes: inputs and targets (B, lane length)."""
-    parts = [segments.at(Place(number, segment)) for segment in range(segments.per_epoch)]
-    inputs, targets = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-    return inputs, targets
+    parts = [segments.at(Place(number, segment)) for segment in range(segments.per_epoch)]  # (B, L + 1) each
+    return np.hstack([part[:, :-1] for part in parts]), np.hstack([part[:, 1:] for part in parts])
 
 
 def test_without_a_boundary_the_first_token_is_only_read():
@@ -47,13 +46,9 @@ def test_a_count_beyond_the_end_scores_all():
 def test_segments_by_hand():
     # 24 tokens, 2 lanes: 23 // 2 = 11 predictions each, in segments of 5, 5 and 1.
     segments = TrainingSegments(np.arange(24), lanes=2, seg_len=5)
-    inputs, targets = segments.at(Place(0, 1))
     assert segments.per_epoch == 3
-    assert inputs.tolist() == [[5, 6, 7, 8, 9], [16, 17, 18, 19, 20]]
-    assert targets.tolist() == [[6, 7, 8, 9, 10], [17, 18, 19, 20, 21]]
-    inputs, targets = segments.at(Place(0, 2))
-    assert inputs.tolist() == [[10], [21]]
-    assert targets.tolist() == [[11], [22]]
+    assert segments.at(Place(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
+    assert segments.at(Place(0, 2)).tolist() == [[10, 11], [21, 22]]
 
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100))
@@ -85,8 +80,7 @@ def test_a_segment_is_a_function_of_its_place():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
 def test_segments_are_int64_whatever_the_store_holds(dtype):
-    inputs, targets = TrainingSegments(np.arange(9, dtype=dtype), lanes=2, seg_len=3).at(Place())
-    assert inputs.dtype == targets.dtype == np.int64
+    assert TrainingSegments(np.arange(9, dtype=dtype), lanes=2, seg_len=3).at(Place()).dtype == np.int64
 
 
 LENGTHS = [4, 1, 6, 7, 5, 2, 3, 8, 1, 4]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from txlcli.core.architectures import make_reader
 from txlcli.core.decoding import key_limit
-from txlcli.core.device import autocast
+from txlcli.core.device import autocast, send
 from txlcli.core.evaluation import Lanes, Scores, score
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.rnn import differentiable, gather_weights
@@ -103,7 +103,7 @@ def score_with_cache(
     cached: list[Tensor] = []  # (K, B, l) of each segment
 
     def look(hidden: Tensor, wanted: Tensor, losses: Tensor) -> None:
-        found = cache.read(hidden.float(), wanted.to(hidden.device))
+        found = cache.read(hidden.float(), send(wanted, hidden.device))
         cached.append(torch.where(found.isnan(), (-losses).exp(), found))
 
     with torch.inference_mode():
@@ -227,8 +227,8 @@ def head_segments(ids: Tokens, how: EvalSettings, count: int, device: torch.devi
     lanes = min(how.batch_size, max(1, len(ids) // (2 * how.seg_len)))
     segments = TrainingSegments(ids, lanes=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
     for number in range(min(count, segments.per_epoch - 1)):
-        read, wanted = (torch.from_numpy(part).to(device) for part in segments.at(Place(0, number)))
-        yield read, wanted
+        tokens = torch.from_numpy(segments.at(Place(0, number))).to(device)
+        yield tokens[:, :-1], tokens[:, 1:]
 
 
 def _losses(

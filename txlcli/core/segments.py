@@ -1,4 +1,4 @@
-"""Token streams cut into (B, L) segments, in reading order.
+"""Token streams cut into segments of L predictions in B lanes, in reading order.
 
 A place in a stream is an epoch and the number of a segment in it; a segment is a function of its place, so training
 resumes anywhere. Axes: B lanes, L segment.
@@ -78,13 +78,12 @@ class TrainingSegments:
             return Place(place.epoch, place.segment + 1)
         return Place(place.epoch + 1, 0)
 
-    def at(self, place: Place) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and targets (B, L) at a place."""
+    def at(self, place: Place) -> NDArray[np.int64]:
+        """The tokens at a place, (B, L + 1): all but the last are read, all but the first are predicted."""
         first = place.segment * self._seg_len
         length = min(self._seg_len, self._lane_len - first)
         windows = [self._window(place.epoch, lane * self._lane_len + first, length + 1) for lane in range(self._lanes)]
-        tokens = np.stack(windows).astype(np.int64)  # (B, L + 1)
-        return tokens[:, :-1], tokens[:, 1:]
+        return np.stack(windows).astype(np.int64)
 
     def _window(self, epoch: int, first: int, count: int) -> Tokens:
         if self._starts is None:

@@ -176,8 +176,10 @@ class Training:
         if self.place.segment == 0:
             self.memories = self._empty_memories()  # every epoch starts with nothing to remember
         self.model.train()
-        arrays = zip(self.segments.at(self.place), (self.device, self.model.targets_device), strict=True)
-        inputs, targets = (send(torch.from_numpy(array), device) for array, device in arrays)
+        on_host = torch.from_numpy(self.segments.at(self.place))  # (B, L + 1)
+        on_device = send(on_host, self.device)
+        inputs = on_device[:, :-1]
+        targets = (on_host if self.model.targets_device.type == "cpu" else on_device)[:, 1:]
         parts = self.settings.accumulate
         total = torch.zeros((), device=self.device)
         for number, (read, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):

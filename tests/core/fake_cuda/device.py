@@ -120,10 +120,16 @@ class Watch(OneDevice):
             self._note(name, args[0])
             return UNKNOWN[name](args[0])
         if name == "_pin_memory":
-            return args[0].clone()
+            pinned = args[0].clone()
+            pinned.is_pinned_here = True
+            return pinned
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func._schema.name in COPIES and result.device.type == "cpu":
-            self._note("copy to the host", args[1] if name == "copy_" else args[0])
+        if func._schema.name in COPIES:
+            source = args[1] if name == "copy_" else args[0]
+            if result.device.type == "cpu":
+                self._note("copy to the host", source)
+            elif source.device.type == "cpu" and not getattr(source, "is_pinned_here", False):
+                self._note("copy of pageable memory", result)
         return result
 
     def _note(self, what, tensor):
