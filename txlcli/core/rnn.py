@@ -5,7 +5,7 @@ Axes: B lanes, L segment, d model width, W width of a layer, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,11 @@ class RecurrentLayer(nn.Module, ABC):
 
 
 class Lstm(RecurrentLayer):
-    """A layer of PyTorch's LSTM, with its two biases; its state is h and c, (B, W) each."""
+    """A layer of PyTorch's LSTM, with its two biases; its state is h and c, (B, W) each.
+
+    With bf16 on CUDA segments are read in fp32, single tokens in bf16: autocast gives cuDNN's LSTM 16 bits of one kind
+    only, those of fp16, whose gradients vanish unless the loss is scaled.
+    """
 
     def __init__(self, inputs: int, width: int, window: int) -> None:
         super().__init__()
@@ -52,8 +56,16 @@ class Lstm(RecurrentLayer):
             # The kernel for segments packs its weights anew at each call, which costs more than one token does.
             last, cell = torch.lstm_cell(hidden[:, 0], state, *self.lstm.all_weights[0])
             return last[:, None].to(kind), (last.to(kind), cell.to(kind))
-        read, (of_last, of_cell) = self.lstm(hidden, (state[0][None], state[1][None]))
+        with _without_bf16(hidden.device):
+            read, (of_last, of_cell) = self.lstm(hidden.to(kind), (state[0][None], state[1][None]))
         return read.to(kind), (of_last[0].to(kind), of_cell[0].to(kind))
+
+
+def _without_bf16(device: torch.device) -> AbstractContextManager[object]:
+    """CUDA multiplies in fp32 inside this block where it would have been told to do so in bf16."""
+    if device.type == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16:
+        return torch.autocast("cuda", enabled=False)
+    return nullcontext()
 
 
 class Qrnn(RecurrentLayer):

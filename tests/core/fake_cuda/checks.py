@@ -126,6 +126,21 @@ def generator_of_a_recomputed_step():
     return CHANCE.log
 
 
+def formats_of_an_lstm(precision):
+    """The number format of what PyTorch's LSTM is given in training, and the one that autocast would make of it."""
+    seen, lstm = set(), torch.lstm
+
+    def look(inputs, *others):
+        casts = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else inputs.dtype
+        seen.add((str(inputs.dtype), str(casts)))
+        return lstm(inputs, *others)
+
+    torch._VF.lstm = look
+    two_updates("lstm", precision)
+    (formats,) = seen
+    return formats
+
+
 def what_is_noticed():
     """Mixed devices and everything that waits."""
     with pretending() as watch:
@@ -153,6 +168,7 @@ GROUPS = {
         **{f"resumed in {precision}": partial(resumed, precision) for precision in DTYPES},
         "seeds of resumed runs": seeds_of_resumed_runs,
         "generator of a recomputed step": generator_of_a_recomputed_step,
+        **{f"lstm in {precision}": partial(formats_of_an_lstm, precision) for precision in DTYPES},
         "noticed": what_is_noticed,
     },
 }
