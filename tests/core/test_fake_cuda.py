@@ -20,6 +20,7 @@ from tests.core.device_cases import CASES, READ_LIKE_RELATIVE
 from txlcli.core.device import DTYPES
 
 HERE = Path(__file__).parent
+KNOWN = "2.13."
 
 if sys.platform != "linux" or shutil.which("g++") is None:
     pytest.skip("the fake device needs Linux and g++", allow_module_level=True)
@@ -36,7 +37,10 @@ def library(tmp_path_factory):
     link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_dir}/lib"]
     source = HERE / "fake_cuda" / "helper.cpp"
     command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *include, str(source), "-o", str(built), *link]
-    subprocess.run(command, check=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if ended.returncode and not torch.__version__.startswith(KNOWN):
+        pytest.skip(f"PyTorch {torch.__version__} has other inner parts than {KNOWN}, which the fake device fits")
+    assert not ended.returncode, ended.stderr
     return built
 
 
