@@ -104,7 +104,7 @@ def training_bytes():
         (1, K * H * D),  # position keys
         (5, B * L * H * D),  # queries, scaled, with u, with v; output
         (1, B * L * H * D),  # output, heads side by side
-        (6, B * L * WIDTH),  # two projections, two sums, two norms
+        (4, B * L * WIDTH),  # two projections, which become the sums; two norms
         (1, B * L * F),  # inner
     ]
     backward_layer = [

@@ -135,7 +135,7 @@ class Attention(nn.Module):
 
     def project_queries(self, segment: Tensor) -> Tensor:
         """Scaled queries (B, H, L, D) of the segment (B, L, d)."""
-        return split_heads(self.w_q(segment), self.n_heads) * self.scale
+        return split_heads(self.w_q(segment).mul_(self.scale), self.n_heads)
 
     def forward(self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> Tensor:
         """Attend from scaled queries (B, H, L, D) to keys and values (B, H, K, D); gives (B, L, d).

@@ -52,13 +52,18 @@ class Layer(nn.Module):
         return normed
 
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output (B, L, d) from its input and what the attention gave for it."""
-        hidden = hidden + self.dropout(attended)
+        """The layer's output (B, L, d) from its input and what the attention gave for it, which is overwritten."""
+        hidden = self._added(attended, hidden)
         if self.pre_norm:
-            return hidden + self.dropout(self.feed_forward(self.ff_norm(hidden)))
+            return self._added(self.feed_forward(self.ff_norm(hidden)), hidden)
         hidden = self.attention_norm(hidden)
-        normed: Tensor = self.ff_norm(hidden + self.dropout(self.feed_forward(hidden)))
+        normed: Tensor = self.ff_norm(self._added(self.feed_forward(hidden), hidden))
         return normed
+
+    def _added(self, branch: Tensor, hidden: Tensor) -> Tensor:
+        """The residual sum, in the place of the branch (both (B, L, d)) unless it is in 16 bits."""
+        dropped: Tensor = self.dropout(branch)
+        return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 
     def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> Tensor:
         """One segment (B, L, d) with the layer's memory (B, M, d)."""
