@@ -17,7 +17,7 @@ def drawn(how, count=2000, odds=ODDS, seed=1):
     generator = torch.Generator().manual_seed(seed)
     candidates = odds.log().topk(how.candidates(len(odds)))
     tokens = [draw(*candidates, how, generator) for _ in range(count)]
-    return torch.bincount(torch.tensor(tokens), minlength=len(odds)) / count
+    return torch.bincount(torch.cat(tokens), minlength=len(odds)) / count
 
 
 def shares(*wanted):

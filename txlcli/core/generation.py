@@ -54,15 +54,15 @@ def reader_of_one_text(model: LanguageModel, how: EvalSettings, *, precision: st
     )
 
 
-def draw(log_probs: Tensor, tokens: Tensor, how: Sampling, generator: torch.Generator) -> int:
-    """Draw one of the candidates: their log-probabilities (k,) and ids (k,), likeliest first."""
+def draw(log_probs: Tensor, tokens: Tensor, how: Sampling, generator: torch.Generator) -> Tensor:
+    """Draw one of the candidates, (1,), given their log-probabilities (k,) and ids (k,), likeliest first."""
     if how.greedy:
-        return int(tokens[0])
+        return tokens[:1]
     probabilities = (log_probs / how.temperature).softmax(dim=-1)
     if how.top_p is not None:
         before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = probabilities.masked_fill(before >= how.top_p, 0.0)  # the first always stays
-    return int(tokens[torch.multinomial(probabilities, 1, generator=generator)])
+    return tokens[torch.multinomial(probabilities, 1, generator=generator)]
 
 
 def generate(reader: Reader, context: Tensor, how: Sampling, *, seed: int) -> Iterator[int]:
@@ -80,5 +80,5 @@ def generate(reader: Reader, context: Tensor, how: Sampling, *, seed: int) -> It
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
     while True:
         token = draw(*reader.likeliest(hidden[0, -1:], candidates), how, generator)
-        yield token
-        hidden = reader.read(torch.tensor([[token]], device=reader.device))
+        yield int(token)
+        hidden = reader.read(token[None])
