@@ -1,8 +1,11 @@
 """The Typer application: registers the commands, turns a TxlError into one line and an exit code."""
 
+import os
 import re
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any
@@ -10,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from txlcli import __version__, console
+from txlcli import __version__, console, torchrun
 from txlcli.commands import (
     attention,
     export_run,
@@ -26,10 +29,11 @@ from txlcli.commands import (
 )
 from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
-from txlcli.errors import TxlError, did_you_mean
+from txlcli.errors import TxlError, UsageError, did_you_mean
 from txlcli.out_of_memory import is_out_of_memory
 
 CTRL_C, TERMINATED = 130, 143
+SECONDS_TO_LEAD = 10.0
 
 
 class TxlGroup(TyperGroup):
@@ -39,11 +43,30 @@ class TxlGroup(TyperGroup):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Any:
         """Run a command line; always ends in SystemExit with txl's exit codes."""
+        if torchrun.world_size() == 1:
+            return self._main(args, prog_name, extra)
+        try:
+            self._main(args, prog_name, extra)
+        except SystemExit as ended:
+            code = ended.code
+        except BaseException:
+            traceback.print_exc()
+            code = TxlError.exit_code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Without clearing away: PyTorch's process groups may wait for themselves when they are taken apart.
+        os._exit(code if isinstance(code, int) else 0)
+
+    def _main(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> Any:
+        args = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
+        extra["obj"] = args
         before = signal.signal(signal.SIGTERM, _terminate)  # so that everything unfinished is cleared away
         try:
             result = super().main(args=args, prog_name=prog_name or "txl", **extra)
         except TxlError as error:
+            if not torchrun.leads():  # the leading process finds the same, and ends the others once it has said so
+                time.sleep(SECONDS_TO_LEAD)
             console.complain(str(error))
             sys.exit(error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
@@ -103,6 +126,8 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         console.show_text(context.get_help())
+    elif torchrun.world_size() > 1 and context.invoked_subcommand != "train":
+        raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without torchrun")
 
 
 app.command("quickstart")(quickstart.quickstart)

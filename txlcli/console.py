@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from txlcli import torchrun
+
 WIDEST = 10_000  # columns; more than any table needs
 PLAIN_INTERVAL_S = 10.0  # without a terminal, a long step reports itself this often
 
@@ -30,8 +32,9 @@ def _plain(file: TextIO) -> Console:
 
 
 def say(message: str) -> None:
-    """Write one line about what is going on to stderr."""
-    _err().print(message)
+    """Write one line about what is going on to stderr; of several processes one does so."""
+    if torchrun.leads():
+        _err().print(message)
 
 
 def complain(message: str) -> None:

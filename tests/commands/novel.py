@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from txlcli.cli import app
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
 LINES = {"train": 61, "valid": 7, "test": 11}
+ENDLESS = ["--set", "train.max_steps=1_000_000", "--set", "train.valid_every=500_000"]
+LONGEST_WAIT_S = 60
 TOKENIZERS = ("byte", "char", "word", "sentencepiece")
 RECIPE = """
 [corpus]
@@ -76,6 +79,25 @@ def refusal(*arguments, stdin=None, code=2):
     assert error.startswith("error: ")
     assert not any(line.startswith("error: ") for line in before)
     return error.removeprefix("error: ")
+
+
+def start(*arguments, module="txlcli"):
+    """A command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(condition):
+    """Look again and again until it is true."""
+    until = time.monotonic() + LONGEST_WAIT_S
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
 
 
 FULL_DISK = """

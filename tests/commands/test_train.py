@@ -240,6 +240,14 @@ def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
     assert card("runs/byte") == before
 
 
+def test_a_step_may_be_taken_in_other_parts_from_then_on(here):
+    train("--name", "whole", "--set", "model.dropout=0")
+    train("--name", "parted", "--set", "model.dropout=0", "--max-steps", 4)
+    done("train", "--resume", "parted", "--set", "train.accumulate=3")
+    whole, parted = ([line["loss_nats"] for line in reports(here / "runs" / name)] for name in ("whole", "parted"))
+    assert parted == pytest.approx(whole, abs=1e-4)
+
+
 def test_a_seed_for_a_run_that_goes_on_is_refused_in_the_words_it_was_written_in(here):
     message = refusal("train", "--resume", "byte", "--seed", 3)
     assert message == "--seed 3: a run that goes on keeps its train.seed; start a new run instead"

@@ -1,35 +1,11 @@
 """txl train as a process of its own: signals, a full disk, a pipe that closes."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from tests.commands.novel import Saved, done, on_a_full_disk
+from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, wait_for
 from txlcli.core import checkpoint
-
-ENDLESS = ["--set", "train.max_steps=1_000_000", "--set", "train.valid_every=500_000"]
-LONGEST_WAIT_S = 60
-
-
-def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "txlcli", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-
-
-def wait_for(condition):
-    until = time.monotonic() + LONGEST_WAIT_S
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -10,6 +10,7 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.core import checkpoint
 from txlcli.core import training as training_module
+from txlcli.core.data_parallel import ALONE
 from txlcli.core.evaluation import score
 from txlcli.core.segments import TrainingSegments, scored_stream
 from txlcli.core.training import StepReport, Training, ValidReport, ValidSplit, new_model, valid_reading
@@ -39,10 +40,12 @@ def train_settings(**changed):
     )
 
 
-def new_training(folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, shape=None, **changed):
+def new_training(
+    folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, shape=None, world=ALONE, **changed
+):
     """A fresh training on a text that fills the lanes exactly."""
     settings = train_settings(**changed)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     if ids is None:
         ids = draw_split(LANES * LANE_LEN + 1, seed=5)
     if model is None:
@@ -50,7 +53,7 @@ def new_training(folder, *, ids=None, valid=True, model=None, dropout=0.0, start
         model = new_model(drawn, V, seed=settings.seed, device=CPU)
     segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed)
     split = ValidSplit(*scored_stream(draw_split(31, seed=6), None)) if valid else None
-    return Training(model, settings, segments, split, folder, {"recipe": "tiny"})
+    return Training(model, settings, segments, split, folder, {"recipe": "tiny"}, world)
 
 
 def run(training, *, report_every=1, until=math.inf):

@@ -1,5 +1,6 @@
 """`txl train --dry-run`: what a training would take, without starting it."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console, recipe
@@ -36,17 +37,26 @@ def store_if_any(settings: Settings, data_dir: "Path") -> "TokenStore | None":
 
 
 def forecast(
-    settings: Settings, vocab_size: int, store: "TokenStore | None", device: "torch.device", *, steps: int
+    settings: Settings,
+    vocab_size: int,
+    store: "TokenStore | None",
+    device: "torch.device",
+    *,
+    steps: int,
+    processes: int,
 ) -> dict[str, Any]:
-    """Parameters by part, bytes of a step by purpose, operations per token, time of so many steps."""
+    """Parameters by part, bytes of a step of one process by purpose, operations per token, time of so many steps."""
     from txlcli.core.adaptive import bands
     from txlcli.core.cost import counted_shares, training_flops_per_token
+    from txlcli.core.data_parallel import parts_of_a_step
     from txlcli.core.footprint import parameters_by_part, step_bytes
     from txlcli.core.timing import peak_flops_per_s
 
     train = settings.train
     parts = parameters_by_part(settings.model, vocab_size)
-    needed = step_bytes(settings.model, vocab_size, train, device=device)
+    part = max(len(lanes) for lanes in parts_of_a_step(train, processes))
+    of_one = dataclasses.replace(train, batch_size=part * train.accumulate)
+    needed = step_bytes(settings.model, vocab_size, of_one, device=device)
     shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
     flops = training_flops_per_token(
         settings.model,
@@ -57,7 +67,8 @@ def forecast(
         shares=shares,
     )
     peak = peak_flops_per_s(device, train.precision)
-    rate = SHARE_OF_PEAK * peak / flops
+    devices = 1 if device.type == "cpu" else processes  # on a CPU processes share the cores
+    rate = devices * SHARE_OF_PEAK * peak / flops
     tokens = steps * train.batch_size * train.seg_len
     return {
         "parameters_by_part": parts,
@@ -79,7 +90,8 @@ def show(plan: dict[str, Any], words: str) -> None:
     console.show_text(f"would train {words}")
     rows = [[f"parameters, {part}", f"{count:,}"] for part, count in plan["parameters_by_part"].items() if count]
     rows.append(["parameters", f"{plan['parameters']:,}"])
-    rows += [[f"memory of a step, {what}", _bytes(size)] for what, size in plan["step_bytes"].items() if size]
+    memory = "memory of a step" if plan["processes"] == 1 else "memory of a process"
+    rows += [[f"{memory}, {what}", _bytes(size)] for what, size in plan["step_bytes"].items() if size]
     rows.append(["operations per token", f"{plan['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
     what = "the whole recipe" if plan["steps"] == plan["max_steps"] else f"{plan['steps']:,} steps"
     rows.append([f"operations of {what}", f"{plan['training_flops']:.3g} FLOP"])

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, metrics, recipe, runs
-from txlcli.commands import train_plan, train_run
+from txlcli import console, metrics, recipe, runs, torchrun
+from txlcli.commands import train_plan, train_processes, train_run
 from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def train(
+    context: typer.Context,
     wanted: Annotated[
         str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a packaged recipe.")
     ] = None,
@@ -39,6 +40,9 @@ def train(
     max_minutes: Annotated[
         float | None, typer.Option("--max-minutes", min=0.0, help="Stop after this time and save; can be resumed.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Divide the lanes among this many processes, one per GPU.")
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, then stop.")] = False,
     log_every: Annotated[int | None, typer.Option("--log-every", min=1, help="Steps between two reports.")] = None,
     overrides: Overrides = None,
@@ -62,6 +66,10 @@ def train(
 
     Example: txl train stdlib --max-minutes 2
     """
+    if processes > 1 and torchrun.world_size() == 1 and not dry_run:
+        train_processes.start(processes, context.find_root().obj)
+        return
+    processes = max(processes, torchrun.world_size())
     changes = list(overrides or [])
     changes += [f"train.precision={precision.value}"] if precision else []
     changes += [f"train.attention={attention.value}"] if attention else []
@@ -75,15 +83,22 @@ def train(
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
+        if not torchrun.leads():
+            train_run.follow_on(resume, changes, **places)
+            return
         training = train_run.go_on(resume, changes, **places, until=until, json=json)
     elif wanted is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
         if max_minutes is not None:
             raise UsageError("--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps")
-        settings = train_run.loaded(wanted, changes)
-        folder = train_run.new_folder(wanted, name, runs_dir, force=force)
-        _forecast(wanted, settings, folder, data_dir, device, until_step=max_steps, json=json)
+        if torchrun.leads():
+            settings = train_run.loaded(wanted, changes)
+            folder = train_run.new_folder(wanted, name, runs_dir, force=force)
+            _forecast(wanted, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json)
+        return
+    elif not torchrun.leads():
+        train_run.follow(wanted, changes, device=device, data_dir=data_dir)
         return
     else:
         training = train_run.learn(wanted, changes, name=name, force=force, **places, until=until, json=json)
@@ -98,6 +113,7 @@ def _forecast(
     data_dir: Path,
     device: Device,
     *,
+    processes: int,
     until_step: int | None,
     json: bool,
 ) -> None:
@@ -120,8 +136,9 @@ def _forecast(
         until_step=until_step,
         store=store,
         device=there,
+        processes=processes,
     )
-    plan |= dry_run.forecast(settings, vocab_size, store, there, steps=plan["steps"])
+    plan |= dry_run.forecast(settings, vocab_size, store, there, steps=plan["steps"], processes=processes)
     if json:
         console.show_json(plan)
     else:

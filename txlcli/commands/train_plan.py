@@ -23,10 +23,9 @@ def plan(
     until_step: int | None,
     store: "TokenStore | None",
     device: "torch.device",
+    processes: int,
 ) -> dict[str, Any]:
     """What will be done, for people and machines; the last step may come before the recipe's."""
-    from txlcli.core.device import describe
-
     train = settings.train
     tokens = store.info("train").tokens if store else None
     steps = min(until_step or train.max_steps, train.max_steps)
@@ -44,9 +43,17 @@ def plan(
         "max_steps": train.max_steps,
         "epochs": read / tokens if tokens else None,
         "precision": train.precision,
-        "device": describe(device),
+        "processes": processes,
+        "device": devices(device, processes),
         "folder": str(folder),
     }
+
+
+def devices(device: "torch.device", processes: int) -> str:
+    """Where a training runs, in a few words."""
+    from txlcli.core.device import describe
+
+    return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 
 
 def in_words(plan: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from txlcli import console, curves, recipe, runs
+from txlcli import console, curves, recipe, runs, torchrun
 from txlcli.commands import train_plan
 from txlcli.errors import Interrupted, RecipeError, RunError, TrainingError, UsageError
 from txlcli.options import DATA_DIR, Device
@@ -19,13 +19,14 @@ from txlcli.runs import Run
 from txlcli.settings import PLAIN_NAME, Settings
 
 if TYPE_CHECKING:
+    from txlcli.core.data_parallel import World
     from txlcli.core.language_model import LanguageModel
     from txlcli.core.segments import TrainingSegments
     from txlcli.core.training import Training, ValidSplit
     from txlcli.token_store import TokenStore
 
 SIGTERM_CODE, SIGINT_CODE = 143, 130
-FIXED_KEYS = ("batch_size", "accumulate", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
+FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,46 @@ def go_on(
     return training
 
 
+def follow(wanted: str, changes: list[str], *, device: Device, data_dir: Path) -> None:
+    """Take part in the training of a recipe that another process carries out."""
+    from txlcli.core import data_parallel
+    from txlcli.core.training import new_model
+    from txlcli.opening import open_store
+
+    settings = loaded(wanted, changes)
+    there = train_plan.checked_device(settings, device)
+    with _deaf_to_signals():
+        world = data_parallel.join(there)  # the leading process comes once the store is there
+        store = open_store(settings.corpus.store, data_dir)
+        segments, _ = text_of(settings, store)
+        model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=there)
+        _follower(model, settings, segments, world).follow()
+
+
+def follow_on(resume: str, changes: list[str], *, device: Device, data_dir: Path, runs_dir: Path) -> None:
+    """Take part in the training of a run that another process goes on with."""
+    from txlcli.core import checkpoint, data_parallel
+    from txlcli.opening import open_store
+
+    run = _changed(runs.find(resume, runs_dir), changes)
+    there = train_plan.checked_device(run.settings, device)
+    with _deaf_to_signals():
+        world = data_parallel.join(there)
+        segments, _ = text_of(run.settings, open_store(run.settings.corpus.store, data_dir))
+        path = run.folder / runs.LAST
+        saved = checkpoint.load(path)
+        model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path).to(there)
+        training = _follower(model, run.settings, segments, world)
+        training.restore(saved)
+        training.follow()
+
+
+def _follower(model: "LanguageModel", settings: Settings, segments: "TrainingSegments", world: "World") -> "Training":
+    from txlcli.core.training import Training
+
+    return Training(model, settings.train, segments, None, Path(), {}, world)
+
+
 def loaded(wanted: str, changes: list[str]) -> Settings:
     """A recipe with changes, whose curves can be written here."""
     settings = recipe.load(wanted, changes)
@@ -137,6 +178,7 @@ def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore")
 
 def _begun(run: Run, store: "TokenStore", wanted: Device, *, until_step: int | None) -> "Training":
     """The training of a new run, whose folder is not made yet."""
+    from txlcli.core.data_parallel import join
     from txlcli.core.training import new_model
 
     train = run.settings.train
@@ -151,17 +193,19 @@ def _begun(run: Run, store: "TokenStore", wanted: Device, *, until_step: int | N
         until_step=until_step,
         store=store,
         device=device,
+        processes=torchrun.world_size(),
     )
     console.say(f"training {train_plan.in_words(plan)}")
+    world = join(device)
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)  # it may be too large, too
-    return _training(model, run, segments, valid)
+    return _training(model, run, segments, valid, world)
 
 
 def _resumed(
     run: Run, changes: list[str], data_dir: Path, wanted: Device, *, until_step: int | None
 ) -> tuple[Run, "Training"]:
     from txlcli.core import checkpoint
-    from txlcli.core.device import describe
+    from txlcli.core.data_parallel import join
     from txlcli.opening import check_checkpoint, check_vocabulary, open_store
 
     run = _changed(run, changes)
@@ -175,13 +219,14 @@ def _resumed(
     check_checkpoint(run, saved, path)
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
     segments, valid = text_of(settings, store)
-    training = _training(model, run, segments, valid)
+    training = _training(model, run, segments, valid, join(device))
     training.restore(saved)
     _check_unfinished(run, training, until_step)
     run.drop_metrics_after(training.step)
     runs.update(run)
     console.say(
-        f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, {describe(device)}"
+        f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
+        f"{train_plan.devices(device, torchrun.world_size())}"
     )
     return run, training
 
@@ -258,11 +303,13 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
     return segments, ValidSplit(inputs, targets)
 
 
-def _training(model: "LanguageModel", run: Run, segments: "TrainingSegments", valid: "ValidSplit | None") -> "Training":
+def _training(
+    model: "LanguageModel", run: Run, segments: "TrainingSegments", valid: "ValidSplit | None", world: "World"
+) -> "Training":
     from txlcli.core.training import Training
 
     identity = {"recipe": run.recipe_name, "vocab_fingerprint": run.vocab_fingerprint}
-    return Training(model, run.settings.train, segments, valid, run.folder, identity)
+    return Training(model, run.settings.train, segments, valid, run.folder, identity, world)
 
 
 def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, json: bool) -> None:
@@ -279,7 +326,8 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
             for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
                 record(report)
     saved = f"saved {training.last_path} at step {training.step:,}"
-    go_on = f'go on with "{command_line("train", "--resume", str(run.folder), data_dir=data_dir)}"'
+    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
+    go_on = f'go on with "{command_line("train", "--resume", str(run.folder), *processes, data_dir=data_dir)}"'
     finished = training.step == last and not training.validation_is_due()
     if caught and (until.more_follows or not finished):
         code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
@@ -292,6 +340,18 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
 def command_line(*words: str, data_dir: Path) -> str:
     """A command line to repeat, with the data folder where it is not the usual one."""
     return shlex.join(["txl", *words, *([] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)])])
+
+
+@contextmanager
+def _deaf_to_signals() -> Iterator[None]:
+    """Let the leading process, which hears them as well, decide what Ctrl-C and SIGTERM mean."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager

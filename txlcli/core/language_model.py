@@ -47,6 +47,11 @@ class LanguageModel(nn.Module, ABC):
         """The weights' number format."""
         return self.softmax.biases[0].dtype
 
+    @property
+    def has_idle_weights(self) -> bool:
+        """Whether some weights have no part in some training steps, and so no gradient."""
+        return False
+
     @abstractmethod
     def first_memory(self, lanes: int, mem_len: int) -> Memory:
         """Memory before the first token."""

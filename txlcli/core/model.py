@@ -117,6 +117,11 @@ class TransformerXL(LanguageModel):
             self.auxiliary = AuxiliaryLosses(bands, settings.d_model, settings.n_layers)
         self.reset_parameters()
 
+    @property
+    def has_idle_weights(self) -> bool:
+        """The auxiliary classifiers, once their schedule has ended."""
+        return self.auxiliary is not None
+
     def reset_parameters(self) -> None:
         """Draw the released initialisation: normal weights and biases u, v, gains around 1, other biases 0."""
         std, exact = self.settings.init_std, self.settings.init == "tf"

@@ -78,11 +78,17 @@ class TrainingSegments:
             return Place(place.epoch, place.segment + 1)
         return Place(place.epoch + 1, 0)
 
-    def at(self, place: Place) -> NDArray[np.int64]:
-        """The tokens at a place, (B, L + 1): all but the last are read, all but the first are predicted."""
+    def at(self, place: Place, lanes: range | None = None) -> NDArray[np.int64]:
+        """The tokens at a place, (B, L + 1): all but the last are read, all but the first are predicted.
+
+        Args:
+            place: in the stream.
+            lanes: only these.
+        """
         first = place.segment * self._seg_len
         length = min(self._seg_len, self._lane_len - first)
-        windows = [self._window(place.epoch, lane * self._lane_len + first, length + 1) for lane in range(self._lanes)]
+        wanted = range(self._lanes) if lanes is None else lanes
+        windows = [self._window(place.epoch, lane * self._lane_len + first, length + 1) for lane in wanted]
         return np.stack(windows).astype(np.int64)
 
     def _window(self, epoch: int, first: int, count: int) -> Tokens:

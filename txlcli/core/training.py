@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txlcli.core import checkpoint
+from txlcli.core import checkpoint, restart
 from txlcli.core.architectures import make_model
-from txlcli.core.averaging import make_average
+from txlcli.core.averaging import NoAverage, make_average
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.compilation import as_written, compile_layers
+from txlcli.core.data_parallel import ALONE, Objective, Order, World, parts_of_a_step
 from txlcli.core.device import autocast, send
 from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
@@ -82,6 +83,8 @@ class _Stopped(Exception):  # noqa: N818 - leaves a validation early
 class Training:
     """A model in training: everything that must survive a stop.
 
+    Where several processes train, each has one of these; that of rank 0 runs, the others follow.
+
     Args:
         model: on its device.
         settings: the recipe's [train] section.
@@ -89,6 +92,10 @@ class Training:
         valid: the validation split, None where the store has none.
         folder: receives `last.safetensors` and `best.safetensors`.
         identity: plain data that checkpoints carry along, to know their run by.
+        world: the processes among which the lanes are divided.
+
+    Raises:
+        RecipeError: there are fewer lanes than processes.
     """
 
     def __init__(
@@ -99,18 +106,23 @@ class Training:
         valid: ValidSplit | None,
         folder: Path,
         identity: dict[str, Any],
+        world: World = ALONE,
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
-        self.valid, self.folder, self.identity = valid, folder, identity
+        self.valid, self.folder, self.identity, self.world = valid, folder, identity, world
         self.device = model.device
+        self._all_parts = parts_of_a_step(settings, world.size)
+        first = world.rank * settings.accumulate
+        self._parts = self._all_parts[first : first + settings.accumulate]
         model.recompute(settings.recompute)
-        model.embedding.gradient_of_rows = self.device.type == "cpu" and model.settings.tie_embeddings
+        on_one_cpu = self.device.type == "cpu" and world.size == 1
+        model.embedding.gradient_of_rows = on_one_cpu and model.settings.tie_embeddings
         if isinstance(model, TransformerXL):
             model.attend_by(settings.attention)
             if settings.compile:
                 compile_layers(model)
         self.optimizer = make_optimizer(model, settings)
-        self.average = make_average(model, settings)
+        self.average = make_average(model, settings) if world.leads else NoAverage(model)
         self.plateau = Plateau(settings)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self.step = 0
@@ -118,6 +130,9 @@ class Training:
         self.validated = 0  # the step of the last validation
         self.best_nats = math.inf
         self.memories = self._empty_memories()
+        self._objective = Objective(model, world)
+        if not world.leads:
+            torch.manual_seed(self._seed_from_here())
 
     @property
     def last_path(self) -> Path:
@@ -134,6 +149,8 @@ class Training:
     ) -> Iterator[Report]:
         """Train up to max_steps; save at every validation, now and then between, and at the end or a stop.
 
+        Other processes follow until this ends.
+
         Args:
             report_every: steps between two StepReports.
             should_stop: asked between steps and during validations; True saves and ends.
@@ -142,6 +159,22 @@ class Training:
         Raises:
             TrainingError: the loss is not finite; the last checkpoint is the last good one.
         """
+        with self.world.leading():
+            yield from self._run(report_every, should_stop, until_step)
+
+    def follow(self) -> None:
+        """Do what the leading process orders, until it ends."""
+        while True:
+            order, number = self.world.take()
+            if order == Order.update:
+                self.plateau.scale = number
+                self._update()
+            elif order == Order.save:
+                self._collect()
+            else:
+                return
+
+    def _run(self, report_every: int, should_stop: Callable[[], bool], until_step: int | None) -> Iterator[Report]:
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
         window = _Window(self.device)
         saved_at = time.monotonic()
@@ -173,34 +206,47 @@ class Training:
 
     def update(self) -> tuple[Tensor, Tensor, int]:
         """Take one optimizer step: mean loss (0-d), gradient norm before clipping (0-d), tokens."""
+        self.world.give(Order.update, self.plateau.scale)
+        return self._update()
+
+    def _update(self) -> tuple[Tensor, Tensor, int]:
         if self.place.segment == 0:
             self.memories = self._empty_memories()  # every epoch starts with nothing to remember
         self.model.train()
-        on_host = torch.from_numpy(self.segments.at(self.place))  # (B, L + 1)
+        mine = range(self._parts[0].start, self._parts[-1].stop)
+        on_host = torch.from_numpy(self.segments.at(self.place, mine))  # (lanes, L + 1)
         on_device = send(on_host, self.device)
         inputs = on_device[:, :-1]
         targets = (on_host if self.model.targets_device.type == "cpu" else on_device)[:, 1:]
-        parts = self.settings.accumulate
         total = torch.zeros((), device=self.device)
-        for number, (read, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
-            with autocast(self.device, self.settings.precision), self._while_memory_grows():
-                objective, loss, self.memories[number] = self.model.objective(
-                    read,
-                    wanted,
-                    self.memories[number],
-                    mem_len=self.settings.mem_len,
-                    part=self.settings.loss_part,
-                    progress=self.step / self.settings.max_steps,
-                )
-            self.scaler.scale(objective / parts).backward()
-            total += loss.detach() / parts
-        if self.device.type == "cpu" and not total.isfinite():  # on CUDA asking at every step would stall the queue
+        for number, part in enumerate(self._parts):
+            lanes = slice(part.start - mine.start, part.stop - mine.start)
+            with self._until_averaged(number):
+                with autocast(self.device, self.settings.precision), self._while_memory_grows():
+                    objective, loss, self.memories[number] = self._objective(
+                        inputs[lanes],
+                        targets[lanes],
+                        self.memories[number],
+                        mem_len=self.settings.mem_len,
+                        part=self.settings.loss_part,
+                        progress=self.step / self.settings.max_steps,
+                    )
+                share = len(part) / self.settings.batch_size
+                self.scaler.scale(objective * (share * self.world.size)).backward()
+            total += loss.detach() * share
+        self.world.add_up(total)
+        asked = self.device.type == "cpu" and self.world.leads  # on CUDA asking at every step would stall the queue
+        if asked and not total.isfinite():
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
         self.step += 1
         grad_norm = self._apply_gradients()
         self.average.update()
         self.place = self.segments.next_place(self.place)
-        return total, grad_norm, inputs.numel()
+        return total, grad_norm, self.settings.batch_size * inputs.shape[1]
+
+    def _until_averaged(self, number: int) -> contextlib.AbstractContextManager[object]:
+        """Processes average the gradients of a step once, with its last part."""
+        return contextlib.nullcontext() if number == len(self._parts) - 1 else self._objective.held_back()
 
     def _while_memory_grows(self) -> contextlib.AbstractContextManager[object]:
         """At the start of an epoch memory has another length at each step: no shape to compile for."""
@@ -269,8 +315,7 @@ class Training:
         yield ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, best, averaged)
 
     def _empty_memories(self) -> list[Memory]:
-        lanes = self.settings.batch_size // self.settings.accumulate
-        return [self.model.first_memory(lanes, self.settings.mem_len) for _ in range(self.settings.accumulate)]
+        return [self.model.first_memory(len(part), self.settings.mem_len) for part in self._parts]
 
     def _not_finite(self, what: str) -> TrainingError:
         kept = f"; the last good checkpoint is {self.last_path}" if self.last_path.exists() else ""
@@ -297,17 +342,10 @@ class Training:
             RunError: the file cannot be written.
             TrainingError: the weights or the memory are not finite; the older checkpoint stays.
         """
-        remembered = (tensor for memory in self.memories for tensor in memory)
-        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *remembered)):
+        self.world.give(Order.save)
+        memory, rng = self._collect()
+        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
-        memory = {
-            f"{part}.{layer}": tensor
-            for part, memories in enumerate(self.memories)
-            for layer, tensor in enumerate(memories)
-        }
-        rng = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(self.device)
         optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer)
         groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.tensors()}
         self._save(
@@ -319,8 +357,15 @@ class Training:
             },
         )
 
+    def _collect(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What the checkpoint keeps of every process: memories and random generators."""
+        memories = restart.collect_memories(self.world, self.memories, self._all_parts)
+        return memories, restart.collect_generators(self.world, self.device)
+
     def restore(self, saved: Checkpoint) -> None:
         """Go on from exactly where a checkpoint was written: the model has its weights already.
+
+        As many processes as wrote it go on to the bit; others, or another device, draw other masks of dropout.
 
         Raises:
             RunError: the file holds weights to evaluate, and not what going on needs.
@@ -338,18 +383,17 @@ class Training:
             self.scaler.load_state_dict(state["scaler"])
         self._restore_average(saved)
         checkpoint.restore_optimizer(self.model, self.optimizer, saved.group("optimizer"))
-        for name, tensor in saved.group("memory").items():
-            part, layer = name.split(".")
-            self.memories[int(part)][int(layer)] = tensor.to(self.device)
-        rng = saved.group("rng")
-        torch.set_rng_state(rng["cpu"])
-        if self.device.type == "cuda":
-            if "cuda" in rng:
-                torch.cuda.set_rng_state(rng["cuda"], self.device)
-            else:  # begun on a CPU: what CUDA draws from here on depends on the seed as well
-                torch.cuda.manual_seed(int(np.random.default_rng((self.settings.seed, self.step)).integers(1 << 63)))
+        restart.restore_memories(saved.group("memory"), self.memories, self._parts)
+        restart.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_from_here())
+
+    def _seed_from_here(self) -> int:
+        """A seed of this process for all that it draws after this step."""
+        key = (self.settings.seed, self.step, self.world.rank)
+        return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
 
     def _restore_average(self, saved: Checkpoint) -> None:
+        if not self.world.leads:
+            return
         state = saved.state.get("average", {"kind": "none"})  # files written before there were averages have none
         if state["kind"] != self.settings.average:
             raise RecipeError(

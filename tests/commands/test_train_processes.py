@@ -1,0 +1,121 @@
+"""txl train --processes: several processes on one machine are one training to whoever uses it."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, done, json_of, refusal, reports, start, wait_for
+from txlcli.core import checkpoint
+
+NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
+TORCHRUN = ["--standalone", "--nproc-per-node", "2", "-m", "txlcli"]
+
+
+def ended(process, code):
+    """What a process wrote to stdout, and the lines that it wrote to stderr."""
+    stdout, stderr = process.communicate(timeout=LONGEST_WAIT_S)
+    assert process.returncode == code, stderr
+    return stdout, stderr.splitlines()
+
+
+def losses(run):
+    return [(line["kind"], line["step"], pytest.approx(line["loss_nats"], abs=1e-4)) for line in reports(f"runs/{run}")]
+
+
+def processes_of(name):
+    """The numbers of the processes that train this run, by rank."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words, told = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+        except OSError:
+            continue  # it has ended
+        rank = [word for word in told.split(b"\0") if word.startswith(b"RANK=")]
+        if name.encode() in words.split(b"\0") and rank:
+            found[int(rank[0].removeprefix(b"RANK="))] = int(folder.name)
+    return found
+
+
+def test_two_processes_make_the_run_that_one_makes(here):
+    stdout, stderr = ended(start("train", "tiny.toml", "--processes", 2, "--name", "two", *NOTHING_RANDOM), 0)
+    done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
+    assert losses("two") == losses("one")
+    names = [sorted(path.name for path in Path(f"runs/{run}").iterdir()) for run in ("one", "two")]
+    assert names[0] == names[1]
+    assert stdout.count("7 of 7") == 1
+    assert stderr[0].endswith("fp32, 2 processes, cpu (1 threads) each, into runs/two")
+    assert [line.partition(",")[0] for line in stderr[1:]] == ["step 4", "step 7"]
+    assert done("eval", "two", "--mem-len", "0,5").stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_from_outside_saves_and_can_be_gone_on_from(here, number, code):
+    metrics = here / "runs/tiny/metrics.jsonl"
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--json")
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+    process.send_signal(number)
+    stdout, stderr = ended(process, code)
+    assert stdout == metrics.read_text()
+    step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
+    assert stderr[-2:] == [
+        "stopping after this step; saving",
+        f"error: stopped; saved runs/tiny/last.safetensors at step {step:,}; "
+        'go on with "txl train --resume runs/tiny --processes 2"',
+    ]
+    if number == signal.SIGINT:
+        ended(start("train", "--resume", "runs/tiny", "--processes", 2, "--max-steps", step + 3), 0)
+        assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == step + 3
+
+
+def test_torchrun_starts_processes_as_well_and_one_can_go_on_alone(here):
+    module = "torch.distributed.run"
+    _, stderr = ended(start(*TORCHRUN, "train", "tiny.toml", "--max-steps", 4, *NOTHING_RANDOM, module=module), 0)
+    assert sum(line.startswith("training tiny: ") for line in stderr) == 1
+    done("train", "--resume", "tiny")
+    done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
+    assert losses("tiny") == losses("one")
+
+
+def test_torchrun_is_refused_where_one_process_is_enough(here):
+    _, stderr = ended(start(*TORCHRUN, "eval", "byte", module="torch.distributed.run"), 1)
+    assert stderr.count("error: txl eval runs in one process; start it without torchrun") == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "error"),
+    [
+        (["--set", "train.lrr=3"], '[train] has no key "lrr"; did you mean "lr"?'),
+        (["--set", "train.batch_size=1"], "train.batch_size = 1 is too few lanes for 2 processes; take fewer of them"),
+        (["--resume", "nothing"], "leave out the recipe, --name, --force and --dry-run"),
+    ],
+)
+def test_what_is_wrong_is_said_once(here, wish, error):
+    stdout, stderr = ended(start("train", "tiny.toml", *wish, "--processes", 2), 2)
+    assert stdout == ""
+    assert [line for line in stderr if not line.startswith("training tiny: ")] == [stderr[-1]]
+    assert stderr[-1].startswith("error: ")
+    assert stderr[-1].endswith(error)
+    assert not Path("runs/tiny").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes as Linux lists them")
+def test_a_process_that_dies_ends_the_training_and_says_how_to_go_on(here):
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
+    wait_for((here / "runs/tiny/last.safetensors").exists)
+    os.kill(processes_of("tiny.toml")[1], signal.SIGKILL)
+    _, stderr = ended(process, 1)
+    assert "error: another process has ended; go on with --resume from the last checkpoint" in stderr
+    wait_for(lambda: not processes_of("tiny.toml"))
+    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 20
+
+
+def test_a_dry_run_counts_what_one_of_the_processes_holds(here):
+    alone, one_of_two = (json_of("train", "tiny.toml", "--dry-run", "--processes", count) for count in (1, 2))
+    assert (alone["processes"], one_of_two["processes"]) == (1, 2)
+    memory = [plan["step_bytes"]["memory"] for plan in (alone, one_of_two)]
+    assert memory[1] * 3 == memory[0] * 2  # the larger part of three lanes
+    assert one_of_two["training_flops"] == alone["training_flops"]
+    assert refusal("train", "tiny.toml", "--dry-run", "--processes", 4).startswith("train.batch_size = 3 is too few")
+    assert "2 processes" in done("train", "tiny.toml", "--dry-run", "--processes", 2).stdout
