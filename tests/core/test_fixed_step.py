@@ -3,6 +3,8 @@
 A CPU repeats the step itself; that a GPU repeats a recording of it is for a GPU to show.
 """
 
+from unittest import mock
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,7 +13,7 @@ from torch.utils._pytree import tree_map
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.core import decoding
 from txlcli.core.decoding import Decoder
-from txlcli.core.fixed_step import recorded
+from txlcli.core.fixed_step import WARM_UP, recorded
 
 B, L, M, T = 2, 5, 7, 53
 CPU = torch.device("cpu")
@@ -127,3 +129,22 @@ def test_a_recording_reads_what_its_kernels_read(monkeypatch, precision):
     monkeypatch.setattr(decoding, "records_steps", lambda _: False)
     expected = read(model, tokens, lengths=(3, 1, 1), mem_len=M, precision=precision)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if precision == "fp32" else 0.1)
+
+
+def test_a_recording_casts_weights_itself(monkeypatch):
+    """What autocast had cast before would be gone when the recording is repeated."""
+    graph, stream = mock.MagicMock(), mock.MagicMock()
+    for name in ("CUDAGraph", "Stream", "stream", "current_stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, stream if name != "CUDAGraph" else lambda: graph)
+    found = []
+
+    def run():
+        found.append(torch.is_autocast_cache_enabled())
+        return torch.ones(1)
+
+    repeat = recorded(run, torch.device("cuda"))
+    assert found == [False] * (WARM_UP + 1)
+    assert torch.is_autocast_cache_enabled()
+    repeat()
+    assert len(found) == WARM_UP + 1
+    graph.replay.assert_called_once_with()

@@ -9,7 +9,8 @@ Axes: B lanes, C capacity of the buffers, H heads, D head width, d model width, 
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -111,16 +112,28 @@ def recorded(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Te
         return run
 
 
+@contextmanager
+def casts_made_anew() -> Iterator[None]:
+    """Autocast keeps no weight that it casts: a recording would read it after autocast has let it go."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 def _recording(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     graph = torch.cuda.CUDAGraph()
     aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
-        for _ in range(WARM_UP):
-            run()
-    torch.cuda.current_stream(device).wait_stream(aside)
-    with torch.cuda.graph(graph):
-        out = run()
+    with casts_made_anew():
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                run()
+        torch.cuda.current_stream(device).wait_stream(aside)
+        with torch.cuda.graph(graph):
+            out = run()
 
     def repeat() -> Tensor:
         graph.replay()
