@@ -153,10 +153,16 @@ class PeerReading:
         return found if self._tokens.shape[1] == 1 else found.mean()
 
 
-def fresh_step(contestant, work):
-    """A training step of `txl` or `peer` with a model of its own, taking the precision (the peer has one only)."""
+def fresh_model(contestant, work):
+    """A model in training of `txl` or `peer`."""
+    if contestant == "peer":
+        return peer_model(work, training=True)
+    return new_model(our_settings(work, training=True), work.vocab_size, seed=1, device=torch.device("cpu"))
+
+
+def step_of(contestant, model, work):
+    """A training step of that model, taking the precision (the peer has one only)."""
     if contestant == "txl":
-        settings = our_settings(work, training=True)
-        return our_step(new_model(settings, work.vocab_size, seed=1, device=torch.device("cpu")), work)
-    step = peer_step(peer_model(work, training=True), work)
+        return our_step(model, work)
+    step = peer_step(model, work)
     return lambda _: step()

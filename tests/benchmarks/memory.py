@@ -1,4 +1,4 @@
-"""The most memory that training steps take above what model and optimizer held before, in this process alone.
+"""The most memory that training takes above what the model held before, in this process alone.
 
 python -m tests.benchmarks.memory ROW txl|peer fp32|bf16 [--quick]
 """
@@ -12,7 +12,7 @@ import torch
 
 from txlcli.core.timing import peak_memory
 
-STEPS = 2  # the second one finds the optimizer's state
+STEPS = 2  # the second one finds a memory
 
 
 def measure(row, contestant, precision, *, quick):
@@ -30,14 +30,15 @@ def resident_bytes():
 
 def main():
     from tests.benchmarks import rows
-    from tests.benchmarks.contestants import fresh_step
+    from tests.benchmarks.contestants import fresh_model, step_of
 
     name, contestant, precision, *options = sys.argv[1:]
     row = rows.ROWS[name]
     if options == ["--quick"]:
         row = rows.quick(row)
-    step = fresh_step(contestant, row.work)
+    model = fresh_model(contestant, row.work)
     before = resident_bytes()
+    step = step_of(contestant, model, row.work)
     with peak_memory(torch.device("cpu")) as peak:
         for _ in range(STEPS):
             step(precision)

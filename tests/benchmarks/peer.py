@@ -158,7 +158,7 @@ def show(results, *, repeat, quick):
             ]
         )
     caption = (
-        "ms: per token. MiB: the most that two steps held above what model and optimizer held before.\n"
+        "ms: per token. MiB: the most that two steps held above what the model held before.\n"
         f"Median (lowest-highest) of {repeat} turns; the peer in fp32 throughout, since it has no usable bf16.\n"
         "of peak: operations by formula over a 2048 x 2048 matrix product of the same precision, measured in each turn."
     )

@@ -83,7 +83,8 @@ def test_a_step_changes_the_weights_of_either_model(benchmark, contestant, monke
     for name in ("new_model", "peer_model"):
         real = getattr(contestants, name)
         monkeypatch.setattr(contestants, name, lambda *a, real=real, **o: models.append(real(*a, **o)) or models[-1])
-    step = contestants.fresh_step(contestant, quick(ROWS["training"]).work)
+    work = quick(ROWS["training"]).work
+    step = contestants.step_of(contestant, contestants.fresh_model(contestant, work), work)
     before = [parameter.clone() for parameter in models[0].parameters()]
     step("fp32")
     changed = [not torch.equal(was, now) for was, now in zip(before, models[0].parameters(), strict=True)]

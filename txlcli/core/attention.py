@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.attention_kernels import flex, reference, sdpa
 from txlcli.core.attention_lanes import attend_by_lanes
-from txlcli.core.device import row_multiple
+from txlcli.core.device import cast_for_products, row_multiple
 from txlcli.core.distance_space import Workspace
 from txlcli.settings import AttentionKind
 
@@ -122,6 +122,7 @@ class Attention(nn.Module):
     def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """What `project_queries` and `project_keys` give of the segment (B, L, d)."""
         if self.merged is None:
+            segment = cast_for_products(segment)
             return self.project_queries(segment), self.project_keys(segment)
         query, key, value = F.linear(segment, self.merged).chunk(3, dim=-1)
         return split_heads(query, self.n_heads) * self.scale, (
@@ -131,6 +132,7 @@ class Attention(nn.Module):
 
     def project_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, K, D) of the context (B, K, d)."""
+        context = cast_for_products(context)
         return split_heads(self.w_k_content(context), self.n_heads), split_heads(self.w_v(context), self.n_heads)
 
     def project_queries(self, segment: Tensor) -> Tensor:

@@ -66,6 +66,13 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
+def cast_for_products(tensor: Tensor) -> Tensor:
+    """In the number format that autocast gives matrix products: cast once what goes into several of them."""
+    kind = tensor.device.type
+    cast = torch.is_autocast_enabled(kind) and tensor.dtype == torch.float32
+    return tensor.to(torch.get_autocast_dtype(kind)) if cast else tensor
+
+
 def describe(device: torch.device) -> str:
     """A few words for people: `cpu (2 threads)`, or the card's name."""
     if device.type == "cuda":

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from txlcli.settings import TrainSettings
 
@@ -18,7 +18,19 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Opt
             weight_decay=settings.weight_decay,
             fused=True,
         )
-    return torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    adam = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    for parameter in model.parameters():
+        adam.state[parameter] = _moments(parameter)
+    return adam
+
+
+def _moments(parameter: Tensor) -> dict[str, Tensor]:
+    """Adam's state before its first step, which would make it in the gaps that a backward pass leaves in memory.
+
+    Made at once, it leaves none, and a model that is too large fails before it reads a text.
+    """
+    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    return {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
 
 def scheduled_lr(settings: TrainSettings, step: int) -> float:
