@@ -114,12 +114,3 @@ def test_a_missing_store_gives_the_command_that_makes_it(tmp_path, store, comman
     with pytest.raises(StoreError) as caught:
         opening.open_store(store, tmp_path)
     assert str(caught.value) == f'no token store at {tmp_path / store}.h5; run "{command}" first'
-
-
-def test_the_reading_is_the_runs_own_with_the_trained_length_as_limit(tmp_path):
-    run, _ = saved_run(tmp_path)
-    train, own = SETTINGS.train, SETTINGS.eval
-    assert own.max_distance is not None
-    assert opening.resolved_reading(run) == own
-    assert opening.resolved_reading(run, mem_len=7, seg_len=3) == dataclasses.replace(own, mem_len=7, seg_len=3)
-    assert opening.resolved_reading(run, max_distance=None).max_distance == train.seg_len + train.mem_len

@@ -11,7 +11,6 @@ from txlcli.core.device import check_precision, pick_device
 from txlcli.core.language_model import LanguageModel
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.runs import Run
-from txlcli.settings import EvalSettings
 from txlcli.token_store import TokenStore
 from txlcli.vocab import Vocab
 
@@ -98,8 +97,3 @@ def _vocabulary(run: Run) -> Vocab:
     if vocab.fingerprint != run.vocab_fingerprint:
         raise VocabularyError(f"{path}: not the vocabulary that the weights belong to; restore it from a copy")
     return vocab
-
-
-def resolved_reading(run: Run, **changes: object) -> EvalSettings:
-    """How a run reads where nothing else is said, with changes: see `Settings.reading`."""
-    return run.settings.reading(**changes)

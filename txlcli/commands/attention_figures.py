@@ -140,11 +140,9 @@ def _make_folder(folder: Path) -> None:
 
 def _reading(opened: "OpenRun", wish: Wish) -> "EvalSettings":
     """How the split is read: as `txl eval` would, in one lane."""
-    from txlcli import opening
-
     wanted = {"mem_len": wish.mem_len, "seg_len": wish.seg_len}
     changes = {key: value for key, value in wanted.items() if value is not None}
-    reading = opening.resolved_reading(opened.run, batch_size=1, **changes)
+    reading = opened.run.settings.reading(batch_size=1, **changes)
     opened.run.settings.check_memory(reading.mem_len, run=opened.run.folder, instead="give --mem-len 0")
     return reading
 

@@ -161,7 +161,7 @@ def evaluation(
         _attend_by(wishes.attention, opened, wishes)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
-    reading = wishes.change(opening.resolved_reading(run))
+    reading = wishes.change(run.settings.reading())
     if wishes.text is not None:
         source = eval_texts.of_file(opened, wishes.text, wishes.positions)
     else:

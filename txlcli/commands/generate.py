@@ -196,10 +196,9 @@ def _from_split(
 
 
 def _reader(opened: "OpenRun") -> "Reader":
-    from txlcli import opening
     from txlcli.core.generation import reader_of_one_text
 
-    return reader_of_one_text(opened.model, opening.resolved_reading(opened.run), precision=opened.precision)
+    return reader_of_one_text(opened.model, opened.run.settings.reading(), precision=opened.precision)
 
 
 def _draw(reader: "Reader", start: _Start, how: "Sampling", count: int, seed: int) -> Iterable[int]:

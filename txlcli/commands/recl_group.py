@@ -79,7 +79,7 @@ def open_group(
         opened = opening.open_run(one, runs_dir, device=device, precision=precision)
         if text is None:
             text = eval_texts.of_split(opened, split, None, data_dir)
-        how = opening.resolved_reading(opened.run)
+        how = opened.run.settings.reading()
         if opened.run.settings.train.mem_len == 0:
             how = dataclasses.replace(how, mem_len=0)
         digest = opened.checkpoint.weights_digest()
