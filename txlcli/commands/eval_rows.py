@@ -97,7 +97,7 @@ def row(
     from txlcli.core.evaluation import attention_span
 
     if metrics.finite(scores.total_nats) is None:
-        step = instead if opened.precision == "fp32" else f"evaluate with --precision fp32, or {instead}"
+        step = without_finite_loss(opened.precision, instead)
         raise TrainingError(f"{opened.run.folder}: the loss of {source.title} is not finite; {step}")
     fewest, most = (None, None) if opened.run.settings.model.recurrent_state else attention_span(how)
     return {
@@ -110,6 +110,11 @@ def row(
         **{name: metrics.finite(value) for name, value in metrics.measures(scores.total_nats, source.scored).items()},
         "ms_per_token": scores.ms_per_token,
     }
+
+
+def without_finite_loss(precision: str, instead: str) -> str:
+    """The next step where a loss in this precision is not finite; fp32 may help only where it was not used."""
+    return instead if precision == "fp32" else f"evaluate with --precision fp32, or {instead}"
 
 
 def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`txl recl`: how many tokens of context the models of a group make use of (section 4.3, Appendix C)."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -265,7 +264,7 @@ def _as_result(
                 **member.reading(),
                 "precision": member.precision,
                 "loss_nats": nats,
-                "ppl": [_finite(metrics.perplexity(mean)) for mean in nats],
+                "ppl": [metrics.finite(metrics.perplexity(mean)) for mean in nats],
                 "recl": [_as_point(share, by_share[share][number], wishes.threshold) for share in wishes.top_r],
             }
         )
@@ -297,12 +296,8 @@ def _as_point(share: float, steps: "Sequence[Gain]", threshold: float) -> dict[s
                 "baseline_nats": one.baseline_nats,
                 "relative_loss_nats": one.relative_loss_nats,
                 "relative_gain": one.relative,
-                "ppl_gain": _finite(one.ppl),
+                "ppl_gain": metrics.finite(one.ppl),
             }
             for one in steps
         ],
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console
+from txlcli.commands import eval_rows
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.commands.recl_group import Member
 from txlcli.errors import TrainingError
@@ -168,8 +169,8 @@ def _computed(
         precision=member.precision,
     ):
         if not np.isfinite(losses).all():
+            step = eval_rows.without_finite_loss(member.precision, "train it again")
             raise TrainingError(
-                f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; "
-                "evaluate it with --precision fp32, or train it again"
+                f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; {step}"
             )
         yield places, losses
