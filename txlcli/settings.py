@@ -19,7 +19,7 @@ MOST_SEED = 2**63 - 1
 """The largest seed that PyTorch takes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CorpusSettings:
     """[corpus]: the text that the model learns."""
 
@@ -45,7 +45,7 @@ COSINE_STARTS = ("start", "warmup")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """[train]: how the weights are learned."""
 
@@ -186,7 +186,7 @@ class TrainSettings:
 SAME_LENGTHS = ("m", "m_plus_one", "off")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvalSettings:
     """[eval]: the defaults of `txl eval`; the released evaluation settings in the published recipes."""
 
@@ -208,7 +208,7 @@ class EvalSettings:
         one_of("eval", self, "same_length", SAME_LENGTHS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """[log]: where the curves go."""
 
@@ -222,7 +222,7 @@ class LogSettings:
         positive("log", self, "every")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublishedSettings:
     """[published]: what the paper reports for this recipe; used for counting and comparing only."""
 

@@ -16,12 +16,18 @@ MEMORY = EvalSettings(seg_len=5, mem_len=7, max_distance=8, same_length="m")
 NONE = EvalSettings(seg_len=5, mem_len=0)
 KINDS = {
     "memory": (small_model, MEMORY),
-    "memory, m plus one": (lambda: small_model(norm="pre"), EvalSettings(5, 7, same_length="m_plus_one")),
-    "memory, all keys": (small_model, EvalSettings(5, 3, max_distance=6, same_length="off")),
+    "memory, m plus one": (
+        lambda: small_model(norm="pre"),
+        EvalSettings(seg_len=5, mem_len=7, same_length="m_plus_one"),
+    ),
+    "memory, all keys": (small_model, EvalSettings(seg_len=5, mem_len=3, max_distance=6, same_length="off")),
     "memory of zeros": (lambda: small_model(memory_start="zeros"), MEMORY),
-    "memory, absolute positions": (lambda: small_model(position="sinusoid"), EvalSettings(5, 7, same_length="off")),
+    "memory, absolute positions": (
+        lambda: small_model(position="sinusoid"),
+        EvalSettings(seg_len=5, mem_len=7, same_length="off"),
+    ),
     "window": (small_model, NONE),
-    "window, near distances": (small_model, EvalSettings(5, 0, max_distance=6)),
+    "window, near distances": (small_model, EvalSettings(seg_len=5, mem_len=0, max_distance=6)),
     "window, absolute positions": (lambda: small_model(position="sinusoid"), NONE),
     "window, learned positions": (lambda: small_model(position="learned", n_positions=LEARNED), NONE),
     "lstm": (lambda: small_rnn("lstm"), NONE),

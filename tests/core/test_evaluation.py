@@ -22,6 +22,10 @@ def draw_stream(count, *, vocab_size=V):
     return scored_stream(ids, None)
 
 
+def reading(lanes):
+    return EvalSettings(seg_len=L, mem_len=M, batch_size=lanes)
+
+
 def bigram_model():
     """A model without context: neither attention nor feed-forward adds anything to the embedding."""
     model = small_model()
@@ -43,7 +47,9 @@ def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
         table = model.log_probs(model(torch.arange(V)[:, None], model.first_memory(V, 0), mem_len=0)[0])[:, 0]
     expected = -table[inputs, targets]
     seen = []
-    scores = score(model, inputs, targets, EvalSettings(seg_len, 3, lanes), on_tokens=seen.append)
+    scores = score(
+        model, inputs, targets, EvalSettings(seg_len=seg_len, mem_len=3, batch_size=lanes), on_tokens=seen.append
+    )
     np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
     assert seen == sorted(seen)
     assert seen[-1] == count
@@ -63,7 +69,7 @@ def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max
         key_limit=limit,
         max_distance=max_distance,
     )
-    how = EvalSettings(L, mem_len, 1, max_distance=max_distance, same_length=same_length)
+    how = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=1, max_distance=max_distance, same_length=same_length)
     scores = score(model, inputs, targets, how)
     np.testing.assert_allclose(
         scores.losses_nats, reference.cross_entropy_nats(log_probs[0], targets.tolist()), rtol=1e-5
@@ -77,9 +83,9 @@ def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max
 def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(asked, count, lanes, lane_len):
     model = small_model()
     inputs, targets = draw_stream(count)
-    scores = score(model, inputs, targets, EvalSettings(L, M, asked))
+    scores = score(model, inputs, targets, reading(asked))
     pieces = [slice(first, first + lane_len) for first in range(0, count, lane_len)]
-    alone = [score(model, inputs[piece], targets[piece], EvalSettings(L, M, 1)).losses_nats for piece in pieces]
+    alone = [score(model, inputs[piece], targets[piece], reading(1)).losses_nats for piece in pieces]
     assert scores.lanes == lanes == len(pieces)
     np.testing.assert_allclose(scores.losses_nats, np.concatenate(alone), rtol=1e-5)
     if lanes > 1:
@@ -89,7 +95,7 @@ def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(
 def test_scoring_uses_no_dropout_and_no_chance():
     model = small_model(dropout=0.5, attention_dropout=0.5).train()
     inputs, targets = draw_stream(23)
-    first, second = (score(model, inputs, targets, EvalSettings(L, M, 2)).losses_nats for _ in range(2))
+    first, second = (score(model, inputs, targets, reading(2)).losses_nats for _ in range(2))
     assert np.array_equal(first, second)
     assert not model.training
 
@@ -98,15 +104,15 @@ def test_scoring_uses_no_dropout_and_no_chance():
 def test_tokens_may_be_of_any_integer_type(dtype):
     model = small_model()
     inputs, targets = draw_stream(11)
-    expected = score(model, inputs, targets, EvalSettings(L, M, 1)).losses_nats
-    given_losses = score(model, inputs.astype(dtype), targets.astype(dtype), EvalSettings(L, M, 1)).losses_nats
+    expected = score(model, inputs, targets, reading(1)).losses_nats
+    given_losses = score(model, inputs.astype(dtype), targets.astype(dtype), reading(1)).losses_nats
     assert np.array_equal(given_losses, expected)
 
 
 def test_bf16_scores_are_close_to_fp32():
     model = small_model(dtype=torch.float32, std=0.1)
     inputs, targets = draw_stream(23)
-    exact, rounded = (score(model, inputs, targets, EvalSettings(L, M, 2), precision=p) for p in ("fp32", "bf16"))
+    exact, rounded = (score(model, inputs, targets, reading(2), precision=p) for p in ("fp32", "bf16"))
     np.testing.assert_allclose(rounded.losses_nats, exact.losses_nats, atol=0.05)
 
 
@@ -122,7 +128,7 @@ def test_bf16_scores_are_close_to_fp32():
     ],
 )
 def test_attention_span(seg_len, mem_len, same_length, span):
-    assert attention_span(EvalSettings(seg_len, mem_len, same_length=same_length)) == span
+    assert attention_span(EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length)) == span
 
 
 def test_the_total_is_summed_in_float64():

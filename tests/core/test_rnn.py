@@ -210,14 +210,14 @@ def test_a_split_is_scored_with_the_state_of_all_before_it_whatever_the_segments
     log_probs, _ = _read(model, torch.from_numpy(inputs)[None], [T])
     expected = -log_probs[0].numpy()[np.arange(T), targets]
     for seg_len in (1, L, 64):
-        scores = score(model, inputs, targets, EvalSettings(seg_len, 0, batch_size=1))
+        scores = score(model, inputs, targets, EvalSettings(seg_len=seg_len, mem_len=0, batch_size=1))
         np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_generation_reads_its_own_tokens_and_repeats_itself(arch):
     model, context = small_rnn(arch), draw_tokens(1, T)[0]
-    how = EvalSettings(L, 0)
+    how = EvalSettings(seg_len=L, mem_len=0)
     texts = []
     for sampling in (Sampling(top_k=5), Sampling(top_k=5), Sampling(greedy=True)):
         reader = reader_of_one_text(model, how, precision="fp32")

@@ -264,7 +264,9 @@ def test_bf16_trains_close_to_fp32(tmp_path):
 )
 def test_validation_sees_as_many_keys_as_training(seg_len, mem_len, valid_seg_len, expected):
     settings = train_settings(seg_len=seg_len, mem_len=mem_len, valid_seg_len=valid_seg_len, valid_batch_size=3)
-    assert valid_reading(settings) == EvalSettings(*expected, batch_size=3, same_length="off")
+    reading = valid_reading(settings)
+    assert (reading.seg_len, reading.mem_len) == expected
+    assert (reading.batch_size, reading.max_distance, reading.same_length) == (3, None, "off")
 
 
 def test_validation_is_the_mean_loss_of_the_split(tmp_path):
@@ -272,7 +274,10 @@ def test_validation_is_the_mean_loss_of_the_split(tmp_path):
     for report in training.run(report_every=1, should_stop=lambda: False):
         if isinstance(report, ValidReport):
             scores = score(
-                training.model, training.valid.inputs, training.valid.targets, EvalSettings(L, M, 2, None, "off")
+                training.model,
+                training.valid.inputs,
+                training.valid.targets,
+                EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off"),
             )
             assert report.tokens == len(scores.losses_nats) == 30
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
@@ -311,7 +316,12 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path):
     assert best.state["step"] == 1 + losses.index(min(losses))
     assert best.state["best_nats"] == training.best_nats == min(losses)
     model = checkpoint.build_model(training.model.settings, V, best, training.best_path)
-    scores = score(model, training.valid.inputs, training.valid.targets, EvalSettings(L, M, 2, None, "off"))
+    scores = score(
+        model,
+        training.valid.inputs,
+        training.valid.targets,
+        EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off"),
+    )
     assert scores.total_nats / 30 == pytest.approx(min(losses), rel=1e-6)
 
 

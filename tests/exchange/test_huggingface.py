@@ -80,7 +80,7 @@ def test_every_key_has_its_setting(tmp_path):
         init_std=0.5,
         proj_init_std=0.6,
     )
-    assert reading == EvalSettings(5, 7, max_distance=13, same_length="off")
+    assert reading == EvalSettings(seg_len=5, mem_len=7, max_distance=13, same_length="off")
 
 
 def test_keys_that_are_left_out_are_those_of_the_released_large_model(tmp_path):
@@ -98,7 +98,7 @@ def test_keys_that_are_left_out_are_those_of_the_released_large_model(tmp_path):
         d_embed=1024,
         tie_projections=(False, True, True, True),
     )
-    assert reading == EvalSettings(128, 1600, max_distance=1000, same_length="m")
+    assert reading == EvalSettings(seg_len=128, mem_len=1600, max_distance=1000, same_length="m")
 
 
 def test_projections_are_named_one_by_one_or_by_their_rule(tmp_path):
@@ -192,8 +192,12 @@ def test_what_is_written_is_read_as_the_same_settings(tmp_path):
 
 
 def test_projections_that_are_left_to_the_default_are_written_out():
-    assert written(model_settings(cutoffs=(5, 11)), EvalSettings(5, 7))["tie_projs"] == [False, True, True]
-    assert written(model_settings(), EvalSettings(5, 7))["tie_projs"] == [False]
+    assert written(model_settings(cutoffs=(5, 11)), EvalSettings(seg_len=5, mem_len=7))["tie_projs"] == [
+        False,
+        True,
+        True,
+    ]
+    assert written(model_settings(), EvalSettings(seg_len=5, mem_len=7))["tie_projs"] == [False]
 
 
 @pytest.mark.parametrize(
@@ -207,17 +211,17 @@ def test_projections_that_are_left_to_the_default_are_written_out():
     ],
 )
 def test_the_keys_that_a_query_sees_stay_the_same(mem_len, same_length, expected):
-    config = written(model_settings(), EvalSettings(5, mem_len, same_length=same_length))
+    config = written(model_settings(), EvalSettings(seg_len=5, mem_len=mem_len, same_length=same_length))
     assert (config["mem_len"], config["same_length"]) == expected
 
 
 def test_distances_without_a_limit_stay_so():
-    assert written(model_settings(), EvalSettings(5, 7))["clamp_len"] == -1
+    assert written(model_settings(), EvalSettings(seg_len=5, mem_len=7))["clamp_len"] == -1
 
 
 def test_a_last_norm_cannot_be_written():
     with pytest.raises(RunError) as caught:
-        written(model_settings(norm="pre"), EvalSettings(5, 7))
+        written(model_settings(norm="pre"), EvalSettings(seg_len=5, mem_len=7))
     assert str(caught.value) == (
         'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
     )

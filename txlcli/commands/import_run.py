@@ -117,10 +117,10 @@ def _settings(source: Path, wanted: str | None, overrides: list[str]) -> Setting
     else:
         reading = huggingface.eval_settings(config, where)
         plain = Settings(
-            corpus=CorpusSettings(_plain(source)),
+            corpus=CorpusSettings(store=_plain(source)),
             model=huggingface.model_settings(config, where),
             # How it was trained is not known; only the lengths matter, for the distances that it knows.
-            train=TrainSettings(reading.seg_len, reading.mem_len, batch_size=1, max_steps=1),
+            train=TrainSettings(seg_len=reading.seg_len, mem_len=reading.mem_len, batch_size=1, max_steps=1),
             eval=reading,
         )
         table = recipe.to_table(plain)

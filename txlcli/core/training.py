@@ -417,7 +417,7 @@ def valid_reading(settings: TrainSettings) -> EvalSettings:
     """
     seg_len = (settings.valid_seg_len or settings.seg_len) if settings.mem_len else settings.seg_len
     mem_len = settings.mem_len + settings.seg_len - seg_len
-    return EvalSettings(seg_len, mem_len, settings.valid_batch_size, same_length="off")
+    return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=settings.valid_batch_size, same_length="off")
 
 
 class _Window:
