@@ -312,3 +312,8 @@ def test_settings_cannot_be_changed(tiny):
 def test_an_unknown_architecture_is_refused_before_its_keys(tiny):
     message = refusal("qrnn-ptb", "model.arch=gru")
     assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not 'gru'")
+
+
+def test_an_architecture_is_a_word():
+    message = refusal("enwik8", "model.arch=[1]")
+    assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not [1]")

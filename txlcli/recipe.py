@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
-from txlcli.model_settings import ARCHITECTURES, MODELS
+from txlcli.model_settings import MODELS, ModelSettings
 from txlcli.settings import Settings
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
@@ -142,10 +142,10 @@ def _model_kind(keys: Mapping[str, Any]) -> type:
     Raises:
         RecipeError: there is no such architecture.
     """
-    word = keys.get("arch", ARCHITECTURES[0])
-    if word not in MODELS:
-        suggestion = did_you_mean(str(word), ARCHITECTURES)
-        raise RecipeError(f"[model] arch must be one of {', '.join(ARCHITECTURES)}, not {word!r}{suggestion}")
+    word = keys.get("arch", ModelSettings.arch)
+    if not isinstance(word, str) or word not in MODELS:
+        suggestion = did_you_mean(str(word), MODELS)
+        raise RecipeError(f"[model] arch must be one of {', '.join(MODELS)}, not {word!r}{suggestion}")
     return MODELS[word]
 
 
