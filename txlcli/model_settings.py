@@ -4,14 +4,9 @@ import itertools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from txlcli.ranges import one_of, positive, require
+from txlcli.ranges import known_words, positive, require
 
-ARCHITECTURES = ("transformer", "lstm", "qrnn")
-NORMS = ("post", "pre", "pre_released")
-POSITIONS = ("relative", "shaw", "sinusoid", "learned")
-LEARNED_POSITIONS = ("shaw", "learned")
-INITS = ("pytorch", "tf")
-MEMORY_STARTS = ("empty", "zeros")
+MemoryStart = Literal["empty", "zeros"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +54,7 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        one_of("model", self, "arch", ARCHITECTURES)
+        known_words("model", self)
         positive("model", self, "n_layers", "d_model", "d_embed", "div_val", "init_std", "proj_init_std")
         self._check_shares("dropout", "embedding_dropout", "output_dropout", "word_dropout")
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
@@ -122,7 +117,7 @@ class TransformerSettings(ModelSettings):
     """Learned vectors: distances with one of their own ("shaw"), or positions of a segment ("learned")."""
     tie_biases: bool = True
     """One pair of biases u, v for all layers (released PyTorch code), or one pair per layer (released TF code)."""
-    memory_start: Literal["empty", "zeros"] = "empty"
+    memory_start: MemoryStart = "empty"
     """Memory before the first token: empty, growing with the text (released PyTorch code), or M zero vectors that are
     attended to like others (released TF code, Hugging Face)."""
     auxiliary_losses: bool = False
@@ -153,11 +148,7 @@ class TransformerSettings(ModelSettings):
         positive("model", self, "n_heads", "d_head", "d_inner", "n_positions", "norm_eps")
         require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
         self._check_shares("attention_dropout", "inner_dropout")
-        one_of("model", self, "norm", NORMS)
-        one_of("model", self, "memory_start", MEMORY_STARTS)
-        one_of("model", self, "init", INITS)
-        one_of("model", self, "position", POSITIONS)
-        learned = self.position in LEARNED_POSITIONS
+        learned = self.position in ("shaw", "learned")
         wish = "a number of vectors to learn" if learned else f'left out with position = "{self.position}"'
         require((self.n_positions is not None) == learned, "model", "n_positions", self.n_positions, wish)
         only = self.tie_biases or self.position == "relative"

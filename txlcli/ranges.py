@@ -1,7 +1,8 @@
 """Checks the ranges of settings: an error names section, key, value and what it must be."""
 
+import dataclasses
 import math
-from collections.abc import Collection
+from typing import Any, Literal, get_args, get_origin
 
 from txlcli.errors import RecipeError, did_you_mean
 
@@ -26,10 +27,11 @@ def not_negative(section: str, instance: object, *keys: str) -> None:
         require(value is None or 0 <= value < math.inf, section, key, value, "0 or more")
 
 
-def one_of(section: str, instance: object, key: str, known: Collection[str]) -> None:
-    """Refuse a word that is not known, with a suggestion."""
-    value = getattr(instance, key)
-    if value not in known:
-        raise RecipeError(
-            f"[{section}] {key} must be one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}"
-        )
+def known_words(section: str, instance: Any) -> None:
+    """Refuse words that are not among those of their field's type, with a suggestion."""
+    for field in dataclasses.fields(instance):
+        known, value = get_args(field.type), getattr(instance, field.name)
+        if get_origin(field.type) is Literal and value not in known:
+            raise RecipeError(
+                f"[{section}] {field.name} must be one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}"
+            )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from txlcli.errors import UsageError
 from txlcli.model_settings import ModelSettings, TransformerSettings
-from txlcli.ranges import not_negative, one_of, positive, require
+from txlcli.ranges import known_words, not_negative, positive, require
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """What stores and runs may be called: a file name on every system."""
@@ -36,13 +36,7 @@ class CorpusSettings:
 
 LossPart = Literal["full", "half"]
 AttentionKind = Literal["auto", "reference", "sdpa", "flex"]
-OPTIMIZERS = ("adam", "sgd")
-LOSS_PARTS = ("full", "half")
-ATTENTION_KINDS = ("auto", "reference", "sdpa", "flex")
-AVERAGES = ("none", "asgd", "exponential")
-SCHEDULES = ("cosine", "inverse_sqrt", "constant", "plateau")
-COSINE_STARTS = ("start", "warmup")
-PRECISIONS = ("fp32", "bf16", "fp16")
+SameLength = Literal["m", "m_plus_one", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +116,17 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        known_words("train", self)
         positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
         positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
         not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
         not_negative("train", self, "average_patience")
-        one_of("train", self, "loss_part", LOSS_PARTS)
         even = self.loss_part == "full" or self.seg_len % 2 == 0
         require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
-        one_of("train", self, "optimizer", OPTIMIZERS)
-        one_of("train", self, "schedule", SCHEDULES)
-        one_of("train", self, "cosine_from", COSINE_STARTS)
-        one_of("train", self, "average", AVERAGES)
-        one_of("train", self, "attention", ATTENTION_KINDS)
         kept = self.attention == "auto" or not self.recompute
         require(kept, "train", "recompute", self.recompute, 'false unless attention = "auto"')
         plain = self.attention != "flex" or not self.compile  # FlexAttention compiles itself
         require(plain, "train", "compile", self.compile, 'false with attention = "flex"')
-        one_of("train", self, "precision", PRECISIONS)
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
@@ -183,9 +171,6 @@ class TrainSettings:
             require(good, "train", key, value, f"{usual} unless the {choice} is {' or '.join(words)}")
 
 
-SAME_LENGTHS = ("m", "m_plus_one", "off")
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings:
     """[eval]: the defaults of `txl eval`; the released evaluation settings in the published recipes."""
@@ -198,14 +183,14 @@ class EvalSettings:
     """Lanes B; 1 is the reference."""
     max_distance: int | None = None
     """Distances beyond it share one encoding; the trained L + M where it is left out."""
-    same_length: Literal["m", "m_plus_one", "off"] = "m"
+    same_length: SameLength = "m"
     """Keys that every query sees: M (released PyTorch code, Hugging Face), M + 1 (TF), or M + 1 to M + L ("off")."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        known_words("eval", self)
         positive("eval", self, "seg_len", "batch_size", "max_distance")
         not_negative("eval", self, "mem_len")
-        one_of("eval", self, "same_length", SAME_LENGTHS)
 
 
 @dataclass(frozen=True, kw_only=True)

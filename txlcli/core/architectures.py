@@ -2,12 +2,13 @@
 
 import torch
 
-from txlcli.core.decoding import Decoder, SameLength
+from txlcli.core.decoding import Decoder
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.model import TransformerXL
 from txlcli.core.reader import Reader
 from txlcli.core.rnn import RecurrentModel, StateReader
 from txlcli.model_settings import ModelSettings, RnnSettings, TransformerSettings
+from txlcli.settings import SameLength
 
 
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:

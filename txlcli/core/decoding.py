@@ -7,7 +7,6 @@ Axes: B lanes, L segment, M memory, H heads, D head width, d model width, n dist
 """
 
 import dataclasses
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,8 @@ from txlcli.core.fixed_step import FixedStep
 from txlcli.core.model import Layer, TransformerXL
 from txlcli.core.one_row import for_one_row
 from txlcli.core.reader import Reader
-
-SameLength = Literal["m", "m_plus_one", "off"]
-MemoryStart = Literal["empty", "zeros"]
+from txlcli.model_settings import MemoryStart
+from txlcli.settings import SameLength
 
 MOVED_AT_ONCE = 256
 """Positions of a sliding buffer, on a CPU."""
