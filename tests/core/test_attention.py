@@ -73,7 +73,7 @@ def test_distance_encoding_is_sines_then_cosines_even_at_long_distances(width):
 
 @pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
 def test_relative_shift_equals_its_definition_index_by_index(seg_len, key_len):
-    space = DistanceSpace(B * H, seg_len, key_len, key_len, -math.inf, draw(1))
+    space = DistanceSpace(draw(1), rows=B * H, seg_len=seg_len, key_len=key_len, reach=key_len, fill=-math.inf)
     score = draw(B * H, seg_len, key_len)
     space.by_distance.copy_(score)
     np.testing.assert_array_equal(space.by_key, shifted(score, seg_len, key_len))
@@ -81,7 +81,7 @@ def test_relative_shift_equals_its_definition_index_by_index(seg_len, key_len):
 
 @pytest.mark.parametrize("reach", range(1, M + L))
 def test_distances_out_of_reach_are_not_seen(reach):
-    space = DistanceSpace(B * H, L, M + L, reach, -math.inf, draw(1))
+    space = DistanceSpace(draw(1), rows=B * H, seg_len=L, key_len=M + L, reach=reach, fill=-math.inf)
     score = draw(B * H, L, reach)
     space.by_distance.copy_(score)
     np.testing.assert_array_equal(space.by_key, shifted(score, L, M + L))
@@ -90,7 +90,7 @@ def test_distances_out_of_reach_are_not_seen(reach):
 
 
 def test_relative_shift_is_a_view():
-    space = DistanceSpace(H, L, M + L, M + L, 0.0, draw(1))
+    space = DistanceSpace(draw(1), rows=H, seg_len=L, key_len=M + L, reach=M + L, fill=0.0)
     assert space.by_key.untyped_storage().data_ptr() == space.by_distance.untyped_storage().data_ptr()
 
 
@@ -369,17 +369,21 @@ def test_a_workspace_forgets_gradients_that_were_not_finite(monkeypatch, passes)
 
 
 def test_a_workspace_lends_a_space_to_one_at_a_time_and_serves_training_after_evaluation():
-    workspace, like = Workspace(), draw(1)
+    workspace = Workspace()
+
+    def take(purpose, reach=9):
+        return workspace.take(purpose, draw(1), rows=H, seg_len=L, key_len=M + L, reach=reach)
+
     with torch.inference_mode():
-        first, second = (workspace.take("gradients", H, L, M + L, 9, like) for _ in range(2))
+        first, second = (take("gradients") for _ in range(2))
     assert first is not second
     workspace.put_back(first)
-    assert workspace.take("scores", H, L, M + L, 9, like) is not first
-    again = workspace.take("gradients", H, L, M + L, 9, like)
+    assert take("scores") is not first
+    again = take("gradients")
     assert again is first
     again.by_key.copy_(draw(H, L, M + L))  # in inference mode made, outside it changed
     workspace.put_back(again)
-    assert workspace.take("gradients", H, L, M + L, 8, like) is not first
+    assert take("gradients", reach=8) is not first
 
 
 @pytest.mark.parametrize("kind", ["rows", "space"])
@@ -387,8 +391,12 @@ def test_a_workspace_lends_a_space_to_one_at_a_time_and_serves_training_after_ev
 @pytest.mark.parametrize("seg_len", [1, L])
 def test_scores_by_distance_are_seen_by_key_whatever_their_memory(kind, reach, seg_len):
     key_len = M + L
-    sizes = (B * H, seg_len, key_len, reach)
-    space = DistanceRows(*sizes, reach, draw(1)) if kind == "rows" else DistanceSpace(*sizes, -math.inf, draw(1))
+    sizes = {"rows": B * H, "seg_len": seg_len, "key_len": key_len, "reach": reach}
+    space = (
+        DistanceRows(draw(1), **sizes, known=reach)
+        if kind == "rows"
+        else DistanceSpace(draw(1), **sizes, fill=-math.inf)
+    )
     for seed in (3, 4):  # the second time it was used before
         score = draw(B * H, seg_len, reach, seed=seed)
         space.by_distance.copy_(score)

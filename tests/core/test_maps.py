@@ -245,8 +245,8 @@ class Counted(maps.DistanceSpace):
 
     largest = 0
 
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
+    def __init__(self, like, **sizes):
+        super().__init__(like, **sizes)
         Counted.largest = max(Counted.largest, self.by_distance.untyped_storage().nbytes())
 
 

@@ -41,7 +41,7 @@ def test_only_a_cpu_takes_rows_of_any_length():
 def test_scores_by_distance_are_seen_by_key_in_rows_of_any_length(monkeypatch, seg_len, reach, known):
     lay_out(monkeypatch)
     known = known and min(known, reach)
-    space = DistanceSpace(B * H, seg_len, K, reach, -math.inf, draw(1), known=known)
+    space = DistanceSpace(draw(1), rows=B * H, seg_len=seg_len, key_len=K, reach=reach, fill=-math.inf, known=known)
     score = draw(B * H, seg_len, reach)
     space.by_distance.copy_(score)
     np.testing.assert_array_equal(space.by_key, shifted(score, seg_len, K))

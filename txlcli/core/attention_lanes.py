@@ -132,7 +132,13 @@ class _Probabilities:
         self._room: Tensor | None = None  # for one pass at a time
         known = reach if position_key is None else position_key.shape[1]
         self._space = workspace.take(
-            "scores", plan.lanes * heads, plan.queries, inputs.key_len, reach, inputs.key, known=known
+            "scores",
+            inputs.key,
+            rows=plan.lanes * heads,
+            seg_len=plan.queries,
+            key_len=inputs.key_len,
+            reach=reach,
+            known=known,
         )
         if position_key is None:
             self._space.by_distance.zero_()
@@ -275,8 +281,14 @@ class _PositionGradients:
     ) -> None:
         self._heads = position_key.shape[0]
         self._query, self._workspace = query_position, workspace
-        rows = plan.lanes * self._heads
-        space = workspace.take("gradients", rows, plan.queries, inputs.key_len, inputs.reach, position_key)
+        space = workspace.take(
+            "gradients",
+            position_key,
+            rows=plan.lanes * self._heads,
+            seg_len=plan.queries,
+            key_len=inputs.key_len,
+            reach=inputs.reach,
+        )
         assert isinstance(space, DistanceSpace)
         self._space = space
         self._key_rows = _for_lanes(position_key, plan.lanes)  # (lanes*H, n, D)

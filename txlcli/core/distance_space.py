@@ -10,8 +10,8 @@ numbers are the (L, K) score of every key: shifted and causally masked without a
 On a CPU a batch of fp32 products is quick only if it writes without gaps, and so is one of single queries in 16 bits.
 There rows hold the distances and nothing else, and a mask says which of the numbers read by key mean something.
 
-Both have parts, for some of a segment's queries and the keys up to the last one of these: in the one kind the right end
-of the whole, where distance 0 is, in the other the same memory in rows as long as the part's.
+Both kinds have parts, for some of a segment's queries and the keys up to the last of them. A part of the first kind is
+the end of the whole, where distance 0 is; a part of the second kind has the same memory in rows of its own length.
 """
 
 import copy
@@ -30,20 +30,28 @@ class DistanceSpace:
     """Scores of `rows` (lane, head) pairs by distance, and the same memory seen by key.
 
     Args:
+        like: gives dtype and device.
         rows: lanes times heads.
         seg_len: L.
         key_len: K.
         reach: n; distances n and more keep the value of `fill` and so are never seen.
         fill: what the columns hold that no product writes: -inf for scores, 0 for gradients.
-        like: gives dtype and device.
         known: m, distances that products write; all by default.
     """
 
-    fits: tuple[Any, ...] = ()
-    """What another use must agree with."""
+    made_for: tuple[Any, ...] = ()
+    """What `Workspace.take` was asked for; only for the same is this memory of use again."""
 
     def __init__(
-        self, rows: int, seg_len: int, key_len: int, reach: int, fill: float, like: Tensor, *, known: int | None = None
+        self,
+        like: Tensor,
+        *,
+        rows: int,
+        seg_len: int,
+        key_len: int,
+        reach: int,
+        fill: float,
+        known: int | None = None,
     ) -> None:
         multiple = row_multiple(like.device)
         ahead = (reach if known is None else known) - key_len  # what products write begins at a multiple
@@ -54,7 +62,7 @@ class DistanceSpace:
         self.by_key = columns.as_strided(  # (rows, L, K)
             (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), ahead + seg_len - 1
         )
-        self._others = 0  # columns of by_distance in which another part may have left numbers that are not by_key's
+        self._foreign = 0  # first columns of by_distance that by_key may lack, with numbers that another part has left
 
     def part(self, seg_len: int, key_len: int) -> "DistanceSpace":
         """The same memory for fewer queries and fewer keys."""
@@ -63,16 +71,16 @@ class DistanceSpace:
         found = copy.copy(self)
         found.by_distance = self.by_distance[:, -seg_len:, -key_len:]
         found.by_key = self.by_key[:, -seg_len:, -key_len:]
-        found._others = max(0, seg_len - 1 - (key_len - found.by_distance.shape[2]))
+        found._foreign = max(0, seg_len - 1 - (key_len - found.by_distance.shape[2]))
         return found
 
     def place(self, by_key: Tensor) -> None:
-        """Write (rows, L, K) numbers by key, of which `by_distance` then holds no others."""
-        self.by_distance[:, :, : self._others] = 0.0
+        """Write (rows, L, K) numbers by key; `by_distance` then holds these and zeros."""
+        self.by_distance[:, :, : self._foreign] = 0.0
         self.by_key.copy_(by_key)
 
     def multiply(self, query: Tensor, position_key: Tensor) -> None:
-        """Score queries (rows, L, D) against the position keys (rows, m, D); all farther distances are as the first."""
+        """Score queries (rows, L, D) against the position keys (rows, m, D); farther distances score as row 0 does."""
         known, reach = position_key.shape[1], self.by_distance.shape[2]
         torch.bmm(query, position_key.mT, out=self.by_distance[:, :, reach - known :])
         if known < reach:
@@ -87,19 +95,19 @@ class DistanceRows:
     """The same scores without gaps between the rows of `by_distance`; `by_key` is arbitrary where the mask hides it.
 
     Args:
+        like: gives dtype and device.
         rows: lanes times heads.
         seg_len: L.
         key_len: K.
         reach: n.
-        known: m, distances that have a position key; farther ones are as the farthest of these. Where there are such,
+        known: m, distances that have a position key; farther ones score as the farthest of these. Where there are such,
             `by_key` holds the last m keys only.
-        like: gives dtype and device.
     """
 
-    fits: tuple[Any, ...] = ()
-    """What another use must agree with."""
+    made_for: tuple[Any, ...] = ()
+    """What `Workspace.take` was asked for; only for the same is this memory of use again."""
 
-    def __init__(self, rows: int, seg_len: int, key_len: int, reach: int, known: int, like: Tensor) -> None:
+    def __init__(self, like: Tensor, *, rows: int, seg_len: int, key_len: int, reach: int, known: int) -> None:
         # The first row reads some numbers before its own: zeros that no part writes to, since they are hidden by a sum.
         self._ahead = key_len - reach if known == reach else 0
         self._numbers = torch.zeros(self._ahead + rows * seg_len * known, dtype=like.dtype, device=like.device)
@@ -146,10 +154,10 @@ Space = DistanceSpace | DistanceRows
 
 
 class Workspace:
-    """Memory of a model for scores by distance, which all layers and segments use in turn: to fill it takes time.
+    """Memory of a model for scores by distance, which all layers and segments use in turn: filling it takes time.
 
-    No use changes what is filled in. On CUDA it is made anew: there all lanes are scored at once, so that it is large,
-    and to fill it is quick.
+    No use overwrites the fill. On CUDA nothing is kept: all lanes are scored at once there, so that the memory is
+    large, and filling it is quick.
     """
 
     def __init__(self) -> None:
@@ -163,32 +171,43 @@ class Workspace:
     def take(
         self,
         purpose: Literal["scores", "gradients"],
+        like: Tensor,
+        *,
         rows: int,
         seg_len: int,
         key_len: int,
         reach: int,
-        like: Tensor,
-        *,
         known: int | None = None,
     ) -> Space:
-        """A space that nobody else uses until it is put back; `known` distances have a position key, all by default."""
+        """A space that nobody else uses until it is put back.
+
+        Args:
+            purpose: scores are filled with -inf, gradients with 0.
+            like: gives dtype and device.
+            rows: lanes times heads.
+            seg_len: L.
+            key_len: K.
+            reach: n.
+            known: m, distances that have a position key; all by default.
+        """
         known = reach if known is None else known
         wanted = (purpose, rows, seg_len, key_len, reach, known, like.dtype, like.device)
         idle = self._idle.pop(purpose, None)
-        if idle is not None and idle.fits == wanted:
+        if idle is not None and idle.made_for == wanted:
             return idle
+        sizes = {"rows": rows, "seg_len": seg_len, "key_len": key_len, "reach": reach}
         with torch.inference_mode(False):  # a later use may be one in training
             made: Space
             if purpose == "gradients":
-                made = DistanceSpace(rows, seg_len, key_len, reach, 0.0, like)
+                made = DistanceSpace(like, **sizes, fill=0.0)
             elif like.device.type == "cpu" and (like.dtype not in SHORT or seg_len == 1):
-                made = DistanceRows(rows, seg_len, key_len, reach, known, like)
+                made = DistanceRows(like, **sizes, known=known)
             else:
-                made = DistanceSpace(rows, seg_len, key_len, reach, -math.inf, like, known=known)
-        made.fits = wanted
+                made = DistanceSpace(like, **sizes, fill=-math.inf, known=known)
+        made.made_for = wanted
         return made
 
     def put_back(self, space: Space) -> None:
         """Let others use it."""
         if space.by_distance.device.type == "cpu":
-            self._idle[space.fits[0]] = space
+            self._idle[space.made_for[0]] = space

@@ -93,7 +93,7 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
 def _by_distance(score: Tensor, reach: int) -> Tensor:
     """(H, l, K) scores by key -> (H, l, n) by distance, the farthest first; -inf where no key stands."""
     heads, queries, key_len = score.shape
-    space = DistanceSpace(heads, queries, key_len, reach, -math.inf, score)
+    space = DistanceSpace(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
     space.by_key.copy_(score)
     return space.by_distance
 
