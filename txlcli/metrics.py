@@ -14,7 +14,7 @@ METRIC_TITLES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     """What a sum of losses covers."""
 

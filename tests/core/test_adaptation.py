@@ -82,9 +82,9 @@ def test_the_models_own_losses_stay_what_they_are():
 def test_the_search_finds_the_pair_with_the_lowest_loss():
     losses = -np.log(np.array([0.1, 0.2, 0.4], dtype=np.float32))
     useless, useful = np.zeros(3, dtype=np.float32), np.array([0.9, 0.9, 0.9], dtype=np.float32)
-    found = search_cache(losses, np.stack([useless, useful]), [0.1, 0.2], SIZE)
-    assert found == CacheSettings(SIZE, 0.2, 0.6)  # the largest share that is tried
-    assert search_cache(losses, np.stack([useless, useless]), [0.1, 0.2], SIZE).share == 0.0
+    found = search_cache(losses, np.stack([useless, useful]), thetas=[0.1, 0.2], size=SIZE)
+    assert found == CacheSettings(size=SIZE, theta=0.2, share=0.6)  # the largest share that is tried
+    assert search_cache(losses, np.stack([useless, useless]), thetas=[0.1, 0.2], size=SIZE).share == 0.0
 
 
 def test_a_cache_helps_on_a_text_that_repeats_itself():
@@ -96,7 +96,7 @@ def test_a_cache_helps_on_a_text_that_repeats_itself():
     assert thetas == sorted(thetas)
     assert min(thetas) > 0
     scores, cached = score_with_cache(model, inputs, targets, how, size=50, thetas=thetas)
-    best = search_cache(scores.losses_nats, cached, thetas, 50)
+    best = search_cache(scores.losses_nats, cached, thetas=thetas, size=50)
     row = cached[thetas.index(best.theta)]
     assert mixed_losses(scores.losses_nats, row, best.share).mean() < 0.8 * scores.losses_nats.mean()
 

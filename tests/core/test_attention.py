@@ -41,7 +41,7 @@ def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width
 
 def relative_attention(width, heads):
     """An attention, and the projection of distances that goes with it."""
-    module = Attention(width, heads, D, 0.0).double()
+    module = Attention(d_model=width, n_heads=heads, d_head=D, attention_dropout=0.0).double()
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
 
 
@@ -279,7 +279,7 @@ def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, passes):
 
 
 def test_attention_dropout_acts_in_training_only():
-    module = Attention(WIDTH, H, D, 0.5).double()
+    module = Attention(d_model=WIDTH, n_heads=H, d_head=D, attention_dropout=0.5).double()
     context = draw(B, M + L, WIDTH)
 
     def out():

@@ -125,9 +125,9 @@ def test_segments_longer_than_the_learned_positions_are_refused():
 def test_every_sampled_position_has_the_longest_context_before_it():
     positions = sample_positions(T, longest=30, wanted=12, seed=3)
     assert positions.tolist() == list(range(29, 41))
-    assert len(positions) == eligible_positions(T, 30) == 12
-    assert eligible_positions(T, T) == 1
-    assert eligible_positions(T, T + 1) == 0
+    assert len(positions) == eligible_positions(T, longest=30) == 12
+    assert eligible_positions(T, longest=T) == 1
+    assert eligible_positions(T, longest=T + 1) == 0
 
 
 def test_the_seed_draws_the_positions():

@@ -50,7 +50,7 @@ def test_half_loss_keeps_the_whole_segment_in_the_memory():
     ],
 )
 def test_a_layer_counts_less_and_less_and_the_last_one_always(layer, progress, weight):
-    assert layer_weight(layer, 4, progress) == pytest.approx(weight)
+    assert layer_weight(layer, n_layers=4, progress=progress) == pytest.approx(weight)
 
 
 def vanilla(**changed):

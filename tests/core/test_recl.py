@@ -46,11 +46,11 @@ def test_only_losses_below_the_baseline_count_as_gains():
 def test_the_relative_gain_is_worked_on_positions_chosen_anew_at_each_context():
     first, second = gains(LOSSES, CONTEXTS, 0.4)
     # At 10 the hardest are 0 and 4: b = 4, 4.5. The first model has 3, 6 at 20, the second 5, 4.
-    assert first[0] == Gain(10, 20, baseline_nats=4.25, relative_loss_nats=3.75)
-    assert second[0] == Gain(10, 20, baseline_nats=4.25, relative_loss_nats=4.0)
+    assert first[0] == Gain(context_len=10, longer_context_len=20, baseline_nats=4.25, relative_loss_nats=3.75)
+    assert second[0] == Gain(context_len=10, longer_context_len=20, baseline_nats=4.25, relative_loss_nats=4.0)
     # At 20 they are 0 and 4 with b = 3, 4; at 30 the models have 3, 4 and 2.5, 4.
-    assert first[1] == Gain(20, 30, baseline_nats=3.5, relative_loss_nats=3.5)
-    assert second[1] == Gain(20, 30, baseline_nats=3.5, relative_loss_nats=3.25)
+    assert first[1] == Gain(context_len=20, longer_context_len=30, baseline_nats=3.5, relative_loss_nats=3.5)
+    assert second[1] == Gain(context_len=20, longer_context_len=30, baseline_nats=3.5, relative_loss_nats=3.25)
     assert first[0].relative == pytest.approx((math.exp(4.25) - math.exp(3.75)) / math.exp(4.25))
     assert first[0].ppl == pytest.approx(math.exp(4.25) - math.exp(3.75))
 
@@ -72,7 +72,15 @@ def test_a_model_alone_is_its_own_baseline():
 
 def steps(*relative):
     """Gains of 100 tokens each."""
-    return [Gain(100 * n, 100 * n + 100, 3.0, 3.0 + math.log1p(-gain)) for n, gain in enumerate(relative, 1)]
+    return [
+        Gain(
+            context_len=100 * n,
+            longer_context_len=100 * n + 100,
+            baseline_nats=3.0,
+            relative_loss_nats=3.0 + math.log1p(-gain),
+        )
+        for n, gain in enumerate(relative, 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +99,11 @@ def test_recl_is_the_context_where_the_gain_first_stays_below_the_threshold(rela
 
 
 def test_a_gain_of_exactly_the_threshold_goes_on():
-    step = Gain(100, 200, 1.0, 1.0 + math.log(0.5))
+    step = Gain(context_len=100, longer_context_len=200, baseline_nats=1.0, relative_loss_nats=1.0 + math.log(0.5))
     assert recl([step], step.relative).grid_ended
 
 
 def test_losses_too_large_for_a_perplexity_still_have_a_relative_gain():
-    step = Gain(100, 200, 900.0, 899.0)
+    step = Gain(context_len=100, longer_context_len=200, baseline_nats=900.0, relative_loss_nats=899.0)
     assert step.relative == pytest.approx(1 - math.exp(-1))
     assert step.ppl == math.inf

@@ -95,7 +95,7 @@ def _with_cache(
 
     thetas = theta_candidates(opened.model, valid.inputs, how)
     on_valid, cached = read(valid, thetas, "cache, on valid")
-    best: CacheSettings = search_cache(on_valid.losses_nats, cached, thetas, size)
+    best: CacheSettings = search_cache(on_valid.losses_nats, cached, thetas=thetas, size=size)
     scores, cached = read(source, [best.theta], "cache")
     mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], best.share))
     if best.share == SHARES[-1]:
@@ -137,7 +137,7 @@ def _dynamic(
         nats = read(valid, settings, "dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # steps may be so long that no number is left
 
-    found = min((DynamicSettings(lr, FIRST_DECAY) for lr in LEARNING_RATES), key=loss_on_valid)
+    found = min((DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in LEARNING_RATES), key=loss_on_valid)
     if found.lr > 0:
         found = min((dataclasses.replace(found, decay=decay) for decay in DECAYS), key=loss_on_valid)
     else:

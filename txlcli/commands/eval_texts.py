@@ -83,8 +83,8 @@ def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
     whole = count == info.tokens
     words = info.words if whole and info.words else None
     if store.unit == "byte":
-        return metrics.Scored(count, words, count if store.every_byte_scored else None)
-    return metrics.Scored(count, words, info.bytes if whole and store.every_byte_scored else None)
+        return metrics.Scored(tokens=count, words=words, bytes=count if store.every_byte_scored else None)
+    return metrics.Scored(tokens=count, words=words, bytes=info.bytes if whole and store.every_byte_scored else None)
 
 
 def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
@@ -112,7 +112,7 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     elif len(targets) == len(ids):  # the whole text
         words = len(text.split()) + text.count("\n") if vocab.boundary is not None else None
         size = len(data) if unit == "piece" else None
-    return ScoredText(file, inputs, targets, metrics.Scored(len(targets), words, size), unit, {})
+    return ScoredText(file, inputs, targets, metrics.Scored(tokens=len(targets), words=words, bytes=size), unit, {})
 
 
 def _read(file: str) -> bytes:

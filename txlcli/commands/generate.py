@@ -93,11 +93,19 @@ def generate(
     if prompt is not None:
         start = _prompt(opened, prompt)
     else:
-        start = _from_split(opened, data_dir, at, context or CONTEXT, tokens, seed, needs_reference=reference)
+        start = _from_split(
+            opened,
+            data_dir,
+            at=at,
+            context=context or CONTEXT,
+            tokens=tokens,
+            seed=seed,
+            needs_reference=reference,
+        )
     console.say(f"generating with {opened.run.folder}, after {start.title}")
     texts, reader = _Texts(opened, start, reference=reference, json=json), _reader(opened)
     for number in range(samples):
-        texts.add(number, samples, _draw(reader, start, how, tokens, seed + number))
+        texts.add(number, samples, _draw(reader, start, how, count=tokens, seed=seed + number))
     texts.end()
     if json:
         console.show_json(texts.as_result())
@@ -111,14 +119,14 @@ def draw_beside_reference(
     from txlcli.core.generation import Sampling
 
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=None)
-    start = _from_split(opened, data_dir, None, context, tokens, seed, needs_reference=True)
+    start = _from_split(opened, data_dir, at=None, context=context, tokens=tokens, seed=seed, needs_reference=True)
     console.say(f"generating with {opened.run.folder}, after {start.title}")
     texts = _Texts(opened, start, reference=True, json=True)
-    texts.add(0, 1, _draw(_reader(opened), start, Sampling(temperature=1.0, top_k=TOP_K), tokens, seed))
+    texts.add(0, 1, _draw(_reader(opened), start, Sampling(temperature=1.0, top_k=TOP_K), count=tokens, seed=seed))
     return texts.as_result()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Start:
     """What is read before the first token is drawn."""
 
@@ -129,6 +137,7 @@ class _Start:
     detokenize: Callable[[str], str] | None = None
     """What makes ordinary spelling of the decoded text; None leaves it as it is."""
     position: int | None = None
+    """Where in the test split the context ends; None for a prompt."""
     prompt: str = ""
 
 
@@ -148,7 +157,7 @@ def _prompt(opened: "OpenRun", prompt: str) -> _Start:
         ids = [opened.vocab.boundary, *ids]  # a text begins after the end of another
     if not ids:
         raise UsageError("--prompt is empty; give at least one character, or leave it out to start in the test split")
-    return _Start(ids, [], "the prompt", prompt=prompt)
+    return _Start(context=ids, continuation=[], title="the prompt", prompt=prompt)
 
 
 def _is_unicode(text: str) -> bool:
@@ -163,13 +172,14 @@ def _is_unicode(text: str) -> bool:
 def _from_split(
     opened: "OpenRun",
     data_dir: Path,
+    *,
     at: int | None,
     context: int,
     tokens: int,
     seed: int,
-    *,
     needs_reference: bool,
 ) -> _Start:
+    """A piece of the test split up to token `at`, a random one where None, and the `tokens` that follow it."""
     import corpora
     from corpora.corpus import as_it_is
 
@@ -187,11 +197,11 @@ def _from_split(
         )
     spelling = corpora.detokenizer(store.corpus)
     return _Start(
-        [int(token) for token in ids[max(0, at - context) : at]],
-        [int(token) for token in ids[at : at + tokens]],
-        f"{store.name} test, token {at:,}",
-        None if spelling is as_it_is else spelling,
-        at,
+        context=[int(token) for token in ids[max(0, at - context) : at]],
+        continuation=[int(token) for token in ids[at : at + tokens]],
+        title=f"{store.name} test, token {at:,}",
+        detokenize=None if spelling is as_it_is else spelling,
+        position=at,
     )
 
 
@@ -201,7 +211,7 @@ def _reader(opened: "OpenRun") -> "Reader":
     return reader_of_one_text(opened.model, opened.run.settings.reading(), precision=opened.precision)
 
 
-def _draw(reader: "Reader", start: _Start, how: "Sampling", count: int, seed: int) -> Iterable[int]:
+def _draw(reader: "Reader", start: _Start, how: "Sampling", *, count: int, seed: int) -> Iterable[int]:
     import itertools
 
     import torch

@@ -232,7 +232,7 @@ def _positions(text: "ScoredText", wishes: Wishes) -> "NDArray[np.int64]":
     from txlcli.core.contexts import eligible_positions, sample_positions
 
     count, longest = len(text.targets), wishes.contexts[-1]
-    eligible = eligible_positions(count, longest)
+    eligible = eligible_positions(count, longest=longest)
     if not eligible:
         raise UsageError(
             f"{text.title} has {count:,} tokens to predict, none of them with {longest:,} tokens before it; "

@@ -34,7 +34,7 @@ LEARNING_RATES = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
 DECAYS = (0.0, 1e-3, 1e-2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CacheSettings:
     """The continuous cache (Grave et al. 2016b)."""
 
@@ -130,7 +130,7 @@ def theta_candidates(model: LanguageModel, inputs: Tokens, how: EvalSettings) ->
 
 
 def search_cache(
-    losses_nats: NDArray[np.float32], cached: NDArray[np.float32], thetas: Sequence[float], size: int
+    losses_nats: NDArray[np.float32], cached: NDArray[np.float32], *, thetas: Sequence[float], size: int
 ) -> CacheSettings:
     """The theta and lambda with the lowest loss, from what `score_with_cache` gave on the validation split."""
     tried = {
@@ -139,10 +139,10 @@ def search_cache(
         for share in SHARES
     }
     theta, share = min(tried, key=lambda pair: tried[pair])
-    return CacheSettings(size, theta, share)
+    return CacheSettings(size=size, theta=theta, share=share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DynamicSettings:
     """Dynamic evaluation with scaled steps (Krause et al. 2018, 2019)."""
 

@@ -97,6 +97,7 @@ class Attention(nn.Module):
 
     def __init__(
         self,
+        *,
         d_model: int,
         n_heads: int,
         d_head: int,

@@ -22,7 +22,7 @@ from txlcli.core.windows import window_decoder
 from txlcli.settings import EvalSettings
 
 
-def eligible_positions(count: int, longest: int) -> int:
+def eligible_positions(count: int, *, longest: int) -> int:
     """How many of T predicted tokens have `longest` tokens before them; position t is predicted from inputs 0 .. t."""
     return max(0, count - longest + 1)
 

@@ -3,6 +3,7 @@
 Axes: B lanes, L segment, d model width, N layers.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
     return slice(seg_len // 2 if part == "half" else 0, seg_len)
 
 
-def layer_weight(layer: int, n_layers: int, progress: float) -> float:
+def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:
     """What the losses of layer 1 .. N count for (Al-Rfou et al. 2018): less and less, and nothing from l / 2N on.
 
     The last layer's always count in full. The paper gives the end of each layer, not the course; it is linear here.
@@ -38,9 +39,9 @@ class AuxiliaryLosses(nn.Module):
     The last layer's prediction of the next token is the model's own softmax and not among them.
     """
 
-    def __init__(self, bands: list[Band], d_model: int, n_layers: int) -> None:
+    def __init__(self, bands: list[Band], *, d_model: int, n_layers: int) -> None:
         super().__init__()
-        own = [Band(band.first, band.end, band.width, band.projection, shared=False) for band in bands]
+        own = [dataclasses.replace(band, shared=False) for band in bands]
         self.next_token = nn.ModuleList(AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers - 1))
         self.token_after = nn.ModuleList(AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers))
 
@@ -58,7 +59,7 @@ class AuxiliaryLosses(nn.Module):
         total = hidden[0].new_zeros(())
         n_layers = len(hidden)
         for number, output in enumerate(hidden):
-            weight = layer_weight(number + 1, n_layers, progress)
+            weight = layer_weight(number + 1, n_layers=n_layers, progress=progress)
             if weight == 0:
                 continue
             if number < n_layers - 1:

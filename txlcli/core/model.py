@@ -40,7 +40,13 @@ class Layer(nn.Module):
         super().__init__()
         d_model = settings.d_model
         self.pre_norm = settings.norm != "post"
-        self.attention = Attention(d_model, settings.n_heads, settings.d_head, settings.attention_dropout, workspace)
+        self.attention = Attention(
+            d_model=d_model,
+            n_heads=settings.n_heads,
+            d_head=settings.d_head,
+            attention_dropout=settings.attention_dropout,
+            workspace=workspace,
+        )
         self.attention_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.feed_forward = FeedForward(settings)
         self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
@@ -114,7 +120,7 @@ class TransformerXL(LanguageModel):
         bands = self.embedding.bands
         self.auxiliary = None
         if settings.auxiliary_losses:
-            self.auxiliary = AuxiliaryLosses(bands, settings.d_model, settings.n_layers)
+            self.auxiliary = AuxiliaryLosses(bands, d_model=settings.d_model, n_layers=settings.n_layers)
         self.reset_parameters()
 
     @property

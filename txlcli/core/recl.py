@@ -14,7 +14,7 @@ THRESHOLD = 0.01
 """The relative gain that a step of context must bring (Appendix C)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Gain:
     """What a model makes of a longer context, from c to c', on the hardest positions."""
 
@@ -92,7 +92,14 @@ def gains(losses_nats: Losses, contexts: Sequence[int], top_r: float) -> list[li
         at_baseline = relative_loss(baseline, baseline, hardest)
         for model, mine in enumerate(found):
             longer = relative_loss(baseline, losses_nats[model, step + 1], hardest)
-            mine.append(Gain(contexts[step], contexts[step + 1], at_baseline, longer))
+            mine.append(
+                Gain(
+                    context_len=contexts[step],
+                    longer_context_len=contexts[step + 1],
+                    baseline_nats=at_baseline,
+                    relative_loss_nats=longer,
+                )
+            )
     return found
 
 
