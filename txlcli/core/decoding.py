@@ -9,12 +9,13 @@ Axes: B lanes, L segment, M memory, H heads, D head width, d model width, n dist
 import dataclasses
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from txlcli.core.attention import ScoreTerms
 from txlcli.core.device import DTYPES, row_multiple
 from txlcli.core.fixed_step import FixedStep
 from txlcli.core.model import Layer, TransformerXL
+from txlcli.core.module_list import ModuleList
 from txlcli.core.one_row import for_one_row
 from txlcli.core.reader import Reader
 from txlcli.model_settings import MemoryStart
@@ -116,7 +117,7 @@ class Decoder(Reader):
         model.encoding.check_positions(self._period)
         self.watched = False
         """Whether the model's own layers must do the work, since someone looks on."""
-        self._one_row: nn.ModuleList | None = None  # made when the first single token is read
+        self._one_row: ModuleList[Layer] | None = None  # made when the first single token is read
         self._fixed_step: FixedStep | None = None  # likewise
         self._start = self._end = 0  # the remembered part of the buffers
         self._position = 0  # of the next token in its segment
@@ -138,8 +139,7 @@ class Decoder(Reader):
         self._start, self._end, self._position = 0, self._zeros, 0
         if self._zeros:
             zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
-            for module, buffer in zip(self.model.layers, self._buffers, strict=True):
-                layer = _layer(module)
+            for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
                 with self._autocast:
                     keys = layer.attention.project_keys(layer.attention_input(zero))
                 buffer.write((keys[0], keys[1]), 0, copies=self._zeros)
@@ -183,8 +183,7 @@ class Decoder(Reader):
         """The last layer's output (B, wanted, d) for embeddings (B, l, d), which are the last of the keys."""
         last, length = len(self._buffers) - 1, hidden.shape[1]
         layers = self._layers_for(hidden)
-        for number, (module, buffer) in enumerate(zip(layers, self._buffers, strict=True)):
-            layer = _layer(module)
+        for number, (layer, buffer) in enumerate(zip(layers, self._buffers, strict=True)):
             hidden = self.model.encoding.add(hidden, number, positions)
             given = layer.attention_input(hidden)
             if number < last or wanted == length:
@@ -209,7 +208,7 @@ class Decoder(Reader):
             self._fixed_step = FixedStep(self.model, buffers, self._terms, lanes=lanes, dtype=dtype)
         return self._fixed_step
 
-    def _layers_for(self, hidden: Tensor) -> nn.ModuleList:
+    def _layers_for(self, hidden: Tensor) -> ModuleList[Layer]:
         """The model's layers, laid out for one row where a CPU reads a single token."""
         if hidden.shape[:2] != (1, 1) or self.watched or self.device.type != "cpu":
             return self.model.layers
@@ -229,11 +228,6 @@ class Decoder(Reader):
         for buffer in self._buffers:
             buffer.slide(self._start, self._end)
         self._start, self._end = 0, self._end - self._start
-
-
-def _layer(module: nn.Module) -> Layer:
-    assert isinstance(module, Layer)
-    return module
 
 
 def _contiguous(terms: ScoreTerms) -> ScoreTerms:

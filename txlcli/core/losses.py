@@ -6,10 +6,10 @@ Axes: B lanes, L segment, d model width, N layers.
 import dataclasses
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from txlcli.core.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
+from txlcli.core.module_list import ModuleList
 from txlcli.settings import LossPart
 
 SECOND_STEP_WEIGHT = 0.5
@@ -42,8 +42,12 @@ class AuxiliaryLosses(nn.Module):
     def __init__(self, bands: list[Band], *, d_model: int, n_layers: int) -> None:
         super().__init__()
         own = [dataclasses.replace(band, shared=False) for band in bands]
-        self.next_token = nn.ModuleList(AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers - 1))
-        self.token_after = nn.ModuleList(AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers))
+        self.next_token: ModuleList[AdaptiveSoftmax] = ModuleList(
+            AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers - 1)
+        )
+        self.token_after: ModuleList[AdaptiveSoftmax] = ModuleList(
+            AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers)
+        )
 
     def forward(
         self, hidden: Sequence[Tensor], targets: Tensor, embedding: AdaptiveEmbedding, progress: float
@@ -70,6 +74,5 @@ class AuxiliaryLosses(nn.Module):
         return total
 
     @staticmethod
-    def _mean(softmax: nn.Module, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        assert isinstance(softmax, AdaptiveSoftmax)
-        return torch.mean(softmax.losses(hidden.flatten(0, 1), targets.flatten(), embedding))
+    def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        return softmax.losses(hidden.flatten(0, 1), targets.flatten(), embedding).mean()

@@ -27,7 +27,7 @@ from torch import Tensor
 from txlcli.core.attention import Attention, ScoreTerms
 from txlcli.core.decoding import Decoder
 from txlcli.core.distance_space import DistanceSpace
-from txlcli.core.model import Layer, TransformerXL
+from txlcli.core.model import TransformerXL
 from txlcli.core.segments import Tokens
 from txlcli.settings import EvalSettings
 
@@ -243,7 +243,6 @@ class _Sums:
         """Place of the first token of the segment that is being read."""
         self._decoder, model = decoder, decoder.model
         shape = (len(model.layers), model.settings.n_heads)
-        self._layers = [layer for layer in model.layers if isinstance(layer, Layer)]
         place: dict[str, Any] = {"dtype": torch.float64, "device": decoder.device}
         reach = decoder.reach
         self._attention = torch.zeros(*shape, reach, **place)
@@ -259,7 +258,7 @@ class _Sums:
         """Every attention of the decoder is looked at while the block runs."""
         handles = [
             layer.attention.register_forward_hook(partial(self._see, number))
-            for number, layer in enumerate(self._layers)
+            for number, layer in enumerate(self._decoder.model.layers)
         ]
         self._decoder.watched = True
         try:

@@ -13,6 +13,7 @@ from txlcli.core.dropout import Dropout, rectify_and_drop
 from txlcli.core.encodings import ENCODINGS
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.losses import AuxiliaryLosses, counted_positions
+from txlcli.core.module_list import ModuleList
 from txlcli.model_settings import TransformerSettings
 from txlcli.settings import AttentionKind, LossPart
 
@@ -110,7 +111,7 @@ class TransformerXL(LanguageModel):
         super().__init__(settings, vocab_size)
         self.encoding = ENCODINGS[settings.position](settings)
         self.workspace = Workspace()
-        self.layers = nn.ModuleList(Layer(settings, self.workspace) for _ in range(settings.n_layers))
+        self.layers: ModuleList[Layer] = ModuleList(Layer(settings, self.workspace) for _ in range(settings.n_layers))
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
@@ -154,20 +155,16 @@ class TransformerXL(LanguageModel):
         """Whether backward passes compute logits and attention probabilities again, instead of keeping them."""
         super().recompute(wanted)
         for layer in self.layers:
-            assert isinstance(layer, Layer)
             layer.attention.recompute = wanted
 
     @property
     def attention_kind(self) -> AttentionKind:
         """How attention is computed."""
-        first = self.layers[0]
-        assert isinstance(first, Layer)
-        return first.attention.kind
+        return self.layers[0].attention.kind
 
     def attend_by(self, kind: AttentionKind) -> None:
         """How attention is computed from now on; the function stays the same."""
         for layer in self.layers:
-            assert isinstance(layer, Layer)
             layer.attention.kind = kind
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.core.model import Layer
+from txlcli.core.module_list import ModuleList
 
 
-def for_one_row(layers: nn.ModuleList) -> nn.ModuleList:
+def for_one_row(layers: ModuleList[Layer]) -> ModuleList[Layer]:
     """The same layers, whose other weights they share; for reading only, as long as no weight changes."""
     made = copy.deepcopy(layers, {id(parameter): parameter for parameter in layers.parameters()})
     for layer in made:
-        assert isinstance(layer, Layer)
         attention, widening = layer.attention, layer.feed_forward.ff_1
         matrices = (attention.w_q, attention.w_k_content, attention.w_v)
         attention.merged = _laid_out(torch.cat([matrix.weight for matrix in matrices]))

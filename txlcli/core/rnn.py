@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from txlcli.core.dropout import Dropout
 from txlcli.core.language_model import LanguageModel, Memory
+from txlcli.core.module_list import ModuleList
 from txlcli.core.reader import Reader
 from txlcli.core.recurrence import gated_sum
 from txlcli.model_settings import RnnSettings
@@ -117,7 +118,7 @@ class RecurrentModel(LanguageModel):
         widths = [settings.d_model, *settings.widths]
         windows = [settings.first_window, *[1] * (settings.n_layers - 1)]
         kind = LAYERS[settings.arch]
-        self.layers = nn.ModuleList(
+        self.layers: ModuleList[RecurrentLayer] = ModuleList(
             kind(inputs, width, window) for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
         )
         variational = settings.variational_dropout
@@ -143,7 +144,7 @@ class RecurrentModel(LanguageModel):
     def first_memory(self, lanes: int, mem_len: int) -> Memory:
         """The state of every layer before the first token, zeros."""
         like = self.embedding.tables[0]
-        return [tensor for layer in self.layers for tensor in _layer(layer).first_state(lanes, like)]
+        return [tensor for layer in self.layers for tensor in layer.first_state(lanes, like)]
 
     def full_memory(self, lanes: int, mem_len: int) -> Memory:
         """The same: a state does not grow with the text."""
@@ -154,18 +155,13 @@ class RecurrentModel(LanguageModel):
         # Not scaled by sqrt(d) as the Transformer's is: each step of Adam would then move a tied embedding too far.
         hidden = self.embedding_dropout(self.embedding(tokens))
         kept: Memory = []
-        for number, module in enumerate(self.layers):
+        for number, layer in enumerate(self.layers):
             if number:
                 hidden = self.dropout(hidden)
-            hidden, state = _layer(module)(hidden, (memory[2 * number], memory[2 * number + 1]))
+            hidden, state = layer(hidden, (memory[2 * number], memory[2 * number + 1]))
             # A copy, so that no state keeps the segment alive that it was cut from.
             kept += [tensor.detach().clone() for tensor in state]
         return self.output_dropout(hidden), kept
-
-
-def _layer(module: nn.Module) -> RecurrentLayer:
-    assert isinstance(module, RecurrentLayer)
-    return module
 
 
 def gather_weights(model: nn.Module) -> None:
