@@ -77,15 +77,7 @@ def start(settings, model, **more):
 def read(settings, model, *, precision="fp32"):
     """As many segments as fill the memory and let the buffer slide, then one token: the reader, its hidden state."""
     how = settings.eval
-    reader = make_reader(
-        model,
-        lanes=4,
-        mem_len=how.mem_len,
-        seg_len=how.seg_len,
-        same_length=how.same_length,
-        max_distance=how.max_distance,
-        precision=precision,
-    )
+    reader = make_reader(model, how, lanes=4, precision=precision)
     tokens, targets = (
         torch.zeros(4, how.seg_len, dtype=torch.long, device=device) for device in (model.device, model.targets_device)
     )

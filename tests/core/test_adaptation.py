@@ -1,5 +1,6 @@
 """The continuous cache and dynamic evaluation against their definitions."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 from tests.core.builders import V, draw_tokens, small_model, small_rnn
 from txlcli.core import adaptation
 from txlcli.core.adaptation import (
+    FLATNESS_STEPS,
     CacheSettings,
     ContinuousCache,
     DynamicSettings,
@@ -99,6 +101,18 @@ def test_a_cache_helps_on_a_text_that_repeats_itself():
     best = search_cache(scores.losses_nats, cached, thetas=thetas, size=50)
     row = cached[thetas.index(best.theta)]
     assert mixed_losses(scores.losses_nats, row, best.share).mean() < 0.8 * scores.losses_nats.mean()
+
+
+def test_candidates_of_theta_suit_the_states_of_the_reading_that_is_asked_for():
+    model, (inputs, targets) = small_model(), stream(17)
+    near = EvalSettings(seg_len=17, mem_len=M, batch_size=1, max_distance=1)
+    states = []
+    score(model, inputs, targets, near, on_segment=lambda hidden, *_: states.append(hidden))
+    products = (states[0][0] @ states[0][0].mT)[torch.tril_indices(17, 17, -1).unbind()]
+    expected = [step / float(products.std()) for step in FLATNESS_STEPS]
+    assert theta_candidates(model, inputs, near) == pytest.approx(expected, rel=1e-9)
+    far = dataclasses.replace(near, max_distance=20)
+    assert theta_candidates(model, inputs, far) != pytest.approx(expected, rel=1e-3)
 
 
 def test_dynamic_evaluation_follows_its_definition_step_by_step():

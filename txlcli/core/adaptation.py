@@ -121,7 +121,7 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 
 def theta_candidates(model: LanguageModel, inputs: Tokens, how: EvalSettings) -> list[float]:
     """Values of theta that suit the size of a model's hidden states."""
-    reader = make_reader(model, lanes=1, mem_len=how.mem_len, seg_len=how.seg_len, same_length=how.same_length)
+    reader = make_reader(model, how, lanes=1)
     tokens = torch.from_numpy(np.asarray(inputs[: how.seg_len], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]

@@ -8,7 +8,7 @@ from txlcli.core.model import TransformerXL
 from txlcli.core.reader import Reader
 from txlcli.core.rnn import RecurrentModel, StateReader
 from txlcli.model_settings import ModelSettings, RnnSettings, TransformerSettings
-from txlcli.settings import SameLength
+from txlcli.settings import EvalSettings
 
 
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
@@ -23,33 +23,28 @@ def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
     return TransformerXL(settings, vocab_size)
 
 
-def make_reader(
-    model: LanguageModel,
-    *,
-    lanes: int,
-    mem_len: int,
-    seg_len: int,
-    same_length: SameLength = "off",
-    max_distance: int | None = None,
-    precision: str = "fp32",
-) -> Reader:
-    """What reads a text with a model; the arguments are those of an evaluation.
+def make_reader(model: LanguageModel, how: EvalSettings, *, lanes: int, precision: str = "fp32") -> Reader:
+    """What reads a text with a model, segment by segment.
 
-    A model that carries a state has no use for `mem_len`, `same_length` and `max_distance`.
+    Args:
+        model: in any mode; it may be left in evaluation mode.
+        how: L, M and the limits on distance; of a model that carries a state only L counts.
+        lanes: B, whatever `how` says.
+        precision: number format of matrix products.
 
     Raises:
         UsageError: the model has learned fewer positions than a segment has.
     """
     if isinstance(model, RecurrentModel):
-        return StateReader(model, lanes=lanes, seg_len=seg_len, precision=precision)
+        return StateReader(model, lanes=lanes, seg_len=how.seg_len, precision=precision)
     assert isinstance(model, TransformerXL)
     return Decoder(
         model,
         lanes=lanes,
-        mem_len=mem_len,
-        seg_len=seg_len,
-        same_length=same_length,
-        max_distance=max_distance,
+        mem_len=how.mem_len,
+        seg_len=how.seg_len,
+        same_length=how.same_length,
+        max_distance=how.max_distance,
         precision=precision,
     )
 

@@ -6,6 +6,7 @@ carries a state starts with zeros; a model without memory reads one window, as l
 Axes: W texts side by side, C context length, T tokens of a stream, P positions.
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -87,15 +88,10 @@ def _reader(model: LanguageModel, how: EvalSettings, context_len: int, *, lanes:
     """What reads c tokens from nothing."""
     if isinstance(model, TransformerXL) and how.mem_len == 0:
         return window_decoder(model, context_len, windows=lanes, precision=precision, max_distance=how.max_distance)
-    return make_reader(
-        model,
-        lanes=lanes,
-        mem_len=_memory_needed(model, how, context_len),
-        seg_len=min(how.seg_len, context_len),
-        same_length=how.same_length,
-        max_distance=how.max_distance,
-        precision=precision,
+    needed = dataclasses.replace(
+        how, seg_len=min(how.seg_len, context_len), mem_len=_memory_needed(model, how, context_len)
     )
+    return make_reader(model, needed, lanes=lanes, precision=precision)
 
 
 def _memory_needed(model: LanguageModel, how: EvalSettings, context_len: int) -> int:

@@ -3,6 +3,7 @@
 Axes: B lanes, L segment, T tokens scored.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -80,15 +81,8 @@ def score(
             the targets may be on the host.
     """
     lanes = Lanes.of(len(targets), how)
-    reader = make_reader(
-        model,
-        lanes=lanes.number,
-        mem_len=how.mem_len,
-        seg_len=min(how.seg_len, lanes.length),
-        same_length=how.same_length,
-        max_distance=how.max_distance,
-        precision=precision,
-    )
+    needed = dataclasses.replace(how, seg_len=min(how.seg_len, lanes.length))
+    reader = make_reader(model, needed, lanes=lanes.number, precision=precision)
     read, wanted = lanes.cut(inputs, reader.device), lanes.cut(targets, reader.model.targets_device)
     losses = torch.empty(lanes.number, lanes.length, device=reader.device)
     started = time.perf_counter()

@@ -43,15 +43,7 @@ def reader_of_one_text(model: LanguageModel, how: EvalSettings, *, precision: st
     """
     if isinstance(model, TransformerXL) and how.mem_len == 0:
         return WindowReader(model, attn_len=how.seg_len, precision=precision, max_distance=how.max_distance)
-    return make_reader(
-        model,
-        lanes=1,
-        mem_len=how.mem_len,
-        seg_len=how.seg_len,
-        same_length=how.same_length,
-        max_distance=how.max_distance,
-        precision=precision,
-    )
+    return make_reader(model, how, lanes=1, precision=precision)
 
 
 def draw(log_probs: Tensor, tokens: Tensor, how: Sampling, generator: torch.Generator) -> Tensor:

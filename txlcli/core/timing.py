@@ -85,26 +85,18 @@ def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> f
 
 def time_evaluation(model: LanguageModel, how: EvalSettings, *, precision: str, repeat: int) -> Timing:
     """Scoring segments with a full memory."""
-    decoder = make_reader(
-        model,
-        lanes=how.batch_size,
-        mem_len=how.mem_len,
-        seg_len=how.seg_len,
-        same_length=how.same_length,
-        max_distance=how.max_distance,
-        precision=precision,
-    )
+    reader = make_reader(model, how, lanes=how.batch_size, precision=precision)
     tokens = _draw_tokens(model, (how.batch_size, how.seg_len))
     if how.mem_len:
-        decoder.read_last(_draw_tokens(model, (how.batch_size, how.mem_len)))
+        reader.read_last(_draw_tokens(model, (how.batch_size, how.mem_len)))
     # The buffer slides now and then; a repetition covers a whole period, so that the slide is paid for.
-    segments = -(-decoder.housekeeping_interval // how.seg_len)
+    segments = -(-reader.housekeeping_interval // how.seg_len)
 
     def score_segments() -> None:
         for _ in range(segments):
-            decoder.losses(decoder.read(tokens), tokens)
+            reader.losses(reader.read(tokens), tokens)
 
-    return measure(score_segments, decoder.device, tokens=segments * tokens.numel(), repeat=repeat)
+    return measure(score_segments, reader.device, tokens=segments * tokens.numel(), repeat=repeat)
 
 
 def time_single_tokens(model: LanguageModel, how: EvalSettings, *, precision: str, repeat: int) -> Timing:
