@@ -176,13 +176,6 @@ def evaluation(
     return Evaluation(opened, source, eval_table.as_result(opened, source, reading, marked, search), per_token)
 
 
-def measure(wanted: str, wishes: Wishes, **places: Any) -> dict[str, Any]:
-    """Evaluate a run, keep the rows with it, and give the object that --json prints."""
-    made = evaluation(wanted, wishes, **places)
-    made.keep()
-    return made.result
-
-
 def _attend_by(kind: AttentionKind, opened: "OpenRun", wishes: Wishes) -> None:
     """Let the model compute attention in a way that can be had here."""
     from txlcli.core.compilation import check_compiler

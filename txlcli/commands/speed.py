@@ -107,26 +107,29 @@ def measure(
     shown: bool = True,
 ) -> dict[str, Any]:
     """Time a run or a recipe as `txl speed` does, and give the object that --json prints."""
-    from txlcli.core.device import describe
+    from txlcli.core.device import check_precision, describe
 
     given = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
-    title, settings, model = _subject(wanted, overrides or [], device, precision, (data_dir, runs_dir))
+    title, settings, model = _subject(
+        wanted, overrides or [], device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
+    )
     if settings.model.recurrent_state:
         _refuse_attention(title, {"--attn-len": attn_len, "--attention": attention, "--plot": plot})
         lengths = []
     else:
         lengths = _lengths(given, title, settings.model.longest_window)
         settings = _attending(settings, cast("TransformerXL", model), attention)
-    place = model.device
-    used = _usable_precision(precision.value if precision else settings.train.precision, place)
-    console.say(f"timing {title} on {describe(place)}, {used}")
+    used = precision.value if precision else settings.train.precision
+    check_precision(used, model.device)
+    machine = describe(model.device)
+    console.say(f"timing {title} on {machine}, {used}")
     if not lengths:
         console.say("a model that carries a state has no attention length: Table 9 is left out")
-    bench = Bench(model, settings, used, repeat, shown=shown)
+    bench = Bench(model, settings, precision=used, repeat=repeat, shown=shown)
     return {
         "model": title,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "device": describe(place),
+        "device": machine,
         "precision": used,
         "attention": None if settings.model.recurrent_state else settings.train.attention,
         "repeat": repeat,
@@ -139,16 +142,17 @@ def measure(
 def _subject(
     wanted: str | None,
     overrides: list[str],
+    *,
     device: Device,
     precision: Precision | None,
-    folders: tuple[Path, Path],
+    data_dir: Path,
+    runs_dir: Path,
 ) -> tuple[str, "Settings", "LanguageModel"]:
     """What to time: a run, a recipe with random weights, or what is there."""
     from txlcli import opening
     from txlcli.core.device import pick_device
     from txlcli.core.training import new_model
 
-    data_dir, runs_dir = folders
     if wanted is None:
         wanted = str(runs.find(None, runs_dir).folder) if runs.any_run(runs_dir) else DEFAULT_RECIPE
     if runs.is_run(wanted, runs_dir):
@@ -199,10 +203,3 @@ def _refuse_attention(title: str, options: dict[str, Any]) -> None:
     given = [option for option, value in options.items() if value is not None]
     if given:
         raise UsageError(f"{title} carries a state and has no attention length (Table 9); leave out {given[0]}")
-
-
-def _usable_precision(precision: str, place: Any) -> str:
-    from txlcli.core.device import check_precision
-
-    check_precision(precision, place)
-    return precision

@@ -19,7 +19,7 @@ class Bench:
     """Times one model; every number is a median with its spread."""
 
     def __init__(
-        self, model: "LanguageModel", settings: "Settings", precision: Any, repeat: int, *, shown: bool
+        self, model: "LanguageModel", settings: "Settings", *, precision: Any, repeat: int, shown: bool
     ) -> None:
         from txlcli.core.timing import peak_flops_per_s
 

@@ -73,34 +73,35 @@ class Workshop:
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
-        places: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
+        where: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
         if not runs.has_weights(folder):  # a training that was killed before it saved any left a folder
             train_run.learn(
-                model.recipe, changes, name=name, force=(folder / runs.CARD).is_file(), until=TABLES_FOLLOW, **places
+                model.recipe, changes, name=name, force=(folder / runs.CARD).is_file(), until=TABLES_FOLLOW, **where
             )
             return runs.open_run(folder)
         run = runs.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            train_run.go_on(str(folder), [], until=TABLES_FOLLOW, **places)
+            train_run.go_on(str(folder), [], until=TABLES_FOLLOW, **where)
         return run
 
     def evaluated(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
         """What `txl eval` says of a run."""
         options = {"positions": self.scale.positions, **options}
         self.note("eval", str(run.folder), "--split", split, *_as_words(options))
-        result = eval_run.measure(
+        made = eval_run.evaluation(
             str(run.folder),
             eval_run.Wishes(split=split, timed=False, **options),
             device=self.device,
             data_dir=self.data_dir,
             runs_dir=self.runs_dir,
         )
-        reading = eval_table.how_read(result)
+        made.keep()
+        reading = eval_table.how_read(made.result)
         if reading not in self.notes.readings:
             self.notes.readings.append(reading)
-        return result
+        return made.result
 
     def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:
         """What `txl speed` says of a recipe."""
@@ -136,10 +137,10 @@ class Workshop:
         """Keep a command line that says what is done; folders are added where they are not the usual ones."""
         data = ["--data-dir", str(self.data_dir)] if self.data_dir != DATA_DIR else []
         kept = ["--runs-dir", str(self.runs_dir)] if self.runs_dir != RUNS_DIR else []
-        places = data + kept if words[0] == "train" else data
+        options = data + kept if words[0] == "train" else data
         if self.device != Device.auto and words[0] != "prepare":
-            places = [*places, "--device", self.device.value]
-        line = shlex.join(["txl", *words, *places])
+            options = [*options, "--device", self.device.value]
+        line = shlex.join(["txl", *words, *options])
         if line not in self.notes.commands:
             self.notes.commands.append(line)
 
