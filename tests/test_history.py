@@ -24,7 +24,7 @@ def valid(step, loss_nats, **more):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = Run(runs.place(runs.Path("runs"), "mine", "enwik8"), **{**FACTS, "settings": SETTINGS})
+    made = Run(runs.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
     runs.create(made, "{}", force=False)
     return made
 

@@ -31,7 +31,7 @@ def runs_dir(tmp_path, monkeypatch):
 
 def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
     facts = {**FACTS, **changed}
-    run = Run(runs.place(runs_dir, name, facts["recipe_name"]), **facts)
+    run = Run(runs.new_folder(runs_dir, name=name, recipe_name=facts["recipe_name"]), **facts)
     runs.create(run, vocab, force=force)
     return run
 

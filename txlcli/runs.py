@@ -95,7 +95,7 @@ def _step_of(line: str) -> float:
         return math.inf
 
 
-def place(runs_dir: Path, name: str | None, recipe_name: str) -> Path:
+def new_folder(runs_dir: Path, *, name: str | None, recipe_name: str) -> Path:
     """The folder for a new run: of that name, or the recipe's with -2, -3 ... appended where that is taken."""
     if name is not None:
         return runs_dir / name

@@ -322,13 +322,13 @@ def test_curves_are_drawn_against_steps_tokens_and_hours(two, x, names):
 
 def test_places_on_the_axes_are_steps_times_tokens_and_hours_that_grow(here):
     from txlcli import history, runs
-    from txlcli.commands.runs_compare import Axis, _places
+    from txlcli.commands.runs_compare import Axis, _coordinates
 
     found = history.read(runs.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]
-    assert _places(found, Axis.steps) == steps
-    assert _places(found, Axis.tokens) == [step * 3 * 5 for step in steps]
-    hours = _places(found, Axis.hours)
+    assert _coordinates(found, Axis.steps) == steps
+    assert _coordinates(found, Axis.tokens) == [step * 3 * 5 for step in steps]
+    hours = _coordinates(found, Axis.hours)
     assert hours == sorted(hours)
     assert 0 < hours[0] < hours[-1] < 1
 

@@ -241,8 +241,8 @@ def _told(
     run: Run, words: "Vocab", system: "System", source: Path, found: "TokenStore | None", data_dir: Path
 ) -> dict[str, Any]:
     store = run.settings.corpus.store
-    places = {"boundary": words.boundary, "unknown": words.unknown}
-    symbols = {what: words.symbol(place) for what, place in places.items() if place is not None}
+    ids = {"boundary": words.boundary, "unknown": words.unknown}
+    symbols = {what: words.symbol(number) for what, number in ids.items() if number is not None}
     where = [] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)]
     prepare = None
     if found is None:

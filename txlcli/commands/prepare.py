@@ -109,7 +109,7 @@ def prepare(
 
 
 def _announcement(plan: "Plan") -> str:
-    origin = f"from {plan.place}" if plan.place else f"downloaded to {plan.downloads} and kept there"
+    origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
     return f"preparing {plan.corpus.title} ({plan.kind}), {origin}, into {plan.store}"
 
 

@@ -31,11 +31,11 @@ def quickstart(
 
     Example: txl quickstart
     """
-    places = _places(data_dir, runs_dir)
+    folders = _folder_options(data_dir, runs_dir)
     said = []
 
     def announce(*words: str) -> None:
-        line = shlex.join(["txl", *words, *places[words[0]]])
+        line = shlex.join(["txl", *words, *folders[words[0]]])
         said.append(line)
         console.say(f"\n$ {line}")
 
@@ -65,7 +65,7 @@ def quickstart(
         console.say(f"  {line}")
 
 
-def _places(data_dir: Path, runs_dir: Path) -> dict[str, list[str]]:
+def _folder_options(data_dir: Path, runs_dir: Path) -> dict[str, list[str]]:
     """The folder options that each command needs said, so that a repeated line does the same."""
     data = ["--data-dir", str(data_dir)] if data_dir != DATA_DIR else []
     run = ["--runs-dir", str(runs_dir)] if runs_dir != RUNS_DIR else []

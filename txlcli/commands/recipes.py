@@ -68,7 +68,7 @@ def copy(
     """
     name, text = recipe.packaged(wanted)
     try:
-        path = _place(file, name, force=force)
+        path = _target(file, name, force=force)
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise TxlError(f"{file}: the recipe cannot be written ({error.strerror}); choose another FILE") from error
@@ -86,7 +86,7 @@ def _list(*, json: bool) -> None:
         console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
 
 
-def _place(file: str, name: str, *, force: bool) -> Path:
+def _target(file: str, name: str, *, force: bool) -> Path:
     """The file to write: FILE, or NAME.toml where FILE is a folder."""
     path = Path(file)
     if path.is_dir():

@@ -215,8 +215,8 @@ def measure(
             unfinished=unfinished,
         )
         kept = ContextFile(path)
-        places = _positions(text, wishes)
-        found = group_losses(group, text, places, wishes.contexts, kept=kept, windows=batch_size, shown=shown)
+        positions = _positions(text, wishes)
+        found = group_losses(group, text, positions, wishes.contexts, kept=kept, windows=batch_size, shown=shown)
     return _as_result(group, text, found, wishes)
 
 

@@ -137,9 +137,9 @@ def _compute(work: Work, text: ScoredText, *, kept: "ContextFile", windows: int 
     with console.progress(str(work.member.run.folder), total=work.tokens, unit="tokens", shown=shown) as bar:
         for context_len in work.missing:
             try:
-                for places, losses in _computed(work, text, context_len, windows):
-                    kept.add(work.facts, context_len, places, losses)
-                    bar.advance(context_len * len(places), f"context {context_len:,}")
+                for positions, losses in _computed(work, text, context_len, windows):
+                    kept.add(work.facts, context_len, positions, losses)
+                    bar.advance(context_len * len(positions), f"context {context_len:,}")
             finally:  # what stops it midway costs nothing, what kills it one context length at most
                 kept.save()
 
@@ -158,7 +158,7 @@ def _computed(
     from txlcli.core.windows import windows_at_once
 
     member = work.member
-    for places, losses in context_losses(
+    for positions, losses in context_losses(
         member.model,
         text.inputs,
         text.targets,
@@ -173,4 +173,4 @@ def _computed(
             raise TrainingError(
                 f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; {step}"
             )
-        yield places, losses
+        yield positions, losses

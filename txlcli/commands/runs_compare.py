@@ -171,9 +171,11 @@ def _curves(found: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[li
     for name, one in zip(_names(found), found, strict=True):
         if not one.reports:
             raise RunError(f"{one.run.folder} has no reports of a training in {runs.METRICS}; leave it out of --plot")
-        places = _places(one, x)
+        coordinates = _coordinates(one, x)
         for kind in ("train", "valid"):
-            points = [(at, report) for at, report in zip(places, one.reports, strict=True) if report["kind"] == kind]
+            points = [
+                (at, report) for at, report in zip(coordinates, one.reports, strict=True) if report["kind"] == kind
+            ]
             losses = [float("nan") if report["loss_nats"] is None else report["loss_nats"] for _, report in points]
             curves[name, kind] = (
                 [at for at, _ in points],
@@ -188,7 +190,7 @@ def _names(found: Sequence[History]) -> list[str]:
     return [one.run.name if names.count(one.run.name) == 1 else str(one.run.folder) for one in found]
 
 
-def _places(found: History, x: Axis) -> list[float]:
+def _coordinates(found: History, x: Axis) -> list[float]:
     """Where each report lies on the axis."""
     if x is Axis.hours:
         hours = found.hours()

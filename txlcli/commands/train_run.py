@@ -146,7 +146,7 @@ def new_folder(wanted: str, name: str | None, runs_dir: Path, *, force: bool) ->
     """Where the run of a recipe would be, not made yet."""
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
-    folder = runs.place(runs_dir, name, recipe.read_text(wanted)[0])
+    folder = runs.new_folder(runs_dir, name=name, recipe_name=recipe.read_text(wanted)[0])
     runs.check_free(folder, force=force)
     return folder
 

@@ -70,14 +70,14 @@ def _read_lines(path: Path) -> list[str]:
 def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
     if not words or not all(isinstance(word, str) for word in words):
         raise VocabularyError(f"{path}: holds no list of words. {AS_TEXT}")
-    places = {word: number for number, word in enumerate(words)}
-    if len(places) < len(words):
-        twice = next(word for number, word in enumerate(words) if places[word] != number)
+    ids = {word: number for number, word in enumerate(words)}
+    if len(ids) < len(words):
+        twice = next(word for number, word in enumerate(words) if ids[word] != number)
         raise VocabularyError(
             f"{path}: the word {twice!r} stands there twice, so ids would not be words; give a list with each word once"
         )
     boundary, unknown = (
-        next((places[symbol] for symbol in known if symbol in places), None) for known in (BOUNDARIES, UNKNOWNS)
+        next((ids[symbol] for symbol in known if symbol in ids), None) for known in (BOUNDARIES, UNKNOWNS)
     )
     return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=lower_case)
 

@@ -50,24 +50,25 @@ def _cut(piece: Slice, start: int, near: int) -> int:
 
 
 def _cut_after(piece: Slice, near: int) -> int:
+    """The end of the first word that ends after `near`; of a word that is too long, the end of a character."""
     with piece.path.open("rb") as file:
         file.seek(near)
-        place = near
-        while place < min(piece.stop, near + LONGEST_WORD) and (block := file.read(min(TAIL, piece.stop - place))):
+        offset = near
+        while offset < min(piece.stop, near + LONGEST_WORD) and (block := file.read(min(TAIL, piece.stop - offset))):
             ends = [found for mark in (b"\n", b" ") if (found := block.find(mark) + 1)]
             if ends:
-                return place + min(ends)
-            place += len(block)
-    return character_end(piece.path, place, piece.stop)
+                return offset + min(ends)
+            offset += len(block)
+    return character_end(piece.path, offset, piece.stop)
 
 
-def character_end(path: Path, place: int, stop: int) -> int:
-    """The first place from `place` on that is not inside a UTF-8 character."""
+def character_end(path: Path, offset: int, stop: int) -> int:
+    """The first offset from `offset` on that is not inside a UTF-8 character."""
     with path.open("rb") as file:
-        file.seek(place)
-        while place < stop and (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
-            place += 1
-    return place
+        file.seek(offset)
+        while offset < stop and (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
+            offset += 1
+    return offset
 
 
 def between_characters(slices: Iterable[Slice]) -> tuple[Slice, ...]:

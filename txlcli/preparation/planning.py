@@ -37,8 +37,8 @@ class Plan:
     """What is to be prepared, checked: every wish can be honoured."""
 
     corpus: Corpus
-    place: Path | None
-    """The source; None means that it is downloaded."""
+    source: Path | None
+    """The file, folder or archive to read; None means that it is downloaded."""
     store: Path
     kind: Kind
     own: bool
@@ -65,7 +65,7 @@ def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False)
         CorpusInputError: the source is not there.
         StoreError: the store exists and `force` is not given.
     """
-    corpus, place = _find(what, wishes)
+    corpus, source = _find(what, wishes)
     vocab = _given_vocabulary(wishes)
     kind: Kind = wishes.tokenizer or (vocab.kind if vocab else corpus.unit)
     own = kind == corpus.unit
@@ -75,12 +75,12 @@ def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False)
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"--data-dir {data_dir} is a file; give a folder")
     suffix = f"-vocab-{vocab.fingerprint[:8]}" if vocab else _suffix(wishes, kind, own, pieces, bpe)
-    store = data_dir / f"{_store_name(wishes, corpus, place, suffix)}.h5"
+    store = data_dir / f"{_store_name(wishes, corpus, source, suffix)}.h5"
     if store.exists() and not force:
         raise StoreError(f"{store} exists already; add --force to overwrite it, or give another --name")
     return Plan(
         corpus=corpus,
-        place=place,
+        source=source,
         store=store,
         kind=kind,
         own=own,
@@ -151,14 +151,14 @@ def _suffix(wishes: Wishes, kind: Kind, own: bool, pieces: int | None, bpe: bool
     return "" if own else f"-{kind}"
 
 
-def _store_name(wishes: Wishes, corpus: Corpus, place: Path | None, suffix: str) -> str:
+def _store_name(wishes: Wishes, corpus: Corpus, source: Path | None, suffix: str) -> str:
     if wishes.name is not None:
         if not re.fullmatch(PLAIN_NAME, wishes.name):
             raise UsageError(f'--name "{wishes.name}" is no plain name; use letters, digits, ".", "-" and "_"')
         return wishes.name
-    if corpus is not corpora.OWN_TEXT or place is None:
+    if corpus is not corpora.OWN_TEXT or source is None:
         return corpus.name + suffix
-    path = place.resolve()
+    path = source.resolve()
     plain = re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("-.")
     return plain or "text"
 

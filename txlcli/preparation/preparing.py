@@ -80,7 +80,7 @@ def carry_out(plan: Plan, progress: Progress = silent) -> TokenStore:
         with tempfile.TemporaryDirectory(prefix=".preparing-", dir=folder, ignore_cleanup_errors=True) as work:
             return _Preparation(plan, Path(work), progress).run()
     except CorpusError as error:
-        hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.place is None else ""
+        hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else f"{folder}: "

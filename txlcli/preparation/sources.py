@@ -36,19 +36,19 @@ def locate(plan: Plan, work: Path, progress: Progress) -> tuple[Text, tuple[str,
     Raises:
         CorpusError: it cannot be downloaded, unpacked or read, or a downloaded file is not the original.
     """
-    if plan.place is None:
-        place = _download(plan, work, progress)
-        wrong = [f"{path}: {fault}" for path, fault in _differing(place, plan.corpus)]
+    if plan.source is None:
+        folder = _download(plan, work, progress)
+        wrong = [f"{path}: {fault}" for path, fault in _differing(folder, plan.corpus)]
         if wrong:
             raise CorpusError(f"{'; '.join(wrong)}; remove {plan.downloads} and try again")
-        return plan.corpus.read(place, plan.read), ()
-    place = plan.place
-    if packed := _packed(place, plan.corpus):
+        return plan.corpus.read(folder, plan.read), ()
+    source = plan.source
+    if packed := _packed(source, plan.corpus):
         for path in packed:
             _bring(path, work, plan.corpus, progress)
-        place = work
-    text = plan.corpus.read(place, plan.read)
-    return text, tuple(f"{path.name} is not the original file" for path, _ in _differing(place, plan.corpus))
+        source = work
+    text = plan.corpus.read(source, plan.read)
+    return text, tuple(f"{path.name} is not the original file" for path, _ in _differing(source, plan.corpus))
 
 
 def _download(plan: Plan, work: Path, progress: Progress) -> Path:
@@ -59,14 +59,14 @@ def _download(plan: Plan, work: Path, progress: Progress) -> Path:
     return work
 
 
-def _packed(place: Path, corpus: Corpus) -> list[Path]:
+def _packed(source: Path, corpus: Corpus) -> list[Path]:
     """The archive that a source is, or the published files in a folder where nothing lies unpacked; else nothing."""
     if not corpus.downloads:
         return []
-    if not place.is_dir():
-        return [place] if is_archive(place) else []
+    if not source.is_dir():
+        return [source] if is_archive(source) else []
     published = {download.file for download in corpus.downloads}
-    files = text_files(place)
+    files = text_files(source)
     if any(corpus.wanted(path.name) for path in files if path.name not in published):
         return []
     found = [path for path in files if path.name in published]
@@ -82,9 +82,9 @@ def _bring(path: Path, work: Path, corpus: Corpus, progress: Progress) -> None:
         shutil.copyfile(path, work / path.name)
 
 
-def _differing(place: Path, corpus: Corpus) -> list[tuple[Path, str]]:
+def _differing(source: Path, corpus: Corpus) -> list[tuple[Path, str]]:
     """The files that bear an original's name but not its content."""
-    files = text_files(place) if place.is_dir() and corpus.digests else [place]
+    files = text_files(source) if source.is_dir() and corpus.digests else [source]
     faults = [(path, digest_fault(path, corpus.digests[path.name])) for path in files if path.name in corpus.digests]
     return [(path, fault) for path, fault in faults if fault]
 

@@ -112,9 +112,9 @@ def decode(part: Part) -> str:
     try:
         return part.data.decode()
     except UnicodeDecodeError as error:
-        place = part.piece.start + error.start
+        offset = part.piece.start + error.start
         raise CorpusInputError(
-            f"{part.piece.path}: byte {place:,} is not valid UTF-8; repair the file or take --tokenizer byte"
+            f"{part.piece.path}: byte {offset:,} is not valid UTF-8; repair the file or take --tokenizer byte"
         ) from None
 
 

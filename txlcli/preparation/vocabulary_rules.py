@@ -77,12 +77,12 @@ def build(plan: Plan, rule: VocabularyRule, inventory: Inventory, given: Path | 
         words = inventory.by_frequency(_counted(rule, inventory), plan.min_count)
         symbols = list(dict.fromkeys((*rule.specials, *words)))[: plan.vocab_size]
         symbols += _stand_in(rule, symbols, inventory.numbers)
-    place = {symbol: number for number, symbol in enumerate(symbols)}
+    ids = {symbol: number for number, symbol in enumerate(symbols)}
     return Vocab(
         plan.kind,
         symbols,
-        boundary=None if rule.boundary is None else place[rule.boundary],
-        unknown=None if rule.unknown is None else place.get(rule.unknown),
+        boundary=None if rule.boundary is None else ids[rule.boundary],
+        unknown=None if rule.unknown is None else ids.get(rule.unknown),
         lower_case=rule.lower_case,
     )
 

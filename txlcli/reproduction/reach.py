@@ -45,10 +45,10 @@ def figure(shop: Workshop, number: int, folder: Path) -> Section:
     """Figure 3, the gains; or Figure 4, perplexity by context length."""
     draw, option = {3: (recl_table.plot_gains, "--plot"), 4: (recl_table.plot_perplexities, "--plot-ppl")}[number]
     figures = []
-    for place, group in enumerate(GROUPS, 1):
-        file = f"figure{number}-group{place}.png"
+    for which, group in enumerate(GROUPS, 1):
+        file = f"figure{number}-group{which}.png"
         draw(folder / file, _of_group(shop, group, option, str(folder / file)))
-        figures.append([file, f"Figure {number}, model group {place}: {', '.join(group)}"])
+        figures.append([file, f"Figure {number}, model group {which}: {', '.join(group)}"])
     titles = {3: "unnormalised relative perplexity gains, r = 0.1", 4: "perplexity against context length"}
     return Section(
         name=f"figure{number}",
@@ -79,9 +79,9 @@ def _of_group(shop: Workshop, group: tuple[str, ...], *drawing: str) -> dict[str
         top_r=published.TOP_R,
         positions=scale.recl_positions,
     )
-    places = ["--positions", str(scale.recl_positions)]
     grid = ["--start", str(scale.recl_start), "--step", str(scale.recl_start), "--longest", str(scale.recl_longest)]
-    shop.note("recl", *(str(run.folder) for run in runs), *grid, *places, *drawing)
+    grid += ["--positions", str(scale.recl_positions)]
+    shop.note("recl", *(str(run.folder) for run in runs), *grid, *drawing)
     return recl.measure(
         [str(run.folder) for run in runs],
         wishes,
