@@ -130,8 +130,17 @@ class History:
 
 
 READING = (
-    *("step", "weights", "mem_len", "attn_len_min", "attn_len_max", "seg_len", "max_distance", "same_length"),
-    *("lanes", "precision", "stride"),
+    "step",
+    "weights",
+    "mem_len",
+    "attn_len_min",
+    "attn_len_max",
+    "seg_len",
+    "max_distance",
+    "same_length",
+    "lanes",
+    "precision",
+    "stride",
 )
 
 

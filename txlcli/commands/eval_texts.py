@@ -53,6 +53,7 @@ def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Pat
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
     scored = _scored(store, split, len(targets))
     paper = _published(opened.run, store, split)
+    predictable = len(ids) - 1 if store.vocab.boundary is None else len(ids)
     return ScoredText(
         f"{store.name} {split}",
         inputs,
@@ -63,7 +64,7 @@ def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Pat
         paper,
         corpus=store.corpus,
         split=split,
-        whole=len(targets) == len(ids) - (store.vocab.boundary is None),
+        whole=len(targets) == predictable,
     )
 
 

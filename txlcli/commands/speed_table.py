@@ -88,8 +88,11 @@ def _spread(median: float, ends: list[float]) -> str:
 
 
 def _short(number: float, *, like: float | None = None) -> str:
+    """A time with as many digits as it deserves, or as another one does."""
     size = number if like is None else like
-    return f"{number:.{3 if size < 1 else 2 if size < 100 else 0}f}"
+    if size < 1:
+        return f"{number:.3f}"
+    return f"{number:.2f}" if size < 100 else f"{number:.0f}"
 
 
 def plot_times(path: Path, result: dict[str, Any]) -> None:

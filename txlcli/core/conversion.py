@@ -203,13 +203,16 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
 
 def _banded(ours: str, theirs: str, what: str, settings: TransformerSettings, cut: Sequence[Band]) -> Iterator[Link]:
     """Tables or biases of the bands, which are one tensor of theirs where all bands have one width."""
-    ending = (lambda band: (band.width,)) if what == "weight" else (lambda band: ())
+
+    def shape(rows: int, band: Band) -> tuple[int, ...]:
+        return (rows, band.width) if what == "weight" else (rows,)
+
     if settings.div_val == 1:
         names = tuple(f"{ours}.{number}" for number in range(len(cut)))
-        yield Link(names, (f"{theirs}.0.{what}",), (cut[-1].end, *ending(cut[0])))
+        yield Link(names, (f"{theirs}.0.{what}",), shape(cut[-1].end, cut[0]))
         return
     for number, band in enumerate(cut):
-        yield Link((f"{ours}.{number}",), (f"{theirs}.{number}.{what}",), (band.size, *ending(band)))
+        yield Link((f"{ours}.{number}",), (f"{theirs}.{number}.{what}",), shape(band.size, band))
 
 
 def _projections(cut: Sequence[Band]) -> list[tuple[int, int]]:

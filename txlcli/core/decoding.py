@@ -32,7 +32,7 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
     """
     if same_length == "off" or mem_len == 0:
         return None
-    return mem_len + (same_length == "m_plus_one")
+    return mem_len + 1 if same_length == "m_plus_one" else mem_len
 
 
 def records_steps(device: torch.device) -> bool:
@@ -103,9 +103,7 @@ class Decoder(Reader):
         self._zeros = mem_len if (memory_start or settings.memory_start) == "zeros" else 0
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
         shape = (lanes, settings.n_heads, mem_len + slack, settings.d_head)
-        dtype = DTYPES[precision]
-        if precision == "fp32":
-            dtype = model.dtype
+        dtype = model.dtype if precision == "fp32" else DTYPES[precision]
         with torch.inference_mode():
             self._buffers = [_KeyBuffer(shape, model.device, dtype) for _ in model.layers]
             self.reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)

@@ -55,14 +55,16 @@ def measure(
     work: Callable[[], object], device: torch.device, *, tokens: int, repeat: int, warm_up: bool = True
 ) -> Timing:
     """Time work that handles `tokens` tokens; the warm-up call is not counted."""
+    if warm_up:
+        work()
     times = []
-    for _ in range(repeat + warm_up):
+    for _ in range(repeat):
         _wait(device)
         started = time.perf_counter()
         work()
         _wait(device)
         times.append(1e3 * (time.perf_counter() - started) / tokens)
-    return Timing(tuple(times[warm_up:]))
+    return Timing(tuple(times))
 
 
 def _wait(device: torch.device) -> None:

@@ -157,7 +157,7 @@ def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boun
         )
     # Without memory nothing limits the keys. With same_length theirs sees M keys, the token itself included.
     same_length = reading.same_length != "off" and reading.mem_len > 0
-    mem_len = reading.mem_len + (same_length and reading.same_length == "m_plus_one")
+    one_more = same_length and reading.same_length == "m_plus_one"
     bands = len(model.cutoffs) + 1
     return {
         "model_type": MODEL_TYPE,
@@ -172,7 +172,7 @@ def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boun
         "div_val": model.div_val,
         "pre_lnorm": model.norm == "pre_released",
         "n_layer": model.n_layers,
-        "mem_len": mem_len,
+        "mem_len": reading.mem_len + 1 if one_more else reading.mem_len,
         "tgt_len": reading.seg_len,
         "clamp_len": reading.max_distance or -1,
         "same_length": same_length,

@@ -176,10 +176,9 @@ def _read_at(shop: Workshop, key: str, mem_lens: Sequence[int]) -> list[dict[int
 
 
 def _row(row: published.Ablation, found: Lengths) -> list[str]:
-    lengths = sorted(set(found.attn_lens))
-    return _cells(
-        row, str(found.init), str(found.best), " to ".join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))
-    )
+    shortest, longest = min(found.attn_lens), max(found.attn_lens)
+    lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+    return _cells(row, str(found.init), str(found.best), lengths)
 
 
 def _cells(row: published.Ablation, init: str, best: str, lengths: str) -> list[str]:
@@ -220,7 +219,8 @@ def _flat(shop: Workshop, found: Lengths) -> Claim:
         "shorter ones reach)"
     )
     told = " and ".join(f"{share:+.2%} at M = {length}" for length, share in worse.items())
-    return Claim(text, max(worse.values()) <= NOT_WORSE, f"here {told}{', the worst seed' * (len(shop.seeds) > 1)}")
+    of_seeds = ", the worst seed" if len(shop.seeds) > 1 else ""
+    return Claim(text, max(worse.values()) <= NOT_WORSE, f"here {told}{of_seeds}")
 
 
 def _drawn(found: dict[str, Lengths], folder: Path, name: str) -> list[list[str]]:
