@@ -1,11 +1,10 @@
 """Whether a run's numbers may stand beside those of the paper's Tables 1 to 5."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from corpora import CORPORA
 from txlcli import metrics, published
-from txlcli.history import History, lowest
+from txlcli.history import History, Report, lowest
 from txlcli.published import Result, Table
 
 LEAST_LEFT = 0.9  # of a split whose dropped symbols are not counted anywhere
@@ -72,32 +71,33 @@ def standing(history: History) -> Standing | None:
         return Standing(
             table, None, None, released, (f"its vocabulary has {size:,} symbols, the benchmark's {wanted}",)
         )
-    valid = lowest(history.evals_of("valid")), history.best_valid
-    test, readings = history.test_result
-    chosen = f", the lowest of {readings} readings of test" if readings > 1 else ""
+    numbers: dict[str, Number] = {}
     reasons = []
-    found: dict[str, Number | None] = {"valid": None, "test": None}
-    candidates: dict[str, list[tuple[dict[str, Any] | None, str]]] = {
-        "valid": [
-            (valid[0], _of_eval(valid[0])),
-            (valid[1], f"validation during training, step {valid[1]['step']:,}" if valid[1] else ""),
-        ],
-        "test": [(test, _of_eval(test) + chosen)],
-    }
-    for split, numbers in candidates.items():
-        for report, source in numbers:
-            if report is None or found[split] is not None:
-                continue
+    for split, candidates in _candidates(history).items():
+        for report, source in candidates:
             if _whole(table.corpus, split, report.get("tokens"), released=released):
-                found[split] = Number(metrics.in_metric(report["loss_nats"], table.metric), source)
-            else:
-                reasons.append(f"{split} ({source}): {_part(table.corpus, split, report)}")
-    return Standing(table, found["valid"], found["test"], released, tuple(reasons))
+                numbers[split] = Number(metrics.in_metric(report["loss_nats"], table.metric), source)
+                break
+            reasons.append(f"{split} ({source}): {_part(table.corpus, split, report)}")
+    return Standing(table, numbers.get("valid"), numbers.get("test"), released, tuple(reasons))
 
 
-def _of_eval(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
+def _candidates(history: History) -> dict[str, list[tuple[Report, str]]]:
+    """For each split the reports that may be quoted, the preferred one first, and how each was measured."""
+    evaluation, validation = lowest(history.evals_of("valid")), history.best_valid
+    test, readings = history.test_result
+    found: dict[str, list[tuple[Report, str]]] = {"valid": [], "test": []}
+    if evaluation is not None:
+        found["valid"].append((evaluation, _of_eval(evaluation)))
+    if validation is not None:
+        found["valid"].append((validation, f"validation during training, step {validation['step']:,}"))
+    if test is not None:
+        chosen = f", the lowest of {readings} readings of test" if readings > 1 else ""
+        found["test"].append((test, _of_eval(test) + chosen))
+    return found
+
+
+def _of_eval(row: Report) -> str:
     how = f"attention length {row['attn_len_max']:,}" if row.get("attn_len_max") else "its state carried along"
     return f"txl eval, {how}, step {row.get('step', 0):,}"
 
@@ -117,7 +117,7 @@ def _whole(corpus: str, split: str, tokens: int | None, *, released: bool) -> bo
     return LEAST_LEFT * expected < tokens < expected if released else tokens == expected
 
 
-def _part(corpus: str, split: str, report: dict[str, Any]) -> str:
+def _part(corpus: str, split: str, report: Report) -> str:
     expected = _expected(corpus, split)
     wanted = f"the benchmark has {expected:,}" if expected else "what the benchmark has is not known"
     return f"{report.get('tokens') or 0:,} tokens scored, {wanted}"
