@@ -1,7 +1,6 @@
 """The HDF5 file with the loss of every token, which `txl eval --losses` writes."""
 
 import io
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.atomic import replacing
 from txlcli.errors import StoreError, UsageError
 
 FORMAT = 1
@@ -89,12 +89,10 @@ def replace_file(path: Path, content: io.BytesIO) -> None:
     Raises:
         StoreError: the file cannot be written; what was there before is untouched.
     """
-    beside = path.with_name(path.name + ".new")
     try:
-        beside.write_bytes(content.getbuffer())
-        os.replace(beside, path)
+        with replacing(path) as beside:
+            beside.write_bytes(content.getbuffer())
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise StoreError(
             f"{path}: the losses cannot be written ({error.strerror}); check the folder and the free space"
         ) from error

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import locking, recipe
+from txlcli.atomic import replacing
 from txlcli.errors import RecipeError, RunError, UnknownNameError
 from txlcli.settings import Settings
 
@@ -220,12 +221,10 @@ def _card(run: Run) -> dict[str, Any]:
 
 
 def _write_text(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".new")
     try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        with replacing(path) as beside:
+            beside.write_text(text, encoding="utf-8")
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise _not_written(path, error) from error
 
 

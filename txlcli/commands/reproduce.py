@@ -2,7 +2,6 @@
 
 import json as json_
 import platform
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console, locking
+from txlcli.atomic import replacing
 from txlcli.errors import RunError, TxlError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, Json, RunsDir
 
@@ -147,9 +147,8 @@ def _write(folder: Path, scale: str, kept: "dict[str, Section]") -> None:
     }
     try:
         for name, text in texts.items():
-            beside = folder / f".{name}.new"
-            beside.write_text(text, encoding="utf-8")
-            shutil.move(beside, folder / name)
+            with replacing(folder / name) as beside:
+                beside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise TxlError(f"{folder}: the report cannot be written ({error.strerror}); free some space") from error
 

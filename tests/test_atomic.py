@@ -1,0 +1,29 @@
+"""Files are replaced whole or not at all."""
+
+import pytest
+
+from txlcli.atomic import replacing
+
+
+def files(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_file_takes_the_place_of_the_one_before(tmp_path):
+    for text in ("first", "second"):
+        with replacing(tmp_path / "report.md") as beside:
+            beside.write_text(text)
+        assert files(tmp_path) == {"report.md": text}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_was_there_stays_when_something_stops_the_writing(tmp_path, error):
+    def write_half():
+        with replacing(tmp_path / "report.md") as beside:
+            beside.write_text("half")
+            raise error
+
+    (tmp_path / "report.md").write_text("first")
+    with pytest.raises(error):
+        write_half()
+    assert files(tmp_path) == {"report.md": "first"}

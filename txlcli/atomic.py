@@ -1,0 +1,22 @@
+"""Replaces files whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to: it takes that name when the block ends well, and is removed otherwise.
+
+    Raises:
+        OSError: it cannot be written, or cannot take the name; what was there before is untouched.
+    """
+    beside = path.with_name(path.name + ".new")
+    try:
+        yield beside
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
