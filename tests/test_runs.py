@@ -326,3 +326,8 @@ def test_a_run_that_cannot_take_the_place_of_another_puts_it_back(runs_dir, monk
     assert message == "runs/mine: cannot be written (No space left on device); check the folder and the free space"
     assert runs.open_run(old.folder) == old
     assert [folder.name for folder in runs_dir.iterdir()] == ["mine"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders():
+    folders = [Path("here/byte"), Path("there/byte"), Path("here/word")]
+    assert runs.short_names(folders) == ["here/byte", "there/byte", "word"]

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 from txlcli import locking, recipe
 from txlcli.atomic import replacing
-from txlcli.errors import RecipeError, RunError, UnknownNameError
+from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
 from txlcli.settings import Settings
 
 FORMAT = 1
@@ -251,6 +251,27 @@ def find(wanted: str | None, runs_dir: Path) -> Run:
     if folders:
         return open_run(folders[0])
     raise UnknownNameError("run", wanted, names(runs_dir) or ["none yet"])
+
+
+def find_each(wanted: Sequence[str], runs_dir: Path) -> list[Run]:
+    """The runs that a user names, in their order.
+
+    Raises:
+        UsageError: a run is named twice.
+        RunError, UnknownNameError: see `find`.
+    """
+    found = [find(one, runs_dir) for one in wanted]
+    folders = [run.folder.resolve() for run in found]
+    for run, folder in zip(found, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise UsageError(f"{run.folder} is named twice; name each run once")
+    return found
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """What to call runs that stand side by side: their names, or their folders where two have one name."""
+    names = [folder.name for folder in folders]
+    return [folder.name if names.count(folder.name) == 1 else str(folder) for folder in folders]
 
 
 def names(runs_dir: Path) -> list[str]:

@@ -304,7 +304,7 @@ def test_runs_of_two_vocabularies_are_refused(here):
 
 @pytest.mark.parametrize("twice", [["byte", "byte"], ["byte", "runs/byte"]])
 def test_a_run_named_twice_is_refused(here, twice):
-    assert refusal("recl", *twice, *SMALL) == "runs/byte is named twice; name each run of the group once"
+    assert refusal("recl", *twice, *SMALL) == "runs/byte is named twice; name each run once"
 
 
 def test_a_run_without_weights_is_refused(here):

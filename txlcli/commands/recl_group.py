@@ -69,7 +69,7 @@ def open_group(
     """
     from txlcli import opening
 
-    group = [runs.find(one, runs_dir) for one in wanted]
+    group = runs.find_each(wanted, runs_dir)
     _check_together(group)
     for run in () if unfinished else group:
         history.check_finished(run)
@@ -92,11 +92,7 @@ def open_group(
 def _check_together(found: Sequence[Run]) -> None:
     """Refuse runs that cannot be compared, before any weights are read."""
     first, *others = found
-    seen = set()
     for run in found:
-        if run.folder.resolve() in seen:
-            raise UsageError(f"{run.folder} is named twice; name each run of the group once")
-        seen.add(run.folder.resolve())
         if not run.best_or_last.is_file():
             raise RunError(f"{run.folder} has saved no weights yet; train it first, or leave it out")
     for run in others:

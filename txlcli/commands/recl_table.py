@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from txlcli import console
+from txlcli import console, runs
 
 
 def show(result: dict[str, Any]) -> None:
@@ -52,10 +52,7 @@ def _reading(model: dict[str, Any]) -> str:
 
 
 def _names(result: dict[str, Any]) -> list[str]:
-    """The runs' names; their folders where two have one name."""
-    folders = [model["run"] for model in result["models"]]
-    names = [Path(folder).name for folder in folders]
-    return names if len(set(names)) == len(names) else folders
+    return runs.short_names([Path(model["run"]) for model in result["models"]])
 
 
 def plot_gains(path: Path, result: dict[str, Any]) -> None:

@@ -59,14 +59,10 @@ def compare(
 
 def _chosen(wanted: Sequence[str], runs_dir: Path) -> list[runs.Run]:
     """The runs that are named, two or more, each once."""
-    chosen = [runs.find(word, runs_dir) for word in wanted]
+    chosen = runs.find_each(wanted, runs_dir)
     if len(chosen) < 2:
         known = ", ".join(runs.names(runs_dir)) or "none yet"
         raise UsageError(f"compare takes two runs or more, not {len(chosen)}; name others (known: {known})")
-    folders = [run.folder.resolve() for run in chosen]
-    twice = next((run for run, folder in zip(chosen, folders, strict=True) if folders.count(folder) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{twice.folder} is named twice; name each run once")
     return chosen
 
 
@@ -168,7 +164,7 @@ def _curves(found: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[li
         said = ", ".join(f"{name} in {metric}" for metric, name in measured.items())
         raise UsageError(f"--plot draws one metric, these runs have two ({said}); compare runs of one")
     curves = {}
-    for name, one in zip(_names(found), found, strict=True):
+    for name, one in zip(runs.short_names([one.run.folder for one in found]), found, strict=True):
         if not one.reports:
             raise RunError(f"{one.run.folder} has no reports of a training in {runs.METRICS}; leave it out of --plot")
         coordinates = _coordinates(one, x)
@@ -182,12 +178,6 @@ def _curves(found: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[li
                 [metrics.in_metric(loss, one.run.metric) for loss in losses],
             )
     return curves
-
-
-def _names(found: Sequence[History]) -> list[str]:
-    """The runs' names; their folders where two have the same name."""
-    names = [one.run.name for one in found]
-    return [one.run.name if names.count(one.run.name) == 1 else str(one.run.folder) for one in found]
 
 
 def _coordinates(found: History, x: Axis) -> list[float]:
@@ -207,7 +197,7 @@ def _draw(
     from txlcli import plots
 
     metric = found[0].run.metric
-    colours = {name: f"C{number}" for number, name in enumerate(_names(found))}
+    colours = {name: f"C{number}" for number, name in enumerate(runs.short_names([one.run.folder for one in found]))}
     styles = {}
     for name, kind in curves:
         style = {"marker": "", "linewidth": 1.0, "alpha": 0.45} if kind == "train" else {"markersize": 4.0}
