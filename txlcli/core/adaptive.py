@@ -80,10 +80,10 @@ class AdaptiveEmbedding(nn.Module):
         self.bands = bands
         self.d_model = d_model
         self.gradient_of_rows = False
-        """Whether `backward` adds the gradient of the rows that were read to what tables of the softmax have.
+        """Whether `backward` adds the gradient of the rows that were read, in place, to the softmax's of the table.
 
-        The softmax gives every row a gradient. On a CPU that is quicker than to add two whole tables, the one nearly
-        all zeros, into a third (a fifth of a step with WikiText-103's vocabulary).
+        Autograd would add two whole tables into a third, though one of them is nearly all zeros: on a CPU that is a
+        fifth of a step with WikiText-103's vocabulary.
         """
         self.tables = nn.ParameterList(_matrix(band.size, band.width) for band in bands)  # (n, w)
         widths = {str(band.projection): band.width for band in bands if band.projection is not None}
@@ -109,9 +109,9 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.unflatten(0, tokens.shape)
 
     def _choose(self, tokens: Tensor) -> Tensor:
-        """The same, from the vectors that every band has for every token.
+        """The same without asking how many tokens lie in a band, for which one would have to wait for a GPU.
 
-        To know how many tokens lie in a band is to wait for a GPU; and what is computed in vain is little: less than a
+        Every band embeds every token, and its own band's vector is chosen. What is computed in vain is less than a
         hundredth of the operations of a published model's layers.
         """
         embedded = self.tables[0].new_zeros(*tokens.shape, self.d_model)
@@ -193,7 +193,8 @@ class AdaptiveSoftmax(nn.Module):
     def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Cross entropy in nats of each target, in token order: (T, d), (T,) -> (T,), float32 at least.
 
-        Targets on the host spare a GPU the question how many of them lie in each tail: its answer would be waited for.
+        With several bands the targets had better be on the host: a GPU would have to be waited for to know how many of
+        them lie in each tail.
         """
         within = [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
         targets, *tails = (send(places, hidden.device) for places in (targets, *within))

@@ -71,7 +71,7 @@ def attend(
         inputs: queries, keys, values.
         dropout: share of the probabilities dropped.
         recompute: keep no probabilities for the backward pass, which computes them again; "auto" only.
-        workspace: what others used before and will use after.
+        workspace: memory that was used for other layers and will be used again; one of its own by default.
         kind: how it is computed; all kinds give the same. "flex" drops nothing.
     Returns:
         (B, H, L, D).
@@ -158,7 +158,7 @@ class Attention(nn.Module):
         return self.output(out)
 
     def inputs(self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> AttentionInputs:
-        """What `attend` takes, of what `forward` does."""
+        """The arguments of `forward` as those of `attend`."""
         by_position = position_key = None
         if terms.position_key is not None:
             by_position, position_key = self._biased(query, terms.position_bias), terms.position_key.to(query.dtype)

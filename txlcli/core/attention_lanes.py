@@ -103,9 +103,9 @@ class _Plan:
 
 
 def _dense(rows: Tensor) -> Tensor:
-    """What a batch of products reads: without gaps where it would be copied anyway, and slowly if it is transposed.
+    """The rows as a batch of products should read them.
 
-    That is so in 16 bits on a CPU.
+    In 16 bits on a CPU it copies rows with gaps, slowly if they are transposed: better to copy them beforehand.
     """
     return rows.contiguous() if rows.device.type == "cpu" and rows.dtype in SHORT else rows
 
@@ -129,7 +129,7 @@ class _Probabilities:
     def __init__(self, inputs: AttentionInputs, plan: _Plan, workspace: Workspace) -> None:
         heads, position_key, reach = inputs.key.shape[1], inputs.position_key, inputs.reach
         self._inputs, self._plan, self._workspace = inputs, plan, workspace
-        self._room: Tensor | None = None  # for one pass at a time
+        self._room: Tensor | None = None  # memory for one pass, which the next one overwrites
         known = reach if position_key is None else position_key.shape[1]
         self._space = workspace.take(
             "scores",
@@ -146,7 +146,7 @@ class _Probabilities:
             self._position_key_rows = _for_lanes(position_key, plan.lanes)  # (lanes*H, m, D)
 
     def of(self, part: _Pass, *, keep: bool = False) -> Tensor:
-        """Those of a pass, (lanes*H, l, k), in a place of their own or in that of the next pass."""
+        """Those of a pass, (lanes*H, l, k); unless `keep`, the next pass overwrites them."""
         inputs, space = self._inputs, self._space.part(part.queries, part.keys)
         shape = part.scores(inputs)
         if keep:
@@ -170,7 +170,7 @@ class _Probabilities:
 def _attend(
     inputs: AttentionInputs, *, dropout: float, save: bool, workspace: Workspace
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """The output (B, H, L, D), each pass's probabilities (lanes*H, l, k) if they are to be saved, which were kept."""
+    """The output (B, H, L, D), each pass's probabilities (lanes*H, l, k) if `save`, and the mask of dropout."""
     query, key = inputs.query_content, inputs.key
     plan = _Plan.of(inputs, workspace)
     made = _Probabilities(inputs, plan, workspace)
@@ -253,12 +253,12 @@ def _collect(part: _Pass, grad: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _generator_state(device: torch.device) -> Tensor:
-    """Where PyTorch's generator of a device stands."""
+    """The state of PyTorch's generator of a device."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _drawn_again(state: Tensor, shape: torch.Size, share: float, device: torch.device) -> Tensor:
-    """The mask that was drawn when the generator stood there; it goes on from where it stands now."""
+    """The mask that was drawn from this state of the generator, whose present state is left as it is."""
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if on_cuda else []):
         if on_cuda:

@@ -21,7 +21,7 @@ class Average(ABC):
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
         self._values: dict[str, Tensor] = {}  # empty until the mean begins
-        self.steps = 0  # that the mean was updated
+        self.steps = 0  # updates of the mean
 
     @property
     def active(self) -> bool:

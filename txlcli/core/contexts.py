@@ -39,7 +39,7 @@ def sample_positions(count: int, *, longest: int, wanted: int, seed: int) -> NDA
 
 
 def read_length(model: LanguageModel, how: EvalSettings, context_len: int) -> int:
-    """How many of the last c tokens a model reads: all, or as many as a window has learned positions."""
+    """How many of the last c tokens a model reads: all, or as many as it has learned positions of a window for."""
     known = model.settings.longest_window if how.mem_len == 0 else None
     return context_len if known is None else min(context_len, known)
 

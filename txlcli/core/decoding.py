@@ -66,12 +66,12 @@ class Decoder(Reader):
     """Feeds segments of up to L tokens through the model and remembers the last M positions.
 
     Args:
-        model: its weights must not change any more; some are read now, some later. A CPU that reads single tokens of
-            one lane holds more than half of the layers' weights once more.
+        model: its weights must not change while the decoder is used: it copies some now and reads others later. To
+            read single tokens of one lane on a CPU, more than half of the layers' weights are held twice.
         lanes: B.
         mem_len: M.
         seg_len: the longest segment that will be read.
-        same_length: keys that a query sees (contract of evaluation: `key_limit`).
+        same_length: which keys a query sees, see `key_limit`.
         max_distance: distances beyond it share one encoding.
         precision: number format of matrix products and of the buffer.
         memory_start: what stands before the first token; the model's own by default.
@@ -114,7 +114,7 @@ class Decoder(Reader):
         self._period = period or seg_len
         model.encoding.check_positions(self._period)
         self.watched = False
-        """Whether the model's own layers must do the work, since someone looks on."""
+        """Whether the model's own layers must do the work, since hooks observe them (`maps`)."""
         self._one_row: ModuleList[Layer] | None = None  # made when the first single token is read
         self._fixed_step: FixedStep | None = None  # likewise
         self._start = self._end = 0  # the remembered part of the buffers

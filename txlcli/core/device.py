@@ -46,15 +46,15 @@ def check_attention(kind: str, device: torch.device) -> None:
 
 
 def row_multiple(device: torch.device) -> int:
-    """Numbers that a matrix's row should be a multiple of: elsewhere than on a CPU, products of others are slow.
+    """What the length of a matrix's rows should be a multiple of; 1 on a CPU, where any length is as good.
 
-    So it is in 16 bits on CUDA, where rows must begin at multiples of 16 bytes for the quick kernels to take them.
+    On CUDA the fast kernels take 16-bit numbers only if each row begins at a multiple of 16 bytes.
     """
     return 1 if device.type == "cpu" else 8
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device, for which nobody waits: CUDA copies by itself, but only what is pinned in memory."""
+    """The tensor on a device. Nobody waits for the copy to CUDA: it goes on by itself, from pinned memory."""
     from_host = device.type == "cuda" and tensor.device.type == "cpu"
     return (tensor.pin_memory() if from_host else tensor).to(device, non_blocking=True)
 

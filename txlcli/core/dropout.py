@@ -24,7 +24,7 @@ def keep_mask(shape: torch.Size, share: float, device: torch.device) -> Tensor:
 def _keep_mask_on_cpu(shape: torch.Size, share: float) -> Tensor:
     """Four 16-bit draws are taken from each 64-bit random number: a draw per entry makes plain dropout slow on a CPU.
 
-    Truth values are avoided, too: to multiply by them or to make them takes three to five times as long.
+    The mask holds numbers, not truth values: making those and multiplying by them takes three to five times as long.
     """
     dropped = round(share * STEPS)
     if dropped == STEPS:  # one more than the largest 16-bit number: it would wrap around and keep everything
@@ -72,7 +72,7 @@ class Dropout(nn.Module):
 
 
 class _RectifyAndDrop(torch.autograd.Function):
-    """A dropped ReLU says by itself where its gradient is not 0, so it keeps neither mask nor input."""
+    """Dropout of ReLU. Its result is positive exactly where the gradient passes, so neither mask nor input is kept."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, dropout: Dropout) -> Tensor:

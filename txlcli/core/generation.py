@@ -58,7 +58,7 @@ def draw(log_probs: Tensor, tokens: Tensor, how: Sampling, generator: torch.Gene
 
 
 def generate(reader: Reader, context: Tensor, how: Sampling, *, seed: int) -> Iterator[int]:
-    """Read a context, then draw tokens without end; the reader reads each: with memory, or a whole window anew.
+    """Read a context, then draw tokens without end, each read before the next is drawn.
 
     Args:
         reader: of one lane; what it read before is forgotten.

@@ -39,7 +39,7 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def targets_device(self) -> torch.device:
-        """Where `losses` wants the targets: on the host if it must know which tail of the softmax each lies in."""
+        """Where `losses` wants the targets: on the host if it has to count those in each tail of the softmax."""
         return torch.device("cpu") if len(self.softmax.bands) > 1 else self.device
 
     @property

@@ -68,7 +68,7 @@ class Layer(nn.Module):
         return normed
 
     def _added(self, branch: Tensor, hidden: Tensor) -> Tensor:
-        """The residual sum, in the place of the branch (both (B, L, d)) unless it is in 16 bits."""
+        """The residual sum (B, L, d), written over the branch unless the branch is in 16 bits."""
         dropped: Tensor = self.dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 

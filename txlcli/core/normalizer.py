@@ -24,7 +24,7 @@ MULTIPLE = 128
 
 
 class SpareGradient:
-    """A large gradient's memory from one step to the next: what a system maps anew it must clear, page by page."""
+    """Keeps a large gradient's memory from one step to the next: new memory would be cleared first, page by page."""
 
     def __init__(self) -> None:
         self._tensor: Tensor | None = None
@@ -36,7 +36,7 @@ class SpareGradient:
         return spare if spare is not None and fits else torch.empty_like(like)
 
     def give(self, gradient: Tensor | None) -> None:
-        """Let a gradient be overwritten that nobody needs any more."""
+        """Keep the memory of a gradient that nobody needs any more."""
         self._tensor = gradient
 
     def __deepcopy__(self, memo: object) -> "SpareGradient":
@@ -171,7 +171,7 @@ class _Normalizer(torch.autograd.Function):
 
 
 def _add_product(place: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Add a product to what stands there, or write it there."""
+    """Write a product to `place`, or add it to what earlier pieces have left there."""
     if left.dtype != place.dtype:
         product = left @ right
         place.copy_(product) if first else place.add_(product)

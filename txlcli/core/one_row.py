@@ -1,8 +1,8 @@
 """Layers laid out for one token of one lane at a time on a CPU: the same function, in less time.
 
-There every product is of a matrix and one row, and takes as long as the matrix takes to be read. Measured on two cores:
-a matrix in fp32 that widens its input is read in half the time where it lies column by column; and one large matrix,
-of queries, keys and values, in less time than three small ones, in any precision.
+Each product there is of a matrix and a single row, and takes as long as reading the matrix does. Measured on two cores:
+a matrix in fp32 that widens its input is read in half the time if it is stored column by column; and one large matrix,
+for queries, keys and values together, takes less time than three small ones, in any precision.
 """
 
 import copy

@@ -63,7 +63,7 @@ class Lstm(RecurrentLayer):
 
 
 def _without_bf16(device: torch.device) -> AbstractContextManager[object]:
-    """CUDA multiplies in fp32 inside this block where it would have been told to do so in bf16."""
+    """Inside this block CUDA multiplies in fp32 where autocast would have it multiply in bf16."""
     if device.type == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16:
         return torch.autocast("cuda", enabled=False)
     return nullcontext()

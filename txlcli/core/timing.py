@@ -24,7 +24,7 @@ from txlcli.out_of_memory import is_out_of_memory
 from txlcli.settings import EvalSettings, TrainSettings
 
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the machine's rate
-PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # one after the other, so that waiting for the last is nothing beside them
+PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that the wait for the last one does not count
 LEAST_SEARCHED = 4  # windows at once that are tried even where two gain nothing
 
 
