@@ -45,7 +45,7 @@ class History:
 
     @property
     def state(self) -> str:
-        """One of STATES; interrupted is a training that was killed, or that is going on at this moment."""
+        """One of STATES; a training that is running looks like one that was killed: both are interrupted."""
         if "imported_from" in self.saved:
             return "imported"
         if not self.saved or self.last_step > self.step:
@@ -81,8 +81,8 @@ class History:
     def test_result(self) -> tuple[Report | None, int]:
         """The evaluation of test to quote, and how many readings of test it was chosen from.
 
-        The reading that was best on valid, if test was read in that way (the count is then 1); the best on test else.
-        Of one reading the newest evaluation counts.
+        That is the reading which was best on valid, if test was read in the same way (the count is then 1), otherwise
+        the one which was best on test. Of several evaluations by one reading the newest counts.
         """
         on_test = {_reading(row): row for row in self.evals_of("test") if row["loss_nats"] is not None}
         on_valid = {_reading(row): row for row in self.evals_of("valid") if row["loss_nats"] is not None}
@@ -170,7 +170,7 @@ def read(run: Run) -> History:
 
 
 def check_finished(run: Run) -> None:
-    """Refuse a run whose weights are those of a training on the way.
+    """Refuse a run whose training is not finished.
 
     Raises:
         RunError: it has steps to take.

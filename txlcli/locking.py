@@ -11,9 +11,9 @@ from txlcli.errors import RunError
 
 @contextmanager
 def alone(lock: Path, busy: str) -> Iterator[None]:
-    """Hold a lock file while the block runs; it stays there, for others may be waiting for it.
+    """Hold a lock file while the block runs; the file stays behind, since others may be waiting for it.
 
-    Where no lock can be had, in a folder that cannot be written or on a file system without locks, there is none.
+    In a folder that cannot be written, or on a file system without locks, the block runs without one.
 
     Raises:
         RunError: another process holds it; `busy` says what to do.

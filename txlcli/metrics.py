@@ -23,7 +23,7 @@ class Scored:
     words: int | None = None
     """Original words they stand for, line ends counted as the benchmark does; None where that cannot be said."""
     bytes: int | None = None
-    """Original bytes they stand for; None unless every one of them is scored."""
+    """Original bytes they stand for; None unless all bytes of the text are scored."""
 
 
 def bits(nats: float) -> float:
@@ -40,7 +40,7 @@ def perplexity(mean_nats: float) -> float:
 
 
 def finite(value: float) -> float | None:
-    """The number, or None for what JSON has no word for: an infinite perplexity, a loss that is none."""
+    """The number, or None where JSON has no word for it: an infinite perplexity, a loss that is not a number."""
     return value if math.isfinite(value) else None
 
 
@@ -71,8 +71,8 @@ def metric_of(unit: str) -> str:
 def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
     """The measures that make sense for a token's unit, its metric first.
 
-    Pieces also show what is comparable between tokenizers. Characters have no bits per byte: the first of them has no
-    context and is not scored, so never is every byte.
+    Pieces also show what is comparable between tokenizers. Characters have no bits per byte: the first one has no
+    context and is not scored, so some bytes never are.
     """
     if metric_of(unit) == "bpc":
         names = ["bpc", "ppl"]

@@ -14,14 +14,14 @@ def require(good: bool, section: str, key: str, value: object, wish: str) -> Non
 
 
 def positive(section: str, instance: object, *keys: str) -> None:
-    """Refuse numbers that are not greater than 0; None is no number."""
+    """Refuse numbers that are not greater than 0; None passes."""
     for key in keys:
         value = getattr(instance, key)
         require(value is None or 0 < value < math.inf, section, key, value, "greater than 0")
 
 
 def not_negative(section: str, instance: object, *keys: str) -> None:
-    """Refuse numbers below 0; None is no number."""
+    """Refuse numbers below 0; None passes."""
     for key in keys:
         value = getattr(instance, key)
         require(value is None or 0 <= value < math.inf, section, key, value, "0 or more")

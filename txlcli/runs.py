@@ -112,7 +112,7 @@ def check_free(folder: Path, *, force: bool, instead: str | None = None) -> None
     Args:
         folder: of the new run.
         force: whether it may replace a run.
-        instead: what else to do than to replace it; by default, to go on with it.
+        instead: what the message advises besides --force; to go on with the run by default.
 
     Raises:
         RunError: the folder is taken.
@@ -152,7 +152,7 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
 
 
 def _set_aside(folder: Path) -> None:
-    """Make room for a new run: the one that lies there waits aside."""
+    """Make room for a new run: rename the one that has its folder, if there is one."""
     if not folder.exists():
         return
     if _aside(folder).exists() and not has_weights(folder):
@@ -188,7 +188,7 @@ def alone(folder: Path) -> AbstractContextManager[None]:
 
 
 def settle(run: Run) -> None:
-    """The new run has saved weights: let go of the one that it replaced."""
+    """The new run has saved weights: delete the one that it replaced."""
     shutil.rmtree(_aside(run.folder), ignore_errors=True)
 
 

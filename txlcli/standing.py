@@ -7,7 +7,7 @@ from txlcli import metrics, published
 from txlcli.history import History, Report, lowest
 from txlcli.published import Result, Table
 
-LEAST_LEFT = 0.9  # of a split whose dropped symbols are not counted anywhere
+LEAST_LEFT = 0.9  # share of a split that must be left where symbols are dropped; how many these are is not known
 
 
 @dataclass(frozen=True)

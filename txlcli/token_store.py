@@ -268,7 +268,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab) -> Iterator[StoreWriter
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, without the library's inner places."""
+    """What the system says went wrong, without the library's internals."""
     number = getattr(error, "errno", None)
     if number:
         return os.strerror(number)

@@ -138,8 +138,8 @@ class Vocab:
 
         Args:
             ids: what to spell out.
-            after: the id before them, on which it depends whether a word begins with a blank; None for all that is
-                shown.
+            after: the id before them, which decides whether a word begins with a blank; None at the beginning of a
+                text.
         """
         if self.kind in ("byte", "sentencepiece"):
             characters = codecs.getincrementaldecoder("utf-8")("replace")

@@ -59,7 +59,7 @@ class Wishes:
     threshold: float = 0.01
     """The least relative gain that makes a context length worth it."""
     positions: int | None = None
-    """Positions that are scored; `POSITIONS`, or all where there are fewer."""
+    """Positions that are scored; by default `POSITIONS`, or all where there are fewer."""
     seed: int = 1111
     """Draws the positions."""
 

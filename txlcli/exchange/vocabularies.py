@@ -53,7 +53,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def _from_fields(path: Path, fields: Any) -> Vocab:
-    """Of the attributes that the released code's vocabulary object had."""
+    """The vocabulary of a dict of attributes, as the released code's vocabulary object had them."""
     if not isinstance(fields, Mapping) or not isinstance(fields.get("idx2sym"), list):
         raise VocabularyError(f"{path}: no list idx2sym in it. {AS_TEXT}")
     return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case", False)))

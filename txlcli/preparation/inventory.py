@@ -33,14 +33,14 @@ class Inventory:
         return table
 
     def counts(self, split: str, size: int | None = None) -> NDArray[np.int64]:
-        """How often each symbol occurs in a split, by number."""
+        """How often each symbol occurs in a split, by number; `size` entries or more, one per symbol by default."""
         counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
         size = len(self.numbers) if size is None else size
         if counts.size >= size:
             return counts
-        room = np.zeros(max(size, 2 * counts.size), dtype=np.int64)
-        room[: counts.size] = counts
-        return room
+        grown = np.zeros(max(size, 2 * counts.size), dtype=np.int64)  # twice as many: it grows seldom
+        grown[: counts.size] = counts
+        return grown
 
     def by_frequency(self, splits: tuple[str, ...], least: int = 1) -> list[str]:
         """The symbols that occur at least `least` times in the splits, the most frequent first, ties as first seen."""

@@ -143,7 +143,7 @@ def _in_order(data: bytes, values: list[int]) -> list[int]:
     first = {value: place for value in values if (place := head.find(value)) >= 0}
     late = [value for value in values if value not in first]
     if late:
-        # A search for each late value would read far: look at the places of all of them together.
+        # Searching for each late value would scan much of the data again: find all of them in one pass.
         marks = bytearray(256)
         for value in late:
             marks[value] = 1

@@ -15,7 +15,7 @@ from txlcli.errors import TxlError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MOST_BY_DEFAULT = 8  # a worker holds about 100 MB while it cuts a chunk into words; together they stay below 2 GiB
+MOST_BY_DEFAULT = 8  # a worker holds about 100 MB while it cuts a chunk into words; eight stay below 2 GiB
 WAITING_PER_WORKER = 2
 
 _function: Callable[[Any], Any]
