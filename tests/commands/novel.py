@@ -100,6 +100,12 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
+def cells(result):
+    """The bodies of the printed tables, one list of cells per line."""
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
 FULL_DISK = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
@@ -153,6 +159,11 @@ def prepare_and_train(folder: Path):
         done("prepare", folder / "novel", "--tokenizer", kind, "--name", store, "--data-dir", data, *size)
         where = ["--data-dir", data, "--runs-dir", runs_dir, "--name", kind]
         done("train", folder / "tiny.toml", "--set", f"corpus.store={store}", *where)
+
+
+def train(*changes, name):
+    """A run of the recipe, with changes by --set, in the current folder."""
+    done("train", "tiny.toml", "--name", name, *(word for change in changes for word in ("--set", change)))
 
 
 def reports(folder):

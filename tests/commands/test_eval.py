@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.commands.novel import card, change_weights, done, json_of, on_a_full_disk, refusal, text_of, txl
+from tests.commands.novel import card, cells, change_weights, done, json_of, on_a_full_disk, refusal, text_of, txl
 from txlcli.core import attention
 from txlcli.token_store import TokenStore
 
@@ -35,12 +35,6 @@ KEYS = {
 def only_row(*arguments, stdin=None):
     (row,) = json_of("eval", *arguments, stdin=stdin)["rows"]
     return row
-
-
-def cells(result):
-    """The body of the printed table, one list of cells per row."""
-    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
 def headings(result):

@@ -4,15 +4,10 @@ import json
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal
+from tests.commands.novel import done, json_of, refusal, train
 from txlcli.core import adaptation
 
 SHORT = ["--positions", 60, "--batch-size", 2]
-
-
-def train(*changes, name):
-    wishes = [word for change in changes for word in ("--set", change)]
-    done("train", "tiny.toml", "--name", name, *wishes)
 
 
 def test_windows_are_evaluated_by_length(here):

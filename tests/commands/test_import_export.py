@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.novel import RECIPE, Saved, card, done, json_of, on_a_full_disk, refusal
+from tests.commands.novel import RECIPE, Saved, card, cells, done, json_of, on_a_full_disk, refusal
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
 from tests.exchange.hostile import HOSTILE, MARKER
@@ -53,13 +53,6 @@ def refused(*arguments, code=1):
     assert files_of(Path("runs")) == before
     assert not Path(MARKER).exists()
     return error
-
-
-def cells(result):
-    """The printed table as a dict of its rows."""
-    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-    return dict(rows)
 
 
 # --- a round through Hugging Face's layout ---------------------------------------------------------------------------
@@ -143,7 +136,7 @@ def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, kind)
 def test_the_table_of_an_export_says_what_was_written(here):
     result = done("export", "adaptive", "out/hf folder")
     assert result.stderr == ""
-    assert cells(result) == {
+    assert dict(cells(result)) == {
         "files": "config.json, model.safetensors, vocab.json, vocab.txt",
         "reads back": "txl import 'out/hf folder'",
     }
@@ -188,7 +181,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     done(*told["prepare"].replace("CORPUS", "novel").split()[1:])
     assert json_of("eval", "hf")["text"] == "hf test"
     (here / "data/hf.h5").unlink()
-    table = cells(done("import", "hf", "--force"))
+    table = dict(cells(done("import", "hf", "--force")))
     assert table["weights of"] == "Hugging Face TransfoXL (hf)"
     assert json_of("eval", "hf", "--text", "novel/test.txt")["rows"][0]["tokens"] > 0
 

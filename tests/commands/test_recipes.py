@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, txl
+from tests.commands.novel import cells, done, json_of, refusal, txl
 from tests.test_cli import HEAVY, python
 from txlcli import recipe
 
@@ -23,11 +23,9 @@ def original(name):
     return resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_bytes()
 
 
-def cells(name):
+def row_of(name):
     """The cells of a recipe's row in the list."""
-    lines = done("recipes").stdout.splitlines()
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
-    return next(row for row in rows if row[0] == name)
+    return next(row for row in cells(done("recipes")) if row[0] == name)
 
 
 def test_the_list_names_every_recipe_once_and_fits_a_terminal():
@@ -39,13 +37,13 @@ def test_the_list_names_every_recipe_once_and_fits_a_terminal():
 
 
 def test_a_row_has_store_parameters_metric_and_the_paper_s_numbers():
-    assert cells("wt103") == ["wt103", "wt103", "151,107,538", "ppl", "23.1", "24.0", "1"]
-    assert cells("enwik8-24l") == ["enwik8-24l", "enwik8", "277,231,820", "bpc", "-", "0.99", "2"]
+    assert row_of("wt103") == ["wt103", "wt103", "151,107,538", "ppl", "23.1", "24.0", "1"]
+    assert row_of("enwik8-24l") == ["enwik8-24l", "enwik8", "277,231,820", "bpc", "-", "0.99", "2"]
 
 
 def test_what_the_paper_does_not_say_is_a_dash():
-    assert cells("text8") == ["text8", "text8", "40,964,635", "bpc", "-", "-", "-"]
-    assert cells("stdlib") == ["stdlib", "stdlib", "-", "bpc", "-", "-", "-"]
+    assert row_of("text8") == ["text8", "text8", "40,964,635", "bpc", "-", "-", "-"]
+    assert row_of("stdlib") == ["stdlib", "stdlib", "-", "bpc", "-", "-", "-"]
 
 
 def test_the_list_as_json():

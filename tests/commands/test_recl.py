@@ -12,16 +12,11 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, txl
+from tests.commands.novel import RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
 from txlcli.commands import recl
 
 GRID = ["--start", 3, "--step", 4, "--longest", 15]
 SMALL = [*GRID, "--positions", 40]
-
-
-def train(*changes, name):
-    wishes = [word for change in changes for word in ("--set", change)]
-    done("train", "tiny.toml", "--name", name, *wishes)
 
 
 @pytest.fixture

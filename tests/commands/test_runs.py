@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.commands.novel import card, done, json_of, refusal, reports, txl
+from tests.commands.novel import card, cells, done, json_of, refusal, reports, txl
 from tests.test_cli import HEAVY, python
 from tests.test_plots import MAGIC
 from txlcli import recipe
@@ -31,12 +31,6 @@ def rows_of(result):
         elif line.startswith("│"):
             rows[-1].append([cell.strip() for cell in line.strip("│").split("│")])
     return [list(zip(*lines, strict=True)) for lines in rows]
-
-
-def lines_of(result):
-    """The body of a printed table of one-line rows."""
-    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
 def listed(*arguments):
@@ -247,7 +241,7 @@ def test_only_the_settings_that_differ_are_shown(two):
     told = json_of("runs", "compare", "byte", "fast")
     assert told["settings"] == {"model.norm": ["post", "pre"], "train.lr": [0.03, 0.06]}
     assert told["same_text"] is True
-    rows = {row[0]: row[1:] for row in lines_of(done("runs", "compare", "byte", "fast"))}
+    rows = {row[0]: row[1:] for row in cells(done("runs", "compare", "byte", "fast"))}
     assert rows["model.norm"] == ["post", "pre"]
     assert rows["train.lr"] == ["0.03", "0.06"]
     assert rows["state"] == ["finished", "unfinished"]
@@ -272,7 +266,7 @@ def test_best_and_last_losses_and_speed_are_those_of_the_reports(two):
 def test_the_comparison_fits_a_terminal_and_names_the_metric_once(two):
     result = done("runs", "compare", "byte", "fast")
     assert width(result) <= 80
-    assert [row[0] for row in lines_of(result)][4:9] == [
+    assert [row[0] for row in cells(result)][4:9] == [
         "best valid bpc",
         "at step",
         "last valid bpc",
@@ -291,7 +285,7 @@ def test_runs_with_the_same_settings_say_so(here):
 def test_other_texts_are_said_and_every_loss_has_its_metric(here):
     result = done("runs", "compare", "byte", "word")
     assert "Other texts or vocabularies: these losses cannot be compared." in result.stdout
-    (row,) = (row for row in lines_of(result) if row[0] == "best valid")
+    (row,) = (row for row in cells(result) if row[0] == "best valid")
     assert [cell.split()[1] for cell in row[1:]] == ["bpc", "ppl"]
     assert json_of("runs", "compare", "byte", "word")["same_text"] is False
 
@@ -405,7 +399,7 @@ def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
 def test_our_row_stands_in_its_place_among_all_systems(here):
     as_benchmark("word", "ptb", 10_000, test=[(4.25, 82_430), (4.05, 82_430)])
     result = done("runs", "published", "word")
-    rows = lines_of(result)
+    rows = cells(result)
     assert len(rows) == 12
     place = [row[0] for row in rows].index("> runs/word")
     assert rows[place] == ["> runs/word", "24M", "54.60", "57.40"]
@@ -420,7 +414,7 @@ def test_our_row_stands_in_its_place_among_all_systems(here):
 def test_without_a_test_result_the_validation_places_it_and_that_is_said(here):
     as_benchmark("word", "ptb", 10_000)
     result = done("runs", "published", "word")
-    rows = lines_of(result)
+    rows = cells(result)
     assert rows[2] == ["> runs/word", "24M", "54.60", "-"]  # 54.52 < 54.60 < 55.3
     assert "> test: none yet; txl eval runs/word --split test\n" in result.stdout
     assert "> placed by its validation result.\n" in result.stdout
@@ -442,7 +436,7 @@ def test_the_place_as_json(here):
 def test_another_tokenizer_is_not_put_among_them(here):
     as_benchmark("sentencepiece", "ptb-sp290", 290, test=[(2.0, 82_430)])
     result = done("runs", "published", "sentencepiece")
-    assert len(lines_of(result)) == 11
+    assert len(cells(result)) == 11
     assert "> runs" not in result.stdout
     assert "not comparable: its vocabulary has 290 symbols, the benchmark's 10,000 symbols" in result.stdout
     assert json_of("runs", "published", "sentencepiece")["ours"]["comparable"] is False
@@ -454,7 +448,7 @@ def test_a_run_without_any_result_says_how_to_get_one(here):
     (here / "runs/word/metrics.jsonl").unlink()
     result = done("runs", "published", "word")
     assert "runs/word is not in the table yet; txl eval runs/word --split test\n" in result.stdout
-    assert len(lines_of(result)) == 11
+    assert len(cells(result)) == 11
 
 
 def test_a_part_of_a_split_is_not_put_among_them(here):
@@ -466,7 +460,7 @@ def test_a_part_of_a_split_is_not_put_among_them(here):
 
 def test_rows_that_read_other_bytes_are_marked(here):
     as_benchmark("byte", "enwik8", 205, valid_tokens=4_999_999)
-    marked = [row[0] for row in lines_of(done("runs", "published", "byte")) if row[0].endswith("~")]
+    marked = [row[0] for row in cells(done("runs", "published", "byte")) if row[0].endswith("~")]
     assert len(marked) == 3
     assert all(name.startswith("Dai et al. (2019)") for name in marked)
     assert "~ not comparable: " in done("runs", "published", "byte").stdout
@@ -486,7 +480,7 @@ def test_a_corpus_that_is_not_the_papers_is_refused_in_one_line(here, name):
 def test_a_corpus_alone_gives_its_table_and_fits_a_terminal(tmp_path, monkeypatch, corpus, rows):
     monkeypatch.chdir(tmp_path)
     result = done("runs", "published", corpus)
-    assert (len(lines_of(result)), result.stderr) == (rows, "")
+    assert (len(cells(result)), result.stderr) == (rows, "")
     assert width(result) <= 80
     assert json_of("runs", "published", corpus)["ours"] is None
 
