@@ -20,7 +20,9 @@ def write(path, splits=None, vocab=VOCAB, facts=FACTS):
     with writing(path, facts, vocab) as writer:
         for split, numbers in (splits or {"train": [2, 3, 0, 2, 0], "test": [3, 0]}).items():
             ids = np.array(numbers)
-            counts = SplitCounts(ids.size, 7, 11, int((ids == 1).sum()), np.unique(ids).size)
+            counts = SplitCounts(
+                tokens=ids.size, words=7, bytes=11, unknown=int((ids == 1).sum()), types=np.unique(ids).size
+            )
             writer.add(split, counts, np.array_split(ids, 2))
         writer.add_sentence_starts("test", np.array([0], dtype=np.uint8))
     return path
@@ -154,7 +156,7 @@ FULL_DISK = """
     try:
         with writing(Path(sys.argv[1]), FACTS, VOCAB) as writer:
             ids = np.zeros(1 << 20, dtype=np.uint8)
-            writer.add("train", SplitCounts(ids.size, 1, 1, 0, 1), [ids])
+            writer.add("train", SplitCounts(tokens=ids.size, words=1, bytes=1, unknown=0, types=1), [ids])
     except StoreError as error:
         print(error)
 """

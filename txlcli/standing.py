@@ -20,7 +20,7 @@ class Number:
     """How it was measured, in words."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Standing:
     """A run beside a table of the paper; what may not be compared is None, and `reasons` says why."""
 
@@ -68,9 +68,8 @@ def standing(history: History) -> Standing | None:
     released = bool(dropped) and size == types - dropped
     if size != types and not released:
         wanted = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
-        return Standing(
-            table, None, None, released, (f"its vocabulary has {size:,} symbols, the benchmark's {wanted}",)
-        )
+        reason = f"its vocabulary has {size:,} symbols, the benchmark's {wanted}"
+        return Standing(table=table, valid=None, test=None, released=released, reasons=(reason,))
     numbers: dict[str, Number] = {}
     reasons = []
     for split, candidates in _candidates(history).items():
@@ -79,7 +78,8 @@ def standing(history: History) -> Standing | None:
                 numbers[split] = Number(metrics.in_metric(report["loss_nats"], table.metric), source)
                 break
             reasons.append(f"{split} ({source}): {_part(table.corpus, split, report)}")
-    return Standing(table, numbers.get("valid"), numbers.get("test"), released, tuple(reasons))
+    valid, test = numbers.get("valid"), numbers.get("test")
+    return Standing(table=table, valid=valid, test=test, released=released, reasons=tuple(reasons))
 
 
 def _candidates(history: History) -> dict[str, list[tuple[Report, str]]]:

@@ -27,7 +27,7 @@ _HASH_BLOCK = 1 << 22  # tokens
 _ALIGNMENT = 64  # bytes; the ids are read as a memory map, which tensors want aligned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitInfo:
     """What is known of one split."""
 
@@ -205,7 +205,7 @@ def _digest(ids: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitCounts:
     """What the writer of a split knows beforehand."""
 

@@ -85,14 +85,19 @@ def cut(vocab_size=V, **changed):
 )
 def test_bands_by_a_pencil(changed, widths, projections, shared):
     edges = [(0, 5), (5, 11), (11, 19)]
-    expected = [Band(*ids, *rest) for ids, *rest in zip(edges, widths, projections, shared, strict=True)]
+    expected = [
+        Band(first=first, end=end, width=width, projection=projection, shared=of_both)
+        for (first, end), width, projection, of_both in zip(edges, widths, projections, shared, strict=True)
+    ]
     assert cut(**changed) == expected
     assert [band.size for band in expected] == [5, 6, 8]
 
 
 def test_without_cutoffs_the_vocabulary_is_one_band():
-    assert cut(cutoffs=()) == [Band(0, V, 14, None, False)]
-    assert cut(cutoffs=(), d_embed=6, tie_projections=(True,)) == [Band(0, V, 6, 0, True)]
+    assert cut(cutoffs=()) == [Band(first=0, end=V, width=14, projection=None, shared=False)]
+    assert cut(cutoffs=(), d_embed=6, tie_projections=(True,)) == [
+        Band(first=0, end=V, width=6, projection=0, shared=True)
+    ]
 
 
 @pytest.mark.parametrize("vocab_size", [7, 11])
@@ -105,7 +110,7 @@ def test_a_cutoff_beyond_the_vocabulary_is_refused(vocab_size):
 
 
 def test_the_last_band_may_hold_one_id():
-    assert cut(12)[-1] == Band(11, 12, 14, None, True)
+    assert cut(12)[-1] == Band(first=11, end=12, width=14, projection=None, shared=True)
 
 
 def test_parameters_of_an_adaptive_model_are_counted_by_a_pencil():

@@ -58,7 +58,7 @@ def qrnn_weights(layer):
 
 @pytest.mark.parametrize("length", [1, L])
 def test_an_lstm_layer_is_the_definition_s_loop(length):
-    layer = Lstm(D, W, 1).double()
+    layer = Lstm(inputs=D, width=W, window=1).double()
     inputs, hidden, cell = draw(B, length, D), draw(B, W, seed=2), draw(B, W, seed=3)
     read, (last, last_cell) = layer(inputs, (hidden, cell))
     for lane in range(B):
@@ -71,7 +71,7 @@ def test_an_lstm_layer_is_the_definition_s_loop(length):
 @pytest.mark.parametrize("length", [1, L])
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_a_qrnn_layer_is_the_definition_s_loop(window, length):
-    layer = Qrnn(D, W, window).double()
+    layer = Qrnn(inputs=D, width=W, window=window).double()
     inputs, cell, past = draw(B, length, D), draw(B, W, seed=2), draw(B, window - 1, D, seed=3)
     read, (last, kept) = layer(inputs, (cell, past))
     for lane in range(B):

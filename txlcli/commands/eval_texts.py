@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from txlcli.token_store import TokenStore
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredText:
     """What is scored: inputs and targets (T,), and what the targets stand for."""
 
@@ -55,13 +55,13 @@ def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Pat
     paper = _published(opened.run, store, split)
     predictable = len(ids) - 1 if store.vocab.boundary is None else len(ids)
     return ScoredText(
-        f"{store.name} {split}",
-        inputs,
-        targets,
-        scored,
-        store.unit,
-        store.conventions,
-        paper,
+        title=f"{store.name} {split}",
+        inputs=inputs,
+        targets=targets,
+        scored=scored,
+        unit=store.unit,
+        conventions=store.conventions,
+        paper=paper,
         corpus=store.corpus,
         split=split,
         whole=len(targets) == predictable,
@@ -113,7 +113,14 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     elif len(targets) == len(ids):  # the whole text
         words = len(text.split()) + text.count("\n") if vocab.boundary is not None else None
         size = len(data) if unit == "piece" else None
-    return ScoredText(file, inputs, targets, metrics.Scored(tokens=len(targets), words=words, bytes=size), unit, {})
+    return ScoredText(
+        title=file,
+        inputs=inputs,
+        targets=targets,
+        scored=metrics.Scored(tokens=len(targets), words=words, bytes=size),
+        unit=unit,
+        conventions={},
+    )
 
 
 def _read(file: str) -> bytes:

@@ -22,7 +22,7 @@ from txlcli.errors import RecipeError
 from txlcli.model_settings import ModelSettings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Band:
     """The ids `first` .. `end` - 1, embedded `width` wide."""
 
@@ -58,7 +58,7 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
         always = settings.div_val > 1 and settings.project_same_width
         # Bands of one width are parts of one embedding, with one projection.
         projection = (number if settings.div_val > 1 else 0) if always or width != settings.d_model else None
-        found.append(Band(first, end, width, projection, shared))
+        found.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
     return found
 
 

@@ -35,7 +35,7 @@ def attend_by_lanes(inputs: AttentionInputs, *, dropout: float, recompute: bool,
     return _attend(inputs, dropout=dropout, save=False, workspace=workspace)[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Pass:
     """What is scored at once."""
 
@@ -66,7 +66,7 @@ class _Pass:
         return torch.Size((self.lanes * inputs.key.shape[1], self.queries, self.keys))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Plan:
     """How attention is cut into passes."""
 
@@ -80,14 +80,15 @@ class _Plan:
         """All in one pass on a GPU, as much as the cache holds on a CPU."""
         lanes, heads, seg_len, _ = inputs.query_content.shape
         if workspace.at_once or inputs.key.device.type != "cpu":
-            return cls(lanes, seg_len)
+            return cls(lanes=lanes, queries=seg_len)
         row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
         fitting = CACHE_BYTES // row_bytes  # queries
         if fitting >= seg_len:
             most = min(lanes, fitting // seg_len)
-            return cls(next(count for count in range(most, 0, -1) if lanes % count == 0), seg_len)
+            divisor = next(count for count in range(most, 0, -1) if lanes % count == 0)
+            return cls(lanes=divisor, queries=seg_len)
         blocks = max(1, seg_len // max(fitting, FEWEST_QUERIES))
-        return cls(1, math.ceil(seg_len / blocks))
+        return cls(lanes=1, queries=math.ceil(seg_len / blocks))
 
     def room(self, inputs: AttentionInputs) -> int:
         """Scores of the largest pass."""
@@ -99,7 +100,7 @@ class _Plan:
         for first in range(0, inputs.query_content.shape[0], self.lanes):
             for end in range(inputs.seg_len, 0, -self.queries):
                 begin = max(0, end - self.queries)
-                yield _Pass(first, self.lanes, begin, end - begin, mem_len + end)
+                yield _Pass(first=first, lanes=self.lanes, begin=begin, queries=end - begin, keys=mem_len + end)
 
 
 def _dense(rows: Tensor) -> Tensor:

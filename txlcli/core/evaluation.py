@@ -97,7 +97,7 @@ def score(
     return Scores(in_order, time.perf_counter() - started, lanes.number)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lanes:
     """A stream of T tokens as B contiguous pieces, side by side."""
 
@@ -112,7 +112,7 @@ class Lanes:
     def of(cls, count: int, how: EvalSettings) -> "Lanes":
         """As many as are asked for; a short stream may fill fewer."""
         length = -(-count // min(how.batch_size, count))
-        return cls(count, -(-count // length), length)
+        return cls(count=count, number=-(-count // length), length=length)
 
     def cut(self, tokens: Tokens, device: torch.device) -> Tensor:
         """(T,) -> (B, length); the last lane is filled up with tokens whose losses are dropped."""

@@ -40,7 +40,7 @@ class Lstm(RecurrentLayer):
     only, those of fp16, whose gradients vanish unless the loss is scaled.
     """
 
-    def __init__(self, inputs: int, width: int, window: int) -> None:
+    def __init__(self, *, inputs: int, width: int, window: int) -> None:
         super().__init__()
         assert window == 1  # an LSTM sees one input at a time
         self.lstm = nn.LSTM(inputs, width, batch_first=True)
@@ -77,7 +77,7 @@ class Qrnn(RecurrentLayer):
     (B, window - 1, inputs): zeros before the first token.
     """
 
-    def __init__(self, inputs: int, width: int, window: int) -> None:
+    def __init__(self, *, inputs: int, width: int, window: int) -> None:
         super().__init__()
         self.window = window
         self.gates = nn.Linear(window * inputs, 3 * width)  # the oldest input first; then z, f, o
@@ -119,7 +119,8 @@ class RecurrentModel(LanguageModel):
         windows = [settings.first_window, *[1] * (settings.n_layers - 1)]
         kind = LAYERS[settings.arch]
         self.layers: ModuleList[RecurrentLayer] = ModuleList(
-            kind(inputs, width, window) for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
+            kind(inputs=inputs, width=width, window=window)
+            for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
         )
         variational = settings.variational_dropout
         self.embedding_dropout = Dropout(settings.share("embedding_dropout"), variational=variational)

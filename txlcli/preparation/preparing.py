@@ -89,7 +89,7 @@ def carry_out(plan: Plan, progress: Progress = silent) -> TokenStore:
         ) from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Read:
     """What reading one split gave."""
 
@@ -167,7 +167,7 @@ class _Preparation:
             words += tally.words + (tally.lines if self._plan.corpus.counts_line_ends else 0)
             size += tally.bytes
             step.advance(tally.bytes)
-        return _Read(spool, words, size)
+        return _Read(spool=spool, words=words, bytes=size)
 
     def _settle(self, text: Text, model: bytes) -> Vocab:
         if self._plan.vocab is not None:

@@ -20,7 +20,7 @@ _ALL_CHARACTERS = 0x110000
 FIRST_LOOK = 1 << 16  # bytes in which nearly all byte values of a chunk are found one by one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tally:
     """What one chunk holds.
 
@@ -72,7 +72,15 @@ class Tokenizer:
         lines = sum(count_lines(part.data) + part.open_end for part in parts)
         closing = lines if self.boundary is not None else 0
         words = ids.size - closing if self.kind == "word" else sum(count_words(part.data) for part in parts)
-        return Tally(symbols, counts, job.path, ids.dtype, words, lines, sum(len(part.data) for part in parts))
+        return Tally(
+            symbols=symbols,
+            counts=counts,
+            path=job.path,
+            kind=ids.dtype,
+            words=words,
+            lines=lines,
+            bytes=sum(len(part.data) for part in parts),
+        )
 
     def _number(self, parts: list[Part]) -> Numbered:
         if self.kind == "byte":

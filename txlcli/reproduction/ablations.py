@@ -63,7 +63,7 @@ PAIRS_10 = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Lengths:
     """Perplexity of valid by the length of attention; an entry for each seed."""
 
@@ -164,7 +164,11 @@ def _lengths(shop: Workshop, key: str) -> Lengths:
         best.append(min(init[-1], perplexity(min(tried[-1].values()))))
         lengths.append(search["found"])
     return Lengths(
-        Measured(tuple(init)), Measured(tuple(best)), tuple(lengths), tuple(tried), train.seg_len + train.mem_len
+        init=Measured(tuple(init)),
+        best=Measured(tuple(best)),
+        attn_lens=tuple(lengths),
+        tried=tuple(tried),
+        trained=train.seg_len + train.mem_len,
     )
 
 
