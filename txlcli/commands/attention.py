@@ -9,7 +9,7 @@ import typer
 
 from txlcli import console, history, runs
 from txlcli.commands import attention_figures
-from txlcli.commands.attention_figures import FIGURES, Wish
+from txlcli.commands.attention_figures import FIGURES, Wishes
 from txlcli.commands.attention_found import Head
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
@@ -92,7 +92,7 @@ def attention(
     given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
     if given and figures and 6 not in figures:
         raise UsageError(f"{given[0]} is about Figure 6; leave it out, or add 6 to --figure {figure}")
-    wish = Wish(
+    wishes = Wishes(
         figures=figures,
         heads=_parse_heads(heads) if heads is not None else (),
         widest=auto,
@@ -108,7 +108,7 @@ def attention(
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     folder = opened.run.folder / FOLDER if out is None else out
     result = attention_figures.make(
-        opened, wish, folder=folder, ending=kind.value, force=force, data_dir=data_dir, shown=not json
+        opened, wishes, folder=folder, ending=kind.value, force=force, data_dir=data_dir, shown=not json
     )
     if json:
         console.show_json(result)
@@ -143,17 +143,13 @@ def show(result: dict[str, Any]) -> None:
     rows = []
     for layer in dict.fromkeys(head["layer"] for head in result["heads"]):
         heads = [head for head in result["heads"] if head["layer"] == layer]
-
-        def mean(key: str, heads: list[dict[str, Any]] = heads) -> float:
-            return sum(head[key] for head in heads) / len(heads)
-
         widest = max(heads, key=lambda head: head["width_tokens"])
         rows.append(
             [
                 str(layer),
-                f"{mean('mean_distance_tokens'):,.1f}",
-                f"{mean('entropy_nats'):.2f}",
-                f"{mean('memory_share'):.1%}",
+                f"{_mean(heads, 'mean_distance_tokens'):,.1f}",
+                f"{_mean(heads, 'entropy_nats'):.2f}",
+                f"{_mean(heads, 'memory_share'):.1%}",
                 f"{layer}.{widest['head']}",
                 f"{widest['width_tokens']:,.1f}",
             ]
@@ -161,6 +157,10 @@ def show(result: dict[str, Any]) -> None:
     columns = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
     title = f"Attention of {result['run']} on {result['text']}, {result['positions']:,} tokens"
     console.show_table(title, columns, rows, caption=_caption(result))
+
+
+def _mean(heads: list[dict[str, Any]], key: str) -> float:
+    return sum(head[key] for head in heads) / len(heads)
 
 
 def _caption(result: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ MOST_HEADS = 24  # that one picture can show
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class Wishes:
     """What somebody wants to see of a run."""
 
     figures: tuple[int, ...] | None = None
@@ -46,13 +46,13 @@ class Wish:
 
 
 def make(
-    opened: "OpenRun", wish: Wish, *, folder: Path, ending: str, force: bool, data_dir: Path, shown: bool
+    opened: "OpenRun", wishes: Wishes, *, folder: Path, ending: str, force: bool, data_dir: Path, shown: bool
 ) -> dict[str, Any]:
     """Measure and draw; gives the object that --json prints, with the paths of the figures as "files".
 
     Args:
         opened: the run.
-        wish: what to look at.
+        wishes: what to look at.
         folder: for figure5, figure6, figure7; it is made where it is not there.
         ending: "png", "svg" or "pdf".
         force: overwrite figures that are there.
@@ -65,14 +65,14 @@ def make(
         TxlError: a figure cannot be written.
     """
     model = _attending(opened)
-    figures = _figures(opened, model.settings.position, wish)
-    _check_heads(opened, model.settings, wish)
+    figures = _figures(opened, model.settings.position, wishes)
+    _check_heads(opened, model.settings, wishes)
     paths = {figure: folder / f"figure{figure}.{ending}" for figure in figures}
-    reading = _reading(opened, wish)
-    source, positions = _source(opened, wish, reading, data_dir)
+    reading = _reading(opened, wishes)
+    source, positions = _source(opened, wishes, reading, data_dir)
     _check_free(folder, list(paths.values()), force=force)
-    maps = _observe(opened, model, source, reading, wish, positions, by_term=7 in figures, shown=shown)
-    shown_heads = wish.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(wish.widest or WIDEST))
+    maps = _observe(opened, model, source, reading, wishes, positions, by_term=7 in figures, shown=shown)
+    shown_heads = wishes.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(wishes.widest or WIDEST))
     found = Found(opened, source, reading, figures, shown_heads, maps)
     _make_folder(folder)
     for figure, path in paths.items():
@@ -93,33 +93,33 @@ def _attending(opened: "OpenRun") -> "TransformerXL":
     return opened.model
 
 
-def _figures(opened: "OpenRun", position: str, wish: Wish) -> tuple[int, ...]:
+def _figures(opened: "OpenRun", position: str, wishes: Wishes) -> tuple[int, ...]:
     """The figures to draw."""
     from txlcli.core.maps import terms_of
 
     has_terms = bool(terms_of(position))
-    if wish.figures is None:
+    if wishes.figures is None:
         return FIGURES if has_terms else FIGURES[:-1]
-    if 7 in wish.figures and not has_terms:
+    if 7 in wishes.figures and not has_terms:
         raise UsageError(
             f'{opened.run.folder} has position = "{position}", whose score is term (a) alone, so there is nothing for '
             "Figure 7 to compare; give --figure 5,6"
         )
-    return wish.figures
+    return wishes.figures
 
 
-def _check_heads(opened: "OpenRun", settings: "TransformerSettings", wish: Wish) -> None:
+def _check_heads(opened: "OpenRun", settings: "TransformerSettings", wishes: Wishes) -> None:
     layers, heads = settings.n_layers, settings.n_heads
-    for layer, head in wish.heads:
+    for layer, head in wishes.heads:
         if not (1 <= layer <= layers and 1 <= head <= heads):
             raise UsageError(
                 f"--heads {layer}.{head}: {opened.run.folder} has {layers} layers of {heads} heads; write layer.head, "
                 f"1.1 to {layers}.{heads}"
             )
-    widest = wish.widest or 0
+    widest = wishes.widest or 0
     if widest > layers * heads:
         raise UsageError(f"--auto {widest}: {opened.run.folder} has {layers * heads} heads; give at most that")
-    if max(len(wish.heads), widest) > MOST_HEADS:
+    if max(len(wishes.heads), widest) > MOST_HEADS:
         raise UsageError(f"Figure 6 has room for {MOST_HEADS} heads; choose fewer by --heads or --auto")
 
 
@@ -138,35 +138,35 @@ def _make_folder(folder: Path) -> None:
         raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --out") from error
 
 
-def _reading(opened: "OpenRun", wish: Wish) -> "EvalSettings":
+def _reading(opened: "OpenRun", wishes: Wishes) -> "EvalSettings":
     """How the split is read: as `txl eval` would, in one lane."""
-    wanted = {"mem_len": wish.mem_len, "seg_len": wish.seg_len}
+    wanted = {"mem_len": wishes.mem_len, "seg_len": wishes.seg_len}
     changes = {key: value for key, value in wanted.items() if value is not None}
     reading = opened.run.settings.reading(batch_size=1, **changes)
     opened.run.settings.check_memory(reading.mem_len, run=opened.run.folder, instead="give --mem-len 0")
     return reading
 
 
-def _source(opened: "OpenRun", wish: Wish, reading: "EvalSettings", data_dir: Path) -> "tuple[ScoredText, int]":
+def _source(opened: "OpenRun", wishes: Wishes, reading: "EvalSettings", data_dir: Path) -> "tuple[ScoredText, int]":
     """The text to read, and how many of its queries count."""
     from txlcli.core.maps import first_query
 
     first = first_query(reading)
-    source = eval_texts.of_split(opened, wish.split, first + (wish.positions or POSITIONS), data_dir)
+    source = eval_texts.of_split(opened, wishes.split, first + (wishes.positions or POSITIONS), data_dir)
     available = len(source.inputs) - first
     if available < 1:
         raise UsageError(
             f"{source.title} has {len(source.inputs):,} tokens to predict, too few for a full memory of "
             f"{reading.mem_len:,}; give a shorter --mem-len"
         )
-    if wish.positions is not None and wish.positions > available:
+    if wishes.positions is not None and wishes.positions > available:
         raise UsageError(
-            f"--positions {wish.positions}: {source.title} has {available:,} with a full memory of "
+            f"--positions {wishes.positions}: {source.title} has {available:,} with a full memory of "
             f"{reading.mem_len:,}; give at most that"
         )
-    if wish.at is not None and not first <= wish.at < len(source.inputs):
+    if wishes.at is not None and not first <= wishes.at < len(source.inputs):
         raise UsageError(
-            f"--at {wish.at}: the tokens looked at are {first} to {len(source.inputs) - 1}; name one of these, or "
+            f"--at {wishes.at}: the tokens looked at are {first} to {len(source.inputs) - 1}; name one of these, or "
             "change --positions"
         )
     return source, available
@@ -177,7 +177,7 @@ def _observe(
     model: "TransformerXL",
     source: "ScoredText",
     reading: "EvalSettings",
-    wish: Wish,
+    wishes: Wishes,
     positions: int,
     *,
     by_term: bool,
@@ -192,9 +192,9 @@ def _observe(
         f"M = {reading.mem_len}"
     )
     rows = min(ROWS, positions)
-    at = wish.at
+    at = wishes.at
     if at is None:
-        at = random.Random(wish.seed).randrange(first, len(source.inputs) - rows + 1)
+        at = random.Random(wishes.seed).randrange(first, len(source.inputs) - rows + 1)
     with console.progress("attention", total=len(source.inputs), unit="tokens", shown=shown) as bar:
         return observe(
             model,

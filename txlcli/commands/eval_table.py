@@ -49,7 +49,6 @@ def show(result: dict[str, Any]) -> None:
     columns += ["ms/token", "one lane", "vanilla", "slowdown"]
     lines = []
     for row in rows:
-        keys = (row["attn_len_min"], row["attn_len_max"])
         measured = [f"{row[name]:.3f}" if row[name] is not None else "inf" for name in names]
         cost = ["-", "-", "-"]
         if row["slowdown"] is not None:
@@ -60,8 +59,8 @@ def show(result: dict[str, Any]) -> None:
             ]
         lines.append(
             [
-                f"{row.get('method', row['mem_len'] if keys[1] else '-')}{' *' if row['best'] else ''}",
-                _attention(*keys),
+                f"{_name(row)} *" if row["best"] else _name(row),
+                _attention(row["attn_len_min"], row["attn_len_max"]),
                 *measured,
                 f"{row['ms_per_token']:.3f}",
                 *cost,
@@ -69,6 +68,13 @@ def show(result: dict[str, Any]) -> None:
         )
     title = f"{result['run']} on {result['text']}, {rows[0]['tokens']:,} tokens scored"
     console.show_table(title, columns, lines, caption=_caption(result))
+
+
+def _name(row: dict[str, Any]) -> str:
+    """How a row is told from others: by its method, else by M, which a state has none of."""
+    if "method" in row:
+        return str(row["method"])
+    return "-" if row["attn_len_max"] is None else str(row["mem_len"])
 
 
 def _attention(fewest: int | None, most: int | None) -> str:

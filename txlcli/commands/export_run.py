@@ -50,9 +50,15 @@ def export_run(
     _check_free(folder, force=force)
     files = _write(model, opened.vocab, config, folder)
     notes = [COLD_START] if model.settings.memory_start == "empty" else []
-    told = {"run": str(run.folder), "folder": str(folder), "files": files, "parameters": run.parameters, "notes": notes}
+    result = {
+        "run": str(run.folder),
+        "folder": str(folder),
+        "files": files,
+        "parameters": run.parameters,
+        "notes": notes,
+    }
     if json:
-        console.show_json(told)
+        console.show_json(result)
         return
     rows = [
         ["files", ", ".join(files)],

@@ -86,11 +86,11 @@ def import_run(
         metric=metrics.metric_of(words.kind),
     )
     _write(run, words, tensors, path, force=force)
-    told = _told(run, words, system, source, found, data_dir)
+    result = _as_result(run, words, system, source, found, data_dir)
     if json:
-        console.show_json(told)
+        console.show_json(result)
     else:
-        _show(run, told)
+        _show(run, result)
 
 
 def _plain(source: Path) -> str:
@@ -237,9 +237,10 @@ def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path,
         runs.settle(run)
 
 
-def _told(
+def _as_result(
     run: Run, words: "Vocab", system: "System", source: Path, found: "TokenStore | None", data_dir: Path
 ) -> dict[str, Any]:
+    """The object that --json prints, and that the table is made of."""
     store = run.settings.corpus.store
     ids = {"boundary": words.boundary, "unknown": words.unknown}
     symbols = {what: words.symbol(number) for what, number in ids.items() if number is not None}
@@ -263,12 +264,12 @@ def _told(
     }
 
 
-def _show(run: Run, told: dict[str, Any]) -> None:
+def _show(run: Run, result: dict[str, Any]) -> None:
     rows = [
-        ["weights of", f"{told['system']} ({told['source']})"],
-        ["vocabulary", f"{told['vocab_size']:,} symbols"],
-        ["line end, unknown", ", ".join(told[key] or "none" for key in ("boundary", "unknown"))],
-        ["token store", told["store"] or "none with this vocabulary yet"],
-        ["next", told["next"]],
+        ["weights of", f"{result['system']} ({result['source']})"],
+        ["vocabulary", f"{result['vocab_size']:,} symbols"],
+        ["line end, unknown", ", ".join(result[key] or "none" for key in ("boundary", "unknown"))],
+        ["token store", result["store"] or "none with this vocabulary yet"],
+        ["next", result["next"]],
     ]
-    console.show_table(f"{told['run']}: {run.parameters:,} parameters", ("", ""), rows)
+    console.show_table(f"{result['run']}: {run.parameters:,} parameters", ("", ""), rows)

@@ -118,8 +118,8 @@ def _show(result: dict[str, Any]) -> None:
     metric = facts[0]["metric"] if len({one["metric"] for one in facts}) == 1 else None
 
     def losses(key: str) -> list[str]:
-        unit = "" if metric else " {metric}"
-        return ["-" if one[key] is None else f"{one[key]:.3f}{unit.format(**one)}" for one in facts]
+        units = ["" if metric else f" {one['metric']}" for one in facts]
+        return ["-" if one[key] is None else f"{one[key]:.3f}{unit}" for one, unit in zip(facts, units, strict=True)]
 
     def counts(key: str) -> list[str]:
         return ["-" if one[key] is None else f"{one[key]:,.0f}" for one in facts]

@@ -243,13 +243,13 @@ class _Sums:
         """Place of the first token of the segment that is being read."""
         self._decoder, model = decoder, decoder.model
         shape = (len(model.layers), model.settings.n_heads)
-        place: dict[str, Any] = {"dtype": torch.float64, "device": decoder.device}
+        exact: dict[str, Any] = {"dtype": torch.float64, "device": decoder.device}
         reach = decoder.reach
-        self._attention = torch.zeros(*shape, reach, **place)
+        self._attention = torch.zeros(*shape, reach, **exact)
         self._terms = {
-            name: torch.zeros(*shape, reach, **place) for name in (terms_of(model.settings.position) if by_term else ())
+            name: torch.zeros(*shape, reach, **exact) for name in (terms_of(model.settings.position) if by_term else ())
         }
-        self._entropy, self._memory = torch.zeros(shape, **place), torch.zeros(shape, **place)
+        self._entropy, self._memory = torch.zeros(shape, **exact), torch.zeros(shape, **exact)
         self._at = at
         self._rows = np.full((*shape, rows, reach), np.nan, dtype=np.float32)
 

@@ -53,6 +53,7 @@ def load_torch(path: Path) -> Any:
 
 @contextmanager
 def _told_apart() -> Iterator[None]:
+    """Whatever reading a pickle raises becomes one of two: something could have run, or the file is damaged."""
     try:
         yield
     except UnsafePickleError:

@@ -33,7 +33,7 @@ ROWS: dict[int, tuple[tuple[str, str], ...]] = {
 
 
 @dataclass(frozen=True)
-class Standing:
+class OurResult:
     """What one of our models reaches."""
 
     model: str
@@ -53,7 +53,7 @@ def make(shop: Workshop, number: int) -> Section:
     found = {}
     for key, name in ROWS[number]:
         splits = {split: _over_seeds(shop, key, split, table.metric) for split in ("valid", "test")}
-        found[name] = Standing(key, shop.run(key).parameters, **splits)
+        found[name] = OurResult(key, shop.run(key).parameters, **splits)
     rows = [_row(row, found.get(row.name)) for row in table.rows]
     ours = [(row, found[row.name]) for row in table.rows if row.name in found]
     return Section(
@@ -89,7 +89,7 @@ def _over_seeds(shop: Workshop, key: str, split: str, metric: str) -> Measured:
     return Measured(tuple(read_as_trained(shop, key, seed, split, metric) for seed in shop.seeds))
 
 
-def _row(row: published.Result, found: Standing | None) -> list[str]:
+def _row(row: published.Result, found: OurResult | None) -> list[str]:
     ours = ["", "", ""]
     if found is not None:
         ours = [f"{found.parameters:,}", str(found.valid), str(found.test)]
@@ -115,7 +115,7 @@ def _stand_ins(shop: Workshop, keys: tuple[str, ...]) -> list[str]:
     return [f"Models: {'; '.join(said)}."]
 
 
-def _claims(ours: list[tuple[published.Result, Standing]], metric: str) -> list[Claim]:
+def _claims(ours: list[tuple[published.Result, OurResult]], metric: str) -> list[Claim]:
     """The order of the paper's rows, for each two that txl has."""
     ranked = sorted(ours, key=lambda pair: pair[0].test)
     claims = []

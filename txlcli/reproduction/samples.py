@@ -14,7 +14,7 @@ def appendix_e(shop: Workshop) -> Section:
     texts = []
     for number, tokens in enumerate(shop.scale.sample_tokens):
         result = shop.drawn(run, tokens=tokens, seed=FIRST_SEED + number)
-        texts += _told(number + 1, tokens, result)
+        texts += _texts_of(number + 1, tokens, result)
     return Section(
         name="appendix-e",
         title="Appendix E: generated text",
@@ -24,7 +24,7 @@ def appendix_e(shop: Workshop) -> Section:
     )
 
 
-def _told(number: int, tokens: int, result: dict[str, Any]) -> list[list[str]]:
+def _texts_of(number: int, tokens: int, result: dict[str, Any]) -> list[list[str]]:
     return [
         [f"Context {number}", result["context"]],
         [f"Generated text {number}, {tokens:,} tokens", result["samples"][0]["text"]],
