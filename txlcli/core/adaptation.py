@@ -20,7 +20,7 @@ from txlcli.core.architectures import make_reader
 from txlcli.core.decoding import key_limit
 from txlcli.core.device import autocast, send
 from txlcli.core.evaluation import Lanes, Scores, score
-from txlcli.core.language_model import LanguageModel
+from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.rnn import differentiable, gather_weights
 from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.settings import EvalSettings
@@ -232,8 +232,9 @@ def head_segments(ids: Tokens, how: EvalSettings, count: int, device: torch.devi
 
 
 def _losses(
-    model: LanguageModel, read: Tensor, wanted: Tensor, memory: list[Tensor], how: EvalSettings
-) -> tuple[Tensor, list[Tensor]]:
+    model: LanguageModel, read: Tensor, wanted: Tensor, memory: Memory, how: EvalSettings
+) -> tuple[Tensor, Memory]:
+    """The losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
     limits = {}
     if not model.settings.recurrent_state:
         limits = {"key_limit": key_limit(how.same_length, how.mem_len), "max_distance": how.max_distance}
@@ -243,6 +244,7 @@ def _losses(
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of a loss (0-d) by each parameter; zeros where it does not depend on one."""
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
         torch.zeros_like(parameter) if gradient is None else gradient

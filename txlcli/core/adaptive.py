@@ -96,6 +96,7 @@ class AdaptiveEmbedding(nn.Module):
         return dropped
 
     def _vectors(self, tokens: Tensor) -> Tensor:
+        """(...) ids -> (..., d), each by its band."""
         if len(self.bands) == 1:
             return self._embed(0, tokens)
         if tokens.device.type != "cpu":
@@ -122,6 +123,7 @@ class AdaptiveEmbedding(nn.Module):
         return embedded
 
     def _embed(self, number: int, ids: Tensor) -> Tensor:
+        """Ids (...) that count from the first of a band -> (..., d)."""
         table = self.tables[number]
         if self.gradient_of_rows and torch.is_grad_enabled() and ids.numel() < len(table):
             vectors = F.embedding(ids, _adding_rows(table), sparse=True)
@@ -280,6 +282,7 @@ class AdaptiveSoftmax(nn.Module):
         return _exact(self._logits(number, hidden, embedding)).log_softmax(-1)
 
     def _logits(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Logits of a band's ids: (T, d) -> (T, n)."""
         projected = self._project(number, hidden, embedding)
         return F.linear(projected, self._table(number, embedding), self.biases[number])
 
@@ -289,12 +292,14 @@ class AdaptiveSoftmax(nn.Module):
         return hidden if projection is None else F.linear(hidden, projection.mT)
 
     def _projection(self, number: int, embedding: AdaptiveEmbedding) -> Tensor | None:
+        """The matrix (d, w) of a band, the embedding's where it is shared; None where the band has none."""
         band = self.bands[number]
         if band.projection is None:
             return None
         return embedding.projections[str(band.projection)] if band.shared else self.projections[str(number)]
 
     def _table(self, number: int, embedding: AdaptiveEmbedding) -> Tensor:
+        """The matrix (n, w) of a band, the embedding's where they are tied."""
         return self.tables[number] if len(self.tables) else embedding.tables[number]
 
 

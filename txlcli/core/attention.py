@@ -170,6 +170,7 @@ class Attention(nn.Module):
         return projected
 
     def _biased(self, query: Tensor, bias: Tensor | None) -> Tensor:
+        """Scaled queries (B, H, L, D) with a bias (H, D), which is scaled as they are."""
         return query if bias is None else query + (bias * self.scale).to(query.dtype)[:, None]
 
 

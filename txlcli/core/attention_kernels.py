@@ -2,7 +2,7 @@
 
 All of them give what `attention.attend` says.
 
-Axes: B lanes, L segment, K keys, H heads, n distances scored, m of them with a position key.
+Axes: B lanes, L segment, K keys, H heads, D head width, n distances scored, m of them with a position key.
 """
 
 import functools
@@ -26,7 +26,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
-    """Every step of 3.3 as an operation of its own."""
+    """Every step of 3.3 as an operation of its own; gives (B, H, L, D)."""
     scores = inputs.query_content @ inputs.key.mT + by_key(inputs)
     probabilities = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
     kept = F.dropout(probabilities, dropout) if dropout else probabilities
@@ -34,7 +34,7 @@ def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
 
 
 def sdpa(inputs: AttentionInputs, *, dropout: float) -> Tensor:
-    """The position score as the mask of scaled_dot_product_attention."""
+    """The position score as the mask of scaled_dot_product_attention; gives (B, H, L, D)."""
     missing = -inputs.key_len % row_multiple(inputs.key.device)
     mask = by_key(inputs)
     # The fused kernels want rows, and the first of them, to begin at multiples of 16 bytes.
@@ -45,7 +45,10 @@ def sdpa(inputs: AttentionInputs, *, dropout: float) -> Tensor:
 
 
 def flex(inputs: AttentionInputs) -> Tensor:
-    """The position score looked up by distance inside FlexAttention; no scores by key are ever written."""
+    """The position score looked up by distance inside FlexAttention; scores by key are never written.
+
+    Gives (B, H, L, D).
+    """
     mem_len, reach = inputs.key_len - inputs.seg_len, inputs.reach
     by_distance = None
     if inputs.query_position is not None and inputs.position_key is not None:

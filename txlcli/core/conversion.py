@@ -115,6 +115,7 @@ class Layout:
 
 
 def _unpacked(link: Link, theirs: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Our tensors of a link, by name, cut from theirs."""
     turned = [_turned(link, tensor.float()).reshape(-1) for tensor in theirs]
     numbers = torch.cat(turned)
     parts = numbers.split([shapes[name].numel() for name in link.ours])
@@ -122,12 +123,14 @@ def _unpacked(link: Link, theirs: Sequence[Tensor], shapes: Mapping[str, torch.S
 
 
 def _packed(link: Link, ours: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Their tensors of a link, by name, put together from ours."""
     numbers = torch.cat([tensor.detach().float().reshape(-1) for tensor in ours])
     parts = numbers.view(len(link.theirs), *(reversed(link.shape) if link.transposed else link.shape))
     return {name: _turned(link, part).contiguous() for name, part in zip(link.theirs, parts, strict=True)}
 
 
 def _turned(link: Link, tensor: Tensor) -> Tensor:
+    """One of their tensors laid out as ours, or the other way round: transposing and reversing undo themselves."""
     tensor = tensor.mT if link.transposed else tensor
     return tensor.flip(0) if link.reversed else tensor
 

@@ -49,11 +49,13 @@ class _KeyBuffer:
         self.keys, self.values = (torch.zeros(*outer, wide, dtype=dtype, device=device) for _ in range(2))
 
     def write(self, keys: tuple[Tensor, Tensor], at: int, *, copies: int = 1) -> None:
+        """Put keys and values (B, H, x, D) at a place; of a single position as many copies as are asked for."""
         count, width = keys[0].shape[2] * copies, keys[0].shape[3]
         self.keys[:, :, at : at + count, :width] = keys[0]
         self.values[:, :, at : at + count, :width] = keys[1]
 
     def slide(self, first: int, end: int) -> None:
+        """Move the positions `first` .. `end` - 1 to the beginning."""
         at_once = MOVED_AT_ONCE if self.keys.device.type == "cpu" else max(1, end - first)
         for buffer in (self.keys, self.values):
             for at in range(0, end - first, at_once):
@@ -221,6 +223,7 @@ class Decoder(Reader):
         return torch.arange(first, first + length, device=self.device) % self._period
 
     def _make_room(self, length: int) -> None:
+        """Let the buffers slide where they have no room for so many positions more."""
         if self._end + length <= self.capacity:
             return
         for buffer in self._buffers:

@@ -75,4 +75,5 @@ class AuxiliaryLosses(nn.Module):
 
     @staticmethod
     def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """The mean loss in nats: (B, L, d), (B, L) -> 0-d."""
         return softmax.losses(hidden.flatten(0, 1), targets.flatten(), embedding).mean()

@@ -218,6 +218,7 @@ class TransformerXL(LanguageModel):
         return outputs, kept
 
     def _finished(self, hidden: Tensor) -> Tensor:
+        """What the softmax reads of a layer's output (B, L, d)."""
         finished: Tensor = self.output_dropout(self.final_norm(hidden))
         return finished
 

@@ -91,6 +91,7 @@ class _Room:
         self._tensor = torch.empty(height * width, dtype=dtype, device=hidden.device)
 
     def of(self, rows: int, columns: int) -> Tensor:
+        """(rows, columns) of that memory, holding what the piece before has left."""
         return self._tensor[: rows * columns].view(rows, columns)
 
 

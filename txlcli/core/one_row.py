@@ -26,4 +26,5 @@ def for_one_row(layers: ModuleList[Layer]) -> ModuleList[Layer]:
 
 
 def _laid_out(weight: Tensor) -> Tensor:
+    """A matrix (out, in), in fp32 stored column by column."""
     return weight.detach().t().contiguous().t() if weight.dtype == torch.float32 else weight.detach()

@@ -163,7 +163,7 @@ def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int)
 
 
 def _draw_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
-    """Tokens that follow Zipf's law, as `cost` counts them: an id's share falls with its rank."""
+    """Tokens of this shape that follow Zipf's law, as `cost` counts them: an id's share falls with its rank."""
     rank = (model.vocab_size + 1) ** torch.rand(shape, dtype=torch.float64, device=model.device)  # from 1 to V + 1
     return (rank.long() - 1).clamp(max=model.vocab_size - 1)
 
