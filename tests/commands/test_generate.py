@@ -270,8 +270,8 @@ USAGE = [
     (["--context", -5], "Invalid value for '--context'"),
     (["--seed", -1], "Invalid value for '--seed'"),
     (["--prompt", ""], "--prompt is empty; give at least one character, or leave it out to start in the test split"),
-    (["--at", 0], "--at 0: the test split of data/novel.h5 has tokens 1 to 459"),
-    (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459"),
+    (["--at", 0], "--at 0: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
+    (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
     (
         ["--reference", "--at", 450],
         "--reference: only 9 tokens follow token 450 of the test split; lower --tokens or --at",

@@ -28,7 +28,7 @@ FIELDS = {
     "unk_idx": 4,
 }
 """The attributes that Hugging Face's tokenizer saves."""
-AS_TEXT = "Give the words as a text file, one per line"
+AS_TEXT = "give the words as a text file, one per line"
 
 
 def py2_pickle(words):
@@ -123,7 +123,7 @@ def test_a_missing_file_is_told(tmp_path):
 
 
 TWICE = "the word 'b' stands there twice, so ids would not be words; give a list with each word once"
-NO_LIST = f"holds no list of words. {AS_TEXT}"
+NO_LIST = f"holds no list of words; {AS_TEXT}"
 BAD_TEXTS = {
     "duplicates": (b"a\nb\nb\n", TWICE),
     "empty": (b"", NO_LIST),
@@ -142,7 +142,7 @@ def test_a_text_that_is_no_vocabulary_is_told(tmp_path, kind):
     ("name", "start", "end"),
     [
         ("vocab.txt", "cannot be read as a list of words (", "); save it as UTF-8 text"),
-        ("vocab.json", "", f". {AS_TEXT}"),
+        ("vocab.json", "", f"; {AS_TEXT}"),
     ],
 )
 def test_text_that_is_not_utf_8_is_told(tmp_path, name, start, end):
@@ -157,13 +157,13 @@ def test_json_that_is_no_vocabulary_is_told(tmp_path, text):
     (tmp_path / "vocab.json").write_text(text)
     message = refusal(tmp_path / "vocab.json")
     assert message.startswith("this is no vocabulary of txl (")
-    assert message.endswith(f". {AS_TEXT}")
+    assert message.endswith(f"; {AS_TEXT}")
 
 
 BAD_FIELDS = {
-    "no_list": ({"sym2idx": {"a": 0}}, f"no list idx2sym in it. {AS_TEXT}"),
-    "no_dict": (WORDS, f"no list idx2sym in it. {AS_TEXT}"),
-    "other_list": ({"idx2sym": "abc"}, f"no list idx2sym in it. {AS_TEXT}"),
+    "no_list": ({"sym2idx": {"a": 0}}, f"no list idx2sym in it; {AS_TEXT}"),
+    "no_dict": (WORDS, f"no list idx2sym in it; {AS_TEXT}"),
+    "other_list": ({"idx2sym": "abc"}, f"no list idx2sym in it; {AS_TEXT}"),
     "numbers": ({"idx2sym": ["a", 7]}, NO_LIST),
     "nothing": ({"idx2sym": []}, NO_LIST),
     "duplicates": ({"idx2sym": ["a", "b", "c", "b"]}, TWICE),
@@ -203,6 +203,6 @@ def test_a_pickle_that_could_run_something_is_refused(tmp_path, name, monkeypatc
     if name == "vocab.pkl":
         (tmp_path / name).write_bytes(pickle.dumps(thing))
     assert refusal(tmp_path / name) == (
-        f"the pickle wants {what}, which a vocabulary has no need of; refused, nothing of it was run. {AS_TEXT}"
+        f"the pickle wants {what}, which a vocabulary has no need of; refused, nothing of it was run; {AS_TEXT}"
     )
     assert not (tmp_path / MARKER).exists()

@@ -190,7 +190,7 @@ def _from_split(
         earliest = min(context, max(latest, 1))
         at = random.Random(seed).randint(earliest, max(latest, earliest))
     if not 0 < at <= len(ids):
-        raise UsageError(f"--at {at}: the test split of {store.path} has tokens 1 to {len(ids):,}")
+        raise UsageError(f"--at {at}: the test split of {store.path} has tokens 1 to {len(ids):,}; give one of these")
     if needs_reference and at + tokens > len(ids):
         raise UsageError(
             f"--reference: only {len(ids) - at:,} tokens follow token {at:,} of the test split; lower --tokens or --at"

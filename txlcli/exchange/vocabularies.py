@@ -14,7 +14,7 @@ UNKNOWNS = ("<unk>", "<UNK>")
 FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
 """What a folder's vocabulary may be called; Hugging Face wrote the last three."""
 PLAIN_PICKLES, TORCH_PICKLES = (".pkl", ".pickle"), (".bin", ".pt", ".pth")
-AS_TEXT = "Give the words as a text file, one per line"
+AS_TEXT = "give the words as a text file, one per line"
 
 
 def find(folder: Path) -> Path | None:
@@ -34,7 +34,7 @@ def read(path: Path) -> Vocab:
         try:
             return Vocab.from_json(path.read_text(encoding="utf-8"))
         except (VocabularyError, OSError, UnicodeDecodeError) as error:
-            raise VocabularyError(f"{path}: {error}. {AS_TEXT}") from error
+            raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
     if path.suffix in (*PLAIN_PICKLES, *TORCH_PICKLES):
         return _from_fields(path, _unpickled(path))
     return _from_words(path, _read_lines(path), lower_case=False)
@@ -45,17 +45,17 @@ def _unpickled(path: Path) -> Any:
         return pickles.load(path) if path.suffix in PLAIN_PICKLES else pickles.load_torch(path)
     except UnsafePickleError as error:
         raise VocabularyError(
-            f"{path}: the pickle wants {error}, which a vocabulary has no need of; refused, nothing of it was run. "
+            f"{path}: the pickle wants {error}, which a vocabulary has no need of; refused, nothing of it was run; "
             f"{AS_TEXT}"
         ) from error
     except DamagedPickleError as error:
-        raise VocabularyError(f"{path}: no readable pickle ({error}). {AS_TEXT}") from error
+        raise VocabularyError(f"{path}: no readable pickle ({error}); {AS_TEXT}") from error
 
 
 def _from_fields(path: Path, fields: Any) -> Vocab:
     """The vocabulary of a dict of attributes, as the released code's vocabulary object had them."""
     if not isinstance(fields, Mapping) or not isinstance(fields.get("idx2sym"), list):
-        raise VocabularyError(f"{path}: no list idx2sym in it. {AS_TEXT}")
+        raise VocabularyError(f"{path}: no list idx2sym in it; {AS_TEXT}")
     return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case", False)))
 
 
@@ -69,7 +69,7 @@ def _read_lines(path: Path) -> list[str]:
 
 def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
     if not words or not all(isinstance(word, str) for word in words):
-        raise VocabularyError(f"{path}: holds no list of words. {AS_TEXT}")
+        raise VocabularyError(f"{path}: holds no list of words; {AS_TEXT}")
     ids = {word: number for number, word in enumerate(words)}
     if len(ids) < len(words):
         twice = next(word for number, word in enumerate(words) if ids[word] != number)
