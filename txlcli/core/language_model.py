@@ -65,7 +65,7 @@ class LanguageModel(nn.Module, ABC):
         """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory."""
 
     def recompute(self, wanted: bool) -> None:
-        """Whether backward passes compute logits again, and what else is large, instead of keeping it."""
+        """Let backward passes compute logits again, and what else is large, instead of keeping it; or let them not."""
         self.softmax.recompute = wanted
 
     def forget_gradients(self) -> None:

@@ -152,7 +152,7 @@ class TransformerXL(LanguageModel):
         return [self.softmax.biases[0].new_zeros(lanes, mem_len, self.settings.d_model) for _ in self.layers]
 
     def recompute(self, wanted: bool) -> None:
-        """Whether backward passes compute logits and attention probabilities again, instead of keeping them."""
+        """Let backward passes compute logits and attention probabilities again, instead of keeping them; or not."""
         super().recompute(wanted)
         for layer in self.layers:
             layer.attention.recompute = wanted
@@ -163,7 +163,7 @@ class TransformerXL(LanguageModel):
         return self.layers[0].attention.kind
 
     def attend_by(self, kind: AttentionKind) -> None:
-        """How attention is computed from now on; the function stays the same."""
+        """Compute attention in this way from now on; the function stays the same."""
         for layer in self.layers:
             layer.attention.kind = kind
 

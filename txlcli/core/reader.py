@@ -17,7 +17,7 @@ class Reader(ABC):
     """Feeds segments of up to L tokens through a model and remembers what it needs of the past.
 
     Args:
-        model: its weights are read now; later changes to them are not seen.
+        model: its weights must not change while the reader is used; in fp32 it is left in evaluation mode.
         seg_len: the longest segment that will be read.
         precision: number format of matrix products.
     """
