@@ -109,6 +109,29 @@ def test_a_taken_name_gets_a_number(here):
     assert [(here / f"runs/tiny{end}").is_dir() for end in ("", "-2", "-3", "-4")] == [True, True, True, False]
 
 
+def test_force_without_a_name_replaces_the_run_of_the_recipes_name(here):
+    train("--max-steps", 3)
+    train("--max-steps", 1, "--force")
+    assert step_of(here / "runs/tiny/last.safetensors") == 1
+    assert not (here / "runs/tiny-2").exists()
+
+
+def test_lanes_no_longer_than_a_segment_are_said_to_remember_nothing(here):
+    tokens = TokenStore.open(here / "data/novel.h5").info("train").tokens
+    lane = (tokens - 1) // 3
+    said = train("--set", f"train.seg_len={lane}", "--name", "short").stderr.splitlines()
+    assert "7 steps (7 epochs)" in said[0]
+    assert said[1] == (
+        f"a lane has {lane:,} tokens, not more than a segment: every step is an epoch, and nothing is remembered; "
+        "lower train.batch_size or train.seg_len"
+    )
+    assert [line["epoch"] for line in reports("runs/short")][-1] == 7
+    said = train("--set", f"train.seg_len={lane - 1}", "--name", "longer").stderr.splitlines()
+    assert "7 steps (3.5 epochs)" in said[0]
+    assert not said[1].startswith("a lane has")
+    assert [line["epoch"] for line in reports("runs/longer")][-1] == 3.5
+
+
 def test_a_wished_name_that_is_taken_is_refused(here):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     message = refusal("train", "tiny.toml", "--name", "byte", code=1)
@@ -231,6 +254,9 @@ def test_what_may_change_is_changed_and_kept(here):
         (["--set", "train.optimizer=sgd"], "train.optimizer"),
         (["--set", "train.average=exponential"], "train.average"),
         (["--set", "train.seed=3"], "train.seed"),
+        (["--set", "train.valid_tokens=30"], "train.valid_tokens"),
+        (["--set", "train.valid_seg_len=3"], "train.valid_seg_len"),
+        (["--set", "train.valid_batch_size=1"], "train.valid_batch_size"),
     ],
 )
 def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
@@ -246,6 +272,18 @@ def test_a_step_may_be_taken_in_other_parts_from_then_on(here):
     done("train", "--resume", "parted", "--set", "train.accumulate=3")
     whole, parted = ([line["loss_nats"] for line in reports(here / "runs" / name)] for name in ("whole", "parted"))
     assert parted == pytest.approx(whole, abs=1e-4)
+
+
+def test_a_run_does_not_go_on_with_another_text_of_the_same_symbols(here):
+    train("--max-steps", 4)
+    (here / "novel/train.txt").write_text("another text\n" * 60)
+    done("prepare", "novel", "--force")
+    message = refusal("train", "--resume", "tiny", code=1)
+    assert message == (
+        "data/novel.h5 holds another train split than the one runs/tiny has read; prepare that text again, or start a "
+        "new run"
+    )
+    assert step_of(here / "runs/tiny/last.safetensors") == 4
 
 
 def test_a_seed_for_a_run_that_goes_on_is_refused_in_the_words_it_was_written_in(here):

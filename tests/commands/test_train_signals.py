@@ -56,6 +56,16 @@ def test_no_room_for_a_new_run_is_said(here):
     assert ended.stderr.splitlines()[-1].startswith("error: runs/tiny/vocab.json: cannot be written (File too large)")
 
 
+def test_a_training_whose_reports_nobody_reads_any_more_saves_first(here):
+    process = start("train", "tiny.toml", *ENDLESS, "--json")
+    process.stdout.readline()
+    process.stdout.close()
+    stderr = process.stderr.read()
+    assert process.wait(LONGEST_WAIT_S) == 1
+    assert "Traceback" not in stderr
+    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 4
+
+
 def test_a_reader_that_leaves_ends_it_without_a_traceback(here):
     process = start("generate", "byte", "--prompt", "the", "--tokens", "1000000", "--top-k", "1")
     process.stdout.read(5)

@@ -26,10 +26,12 @@ def plan(
     processes: int,
 ) -> dict[str, Any]:
     """What will be done, for people and machines; the last step may come before the recipe's."""
+    from txlcli.core.segments import lane_length, segments_per_epoch
+
     train = settings.train
     tokens = store.info("train").tokens if store else None
     steps = min(until_step or train.max_steps, train.max_steps)
-    read = steps * train.batch_size * train.seg_len
+    per_epoch = segments_per_epoch(lane_length(tokens, train.batch_size), train.seg_len) if tokens else None
     return {
         "recipe": recipe_name,
         "parameters": parameters,
@@ -41,7 +43,7 @@ def plan(
         "mem_len": None if settings.model.recurrent_state else train.mem_len,
         "steps": steps,
         "max_steps": train.max_steps,
-        "epochs": read / tokens if tokens else None,
+        "epochs": steps / per_epoch if per_epoch else None,
         "precision": train.precision,
         "processes": processes,
         "device": devices(device, processes),

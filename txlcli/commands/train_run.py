@@ -6,19 +6,20 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from txlcli import console, curves, recipe, runs, torchrun
 from txlcli.commands import train_plan
-from txlcli.errors import Interrupted, RecipeError, RunError, TrainingError, UsageError
+from txlcli.errors import Interrupted, RecipeError, RunError, StoreError, TrainingError, UsageError
 from txlcli.options import DATA_DIR, Device
 from txlcli.runs import Run
 from txlcli.settings import PLAIN_NAME, Settings
 
 if TYPE_CHECKING:
+    from txlcli.core.checkpoint import Checkpoint
     from txlcli.core.data_parallel import World
     from txlcli.core.language_model import LanguageModel
     from txlcli.core.segments import TrainingSegments
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SIGTERM_CODE, SIGINT_CODE = 143, 130
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
+VALID_KEYS = ("valid_seg_len", "valid_batch_size", "valid_tokens")  # losses of other readings are not comparable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,9 @@ def new_folder(wanted: str, name: str | None, runs_dir: Path, *, force: bool) ->
     """Where the run of a recipe would be, not made yet."""
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
-    folder = runs.new_folder(runs_dir, name=name, recipe_name=recipe.read_text(wanted)[0])
+    recipe_name = recipe.read_text(wanted)[0]
+    replaced = recipe_name if force else None
+    folder = runs.new_folder(runs_dir, name=name or replaced, recipe_name=recipe_name)
     runs.check_free(folder, force=force)
     return folder
 
@@ -196,9 +200,14 @@ def _begun(run: Run, store: "TokenStore", wanted: Device, *, until_step: int | N
         processes=torchrun.world_size(),
     )
     console.say(f"training {train_plan.in_words(plan)}")
+    if segments.lane_len <= train.seg_len:
+        console.say(
+            f"a lane has {segments.lane_len:,} tokens, not more than a segment: every step is an epoch, and nothing is "
+            "remembered; lower train.batch_size or train.seg_len"
+        )
     world = join(device)
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)  # it may be too large, too
-    return _training(model, run, segments, valid, world)
+    return _training(model, run, store, segments, valid, world)
 
 
 def _resumed(
@@ -217,9 +226,10 @@ def _resumed(
     path = run.folder / runs.LAST
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
+    _check_text(run, saved, store)
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
     segments, valid = text_of(settings, store)
-    training = _training(model, run, segments, valid, join(device))
+    training = _training(model, run, store, segments, valid, join(device))
     training.restore(saved)
     _check_unfinished(run, training, until_step)
     run.drop_metrics_after(training.step)
@@ -229,6 +239,15 @@ def _resumed(
         f"{train_plan.devices(device, torchrun.world_size())}"
     )
     return run, training
+
+
+def _check_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
+    """Refuse another text than the one whose place, losses and memory the checkpoint holds."""
+    if saved.state.get("train_sha256", store.info("train").sha256) != store.info("train").sha256:
+        raise StoreError(
+            f"{store.path} holds another train split than the one {run.folder} has read; prepare that text again, or "
+            "start a new run"
+        )
 
 
 def _check_unfinished(run: Run, training: "Training", until_step: int | None) -> None:
@@ -249,7 +268,7 @@ def _changed(run: Run, changes: list[str]) -> Run:
     """The run with changed settings; what its weights, memory and place in the text rest on stays."""
     for change in changes:
         section, _, key = change.partition("=")[0].strip().partition(".")
-        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS):
+        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
             raise RecipeError(f"--set {change}: a run that goes on keeps its {section}.{key}; start a new run instead")
     table = recipe.override(recipe.to_table(run.settings), changes)
     return dataclasses.replace(run, settings=recipe.resolve(table, where="--set"))
@@ -304,11 +323,20 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
 
 
 def _training(
-    model: "LanguageModel", run: Run, segments: "TrainingSegments", valid: "ValidSplit | None", world: "World"
+    model: "LanguageModel",
+    run: Run,
+    store: "TokenStore",
+    segments: "TrainingSegments",
+    valid: "ValidSplit | None",
+    world: "World",
 ) -> "Training":
     from txlcli.core.training import Training
 
-    identity = {"recipe": run.recipe_name, "vocab_fingerprint": run.vocab_fingerprint}
+    identity = {
+        "recipe": run.recipe_name,
+        "vocab_fingerprint": run.vocab_fingerprint,
+        "train_sha256": store.info("train").sha256,
+    }
     return Training(model, run.settings.train, segments, valid, run.folder, identity, world)
 
 
@@ -324,7 +352,12 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
         every = run.settings.log.every
         with curves.recording(run, after=training.step, json=json) as record:
             for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
-                record(report)
+                try:
+                    record(report)
+                except (OSError, RunError):  # nobody reads it any more, or the disk is full
+                    with suppress(RunError):
+                        training.save_last()
+                    raise
     saved = f"saved {training.last_path} at step {training.step:,}"
     processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
     go_on = f'go on with "{command_line("train", "--resume", str(run.folder), *processes, data_dir=data_dir)}"'

@@ -32,6 +32,16 @@ def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -
     return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
 
 
+def lane_length(tokens: int, lanes: int) -> int:
+    """Predictions of each lane in an epoch of a training split."""
+    return (tokens - 1) // lanes
+
+
+def segments_per_epoch(lane_len: int, seg_len: int) -> int:
+    """Steps of an epoch; the last may be shorter than L."""
+    return -(-lane_len // seg_len)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where training is in its text: epoch, and segment within the epoch, both from 0."""
@@ -60,8 +70,9 @@ class TrainingSegments:
         self._ids, self._lanes, self._seg_len = ids, lanes, seg_len
         self._starts, self._seed = sentence_starts, seed
         self._order: _SentenceOrder | None = None
-        self._lane_len = (len(ids) - 1) // lanes
-        if self._lane_len < 1:
+        self.lane_len = lane_length(len(ids), lanes)
+        """Predictions of a lane in an epoch."""
+        if self.lane_len < 1:
             raise TrainingError(
                 f"the training split has {len(ids)} tokens, too few for {lanes} lanes; "
                 "lower train.batch_size or prepare a longer text"
@@ -70,7 +81,7 @@ class TrainingSegments:
     @property
     def per_epoch(self) -> int:
         """Segments in one epoch; the last may be shorter than L."""
-        return -(-self._lane_len // self._seg_len)
+        return segments_per_epoch(self.lane_len, self._seg_len)
 
     def next_place(self, place: Place) -> Place:
         """The place after `place`."""
@@ -86,9 +97,9 @@ class TrainingSegments:
             lanes: only these.
         """
         first = place.segment * self._seg_len
-        length = min(self._seg_len, self._lane_len - first)
+        length = min(self._seg_len, self.lane_len - first)
         wanted = range(self._lanes) if lanes is None else lanes
-        windows = [self._window(place.epoch, lane * self._lane_len + first, length + 1) for lane in wanted]
+        windows = [self._window(place.epoch, lane * self.lane_len + first, length + 1) for lane in wanted]
         return np.stack(windows).astype(np.int64)
 
     def _window(self, epoch: int, first: int, count: int) -> Tokens:
