@@ -24,16 +24,16 @@ def losses(run):
     return [(line["kind"], line["step"], pytest.approx(line["loss_nats"], abs=1e-4)) for line in reports(f"runs/{run}")]
 
 
-def processes_of(name):
-    """The numbers of the processes that train this run, by rank."""
+def processes_in(here):
+    """The numbers of the processes that train in this folder, by rank."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words, told = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+            where, told = (folder / "cwd").readlink(), (folder / "environ").read_bytes()
         except OSError:
             continue  # it has ended
         rank = [word for word in told.split(b"\0") if word.startswith(b"RANK=")]
-        if name.encode() in words.split(b"\0") and rank:
+        if where == here.resolve() and rank:
             found[int(rank[0].removeprefix(b"RANK="))] = int(folder.name)
     return found
 
@@ -104,10 +104,10 @@ def test_what_is_wrong_is_said_once(here, wish, error):
 def test_a_process_that_dies_ends_the_training_and_says_how_to_go_on(here):
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
     wait_for((here / "runs/tiny/last.safetensors").exists)
-    os.kill(processes_of("tiny.toml")[1], signal.SIGKILL)
+    os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 1)
     assert "error: another process has ended; go on with --resume from the last checkpoint" in stderr
-    wait_for(lambda: not processes_of("tiny.toml"))
+    wait_for(lambda: not processes_in(here))
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 20
 
 
