@@ -12,7 +12,7 @@ from txlcli.runs import Run
 from txlcli.settings import LogSettings
 
 if TYPE_CHECKING:
-    from txlcli.core.training import Report
+    from txlcli.core.reports import Report
 
 
 @contextmanager

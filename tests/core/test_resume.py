@@ -10,7 +10,7 @@ import torch
 from tests.core.builders import V
 from tests.core.test_training import LANE_LEN, LANES, new_training, run, valids_of
 from txlcli.core import checkpoint
-from txlcli.core.training import StepReport, ValidReport
+from txlcli.core.reports import StepReport, ValidReport
 
 KINDS = {
     "adam": {},

@@ -12,8 +12,9 @@ from txlcli.core import checkpoint
 from txlcli.core import training as training_module
 from txlcli.core.data_parallel import ALONE
 from txlcli.core.evaluation import score
+from txlcli.core.reports import StepReport, ValidReport
 from txlcli.core.segments import TrainingSegments, scored_stream
-from txlcli.core.training import StepReport, Training, ValidReport, ValidSplit, new_model, valid_reading
+from txlcli.core.training import Training, ValidSplit, new_model, valid_reading
 from txlcli.errors import TrainingError, UsageError
 from txlcli.settings import EvalSettings, TrainSettings
 

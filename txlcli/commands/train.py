@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console, metrics, recipe, runs, torchrun
-from txlcli.commands import train_plan, train_processes, train_run
+from txlcli.commands import train_follow, train_plan, train_processes, train_run
 from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -84,7 +84,7 @@ def train(
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
         if not torchrun.leads():
-            train_run.follow_on(resume, changes, **places)
+            train_follow.follow_on(resume, changes, **places)
             return
         training = train_run.go_on(resume, changes, **places, until=until, json=json)
     elif wanted is None:
@@ -98,7 +98,7 @@ def train(
             _forecast(wanted, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json)
         return
     elif not torchrun.leads():
-        train_run.follow(wanted, changes, device=device, data_dir=data_dir)
+        train_follow.follow(wanted, changes, device=device, data_dir=data_dir)
         return
     else:
         training = train_run.learn(wanted, changes, name=name, force=force, **places, until=until, json=json)

@@ -97,46 +97,6 @@ def go_on(
     return training
 
 
-def follow(wanted: str, changes: list[str], *, device: Device, data_dir: Path) -> None:
-    """Take part in the training of a recipe that another process carries out."""
-    from txlcli.core import data_parallel
-    from txlcli.core.training import new_model
-    from txlcli.opening import open_store
-
-    settings = loaded(wanted, changes)
-    there = train_plan.checked_device(settings, device)
-    with _deaf_to_signals():
-        world = data_parallel.join(there)  # the leading process comes once the store is there
-        store = open_store(settings.corpus.store, data_dir)
-        segments, _ = text_of(settings, store)
-        model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=there)
-        _follower(model, settings, segments, world).follow()
-
-
-def follow_on(resume: str, changes: list[str], *, device: Device, data_dir: Path, runs_dir: Path) -> None:
-    """Take part in the training of a run that another process goes on with."""
-    from txlcli.core import checkpoint, data_parallel
-    from txlcli.opening import open_store
-
-    run = _changed(runs.find(resume, runs_dir), changes)
-    there = train_plan.checked_device(run.settings, device)
-    with _deaf_to_signals():
-        world = data_parallel.join(there)
-        segments, _ = text_of(run.settings, open_store(run.settings.corpus.store, data_dir))
-        path = run.folder / runs.LAST
-        saved = checkpoint.load(path)
-        model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path).to(there)
-        training = _follower(model, run.settings, segments, world)
-        training.restore(saved)
-        training.follow()
-
-
-def _follower(model: "LanguageModel", settings: Settings, segments: "TrainingSegments", world: "World") -> "Training":
-    from txlcli.core.training import Training
-
-    return Training(model, settings.train, segments, None, Path(), {}, world)
-
-
 def loaded(wanted: str, changes: list[str]) -> Settings:
     """A recipe with changes, whose curves can be written here."""
     settings = recipe.load(wanted, changes)
@@ -217,7 +177,7 @@ def _resumed(
     from txlcli.core.data_parallel import join
     from txlcli.opening import check_checkpoint, check_vocabulary, open_store
 
-    run = _changed(run, changes)
+    run = changed(run, changes)
     settings = run.settings
     curves.check_tensorboard(settings.log)
     device = train_plan.checked_device(settings, wanted)
@@ -264,7 +224,7 @@ def _check_unfinished(run: Run, training: "Training", until_step: int | None) ->
         )
 
 
-def _changed(run: Run, changes: list[str]) -> Run:
+def changed(run: Run, changes: list[str]) -> Run:
     """The run with changed settings; what its weights, memory and place in the text rest on stays."""
     for change in changes:
         section, _, key = change.partition("=")[0].strip().partition(".")
@@ -373,18 +333,6 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
 def command_line(*words: str, data_dir: Path) -> str:
     """A command line to repeat, with the data folder where it is not the usual one."""
     return shlex.join(["txl", *words, *([] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)])])
-
-
-@contextmanager
-def _deaf_to_signals() -> Iterator[None]:
-    """Let the leading process, which hears them as well, decide what Ctrl-C and SIGTERM mean."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,46 +26,13 @@ from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.model import TransformerXL
 from txlcli.core.optimizer import Plateau, make_optimizer, scheduled_lr
+from txlcli.core.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.model_settings import ModelSettings
 from txlcli.settings import EvalSettings, TrainSettings
 
 SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validations are
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """The training since the report before."""
-
-    kind: ClassVar = "train"
-    step: int
-    epoch: float
-    loss_nats: float
-    """Mean over the tokens since the report before."""
-    lr: float
-    grad_norm: float
-    """Norm of the whole gradient of the last step, before clipping."""
-    tokens_per_s: float
-
-
-@dataclass(frozen=True)
-class ValidReport:
-    """One validation."""
-
-    kind: ClassVar = "valid"
-    step: int
-    epoch: float
-    loss_nats: float
-    """Mean over the tokens scored."""
-    tokens: int
-    seconds: float
-    best: bool
-    averaged: bool
-    """Whether it read the mean of the weights (train.average), not those of the last step."""
-
-
-Report = StepReport | ValidReport
 
 
 @dataclass(frozen=True)
@@ -176,27 +143,27 @@ class Training:
 
     def _run(self, report_every: int, should_stop: Callable[[], bool], until_step: int | None) -> Iterator[Report]:
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
-        window = _Window(self.device)
+        interval = Interval(self.device)
         saved_at = time.monotonic()
         while True:
             if validate := self.validation_is_due():
                 pause = time.perf_counter()
                 yield from self._validate(should_stop)
-                window.pause(time.perf_counter() - pause)
+                interval.pause(time.perf_counter() - pause)
             if self.step >= last_step or should_stop():
                 break
             if validate or time.monotonic() - saved_at > SAVE_INTERVAL_S:
-                if window.tokens:
-                    yield self._step_report(window)  # which also sees that the loss is finite
+                if interval.tokens:
+                    yield self._step_report(interval)  # which also sees that the loss is finite
                 self.save_last()
-                window = _Window(self.device)
+                interval = Interval(self.device)
                 saved_at = time.monotonic()
-            window.add(*self.update())
+            interval.add(*self.update())
             if self.step % report_every == 0 or self.step == last_step:
-                yield self._step_report(window)
-                window = _Window(self.device)
-        if window.tokens:  # stopped between two reports
-            yield self._step_report(window)
+                yield self._step_report(interval)
+                interval = Interval(self.device)
+        if interval.tokens:  # stopped between two reports
+            yield self._step_report(interval)
         self.save_last()
 
     def validation_is_due(self) -> bool:
@@ -273,11 +240,11 @@ class Training:
         """Epochs read so far."""
         return self.place.epoch + self.place.segment / self.segments.per_epoch
 
-    def _step_report(self, window: "_Window") -> StepReport:
-        loss_nats, tokens_per_s = window.mean()
+    def _step_report(self, interval: Interval) -> StepReport:
+        loss_nats, tokens_per_s = interval.mean()
         if not math.isfinite(loss_nats):
             raise self._not_finite(f"the loss is not finite at step {self.step}")
-        return StepReport(self.step, self.epoch, loss_nats, self.lr(self.step), float(window.grad_norm), tokens_per_s)
+        return StepReport(self.step, self.epoch, loss_nats, self.lr(self.step), float(interval.grad_norm), tokens_per_s)
 
     def _validate(self, should_stop: Callable[[], bool]) -> Iterator[ValidReport]:
         if self.valid is None:
@@ -418,25 +385,3 @@ def valid_reading(settings: TrainSettings) -> EvalSettings:
     seg_len = (settings.valid_seg_len or settings.seg_len) if settings.mem_len else settings.seg_len
     mem_len = settings.mem_len + settings.seg_len - seg_len
     return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=settings.valid_batch_size, same_length="off")
-
-
-class _Window:
-    """Loss and time since the last report; the losses stay on the device until they are asked for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._nats = torch.zeros((), device=device, dtype=torch.float64)
-        self.grad_norm = torch.zeros((), device=device)
-        self.tokens = 0
-        self._started = time.perf_counter()
-
-    def add(self, mean_loss: Tensor, grad_norm: Tensor, tokens: int) -> None:
-        self.grad_norm = grad_norm
-        self._nats += mean_loss.double() * tokens
-        self.tokens += tokens
-
-    def pause(self, seconds: float) -> None:
-        self._started += seconds
-
-    def mean(self) -> tuple[float, float]:
-        nats = float(self._nats)  # waits for the device, so the clock below is honest
-        return nats / self.tokens, self.tokens / (time.perf_counter() - self._started)
