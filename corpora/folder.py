@@ -2,7 +2,8 @@
 
 Source      the file, or all files below the folder in the order of their names; hidden files are skipped
 Unit        byte by default (all 256 symbols); --tokenizer chooses characters, words or SentencePiece
-Splits      files named train, valid (dev, validation, val) and test where the folder has them;
+Splits      what the names in a folder speak of where they do (train, valid, dev, validation, val, test): those of files
+            as in wiki.train.tokens or train-00.txt, and of sub-folders; files of one split are joined;
             otherwise 90/5/5 of the bytes (--split), cut at a line end near that place, else at a blank,
             else between characters
 """
@@ -10,7 +11,7 @@ Splits      files named train, valid (dev, validation, val) and test where the f
 from pathlib import Path
 
 from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule, whole
-from corpora.locate import SPLIT_WORDS, text_files
+from corpora.locate import missing_note, split_of, text_files
 
 SHARES = (90.0, 5.0, 5.0)
 NEAR = 1 << 16  # bytes around the exact place in which a line end is looked for
@@ -20,31 +21,52 @@ def read(place: Path, wishes: ReadWishes) -> Text:
     """The splits of a file or folder."""
     if place.is_file():
         return _cut([place], place, wishes.shares or SHARES)
-    used = _files_named_as_splits(place) if wishes.shares is None else {}
-    if used:
-        names = ", ".join(path.name for path in used.values())
+    if wishes.shares is None and (named := _named_as_splits(place)):
+        listed = "; ".join(f"{split}: {_listed(paths, place)}" for split, paths in named.items())
         return Text(
-            {split: whole(path) for split, path in used.items()},
-            (f"the splits are the folder's files {names}; --split cuts the whole text instead",),
+            {split: tuple(piece for path in paths for piece in whole(path)) for split, paths in named.items()},
+            (f"the splits are as the folder's names say ({listed}); --split cuts the whole text", *missing_note(named)),
             {"split": "the folder's own files"},
         )
     return _cut(text_files(place), place, wishes.shares or SHARES)
 
 
-def _files_named_as_splits(folder: Path) -> dict[str, Path]:
-    """Split -> file, in the splits' order; nothing where no file is named as the train split."""
-    named: dict[str, list[Path]] = {split: [] for split in SPLITS}
-    for path in sorted(folder.iterdir()):
-        split = SPLIT_WORDS.get(path.stem.lower()) if path.is_file() and not path.name.startswith(".") else None
-        if split:
-            named[split].append(path)
-    if not named["train"]:
+def _named_as_splits(folder: Path) -> dict[str, list[Path]]:
+    """Split -> files, in the splits' order; nothing where no name speaks of a split.
+
+    Below the first level a name means a split only where train is among them: source code is full of files named test.
+
+    Raises:
+        CorpusError: names speak of splits, but not the name of every file, or one speaks of two.
+    """
+    named = {path: _splits_in(path.relative_to(folder)) for path in text_files(folder)}
+    example = next((path for path, splits in named.items() if splits and _at_the_top(path.relative_to(folder))), None)
+    example = example or next((path for path, splits in named.items() if "train" in splits), None)
+    if example is None:
         return {}
-    for split, paths in named.items():
-        if len(paths) > 1:
-            both = " and ".join(str(path) for path in paths[:2])
-            raise CorpusError(f"{both}: both are named as the {split} split; keep one, or give --split")
-    return {split: paths[0] for split, paths in named.items() if paths}
+    others = [path for path, splits in named.items() if len(splits) != 1 and path.stat().st_size]
+    if others:
+        raise CorpusError(
+            f"{folder}: {_listed([example], folder)} speaks of a split, {_listed(others, folder)} of none or of "
+            "several; rename or move such files, or give --split 90,5,5 to cut the whole text"
+        )
+    return {split: paths for split in SPLITS if (paths := [path for path in named if named[path] == {split}])}
+
+
+def _splits_in(name: Path) -> set[str]:
+    """The splits that the name of a file, and the folder at the top that holds it, speak of."""
+    return {split for part in (name.parts[0], name.name) if (split := split_of(part))}
+
+
+def _at_the_top(name: Path) -> bool:
+    """Whether a file lies in the folder itself, or in a sub-folder that is named after a split."""
+    return len(name.parts) == 1 or split_of(name.parts[0]) is not None
+
+
+def _listed(paths: list[Path], folder: Path) -> str:
+    """The names of files; of many the first three, and how many more."""
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 def _cut(files: list[Path], place: Path, shares: tuple[float, float, float]) -> Text:

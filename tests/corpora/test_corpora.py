@@ -225,30 +225,75 @@ def test_a_folder_is_read_recursively_in_order_without_hidden_files(tmp_path):
     assert b"".join(parts.values()) == b"a.txt\n" * 10 + b"b/two.txt\n" * 10 + b"c.txt\n" * 10
 
 
-def test_a_folder_with_split_files_uses_them_and_says_so(tmp_path):
-    for name in ("train.txt", "validation.txt", "test.txt", "notes.txt"):
-        (tmp_path / name).write_text(f"{name}\n" * 10)
+def write_named(folder, *names):
+    """Files whose text is their name, ten times."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{name}\n" * 10)
+
+
+NAMED_AS_SPLITS = {
+    "plain words": {"train": ["train.txt"], "valid": ["validation.txt"], "test": ["test.txt"]},
+    "WikiText": {"train": ["wiki.train.tokens"], "valid": ["wiki.valid.tokens"], "test": ["wiki.test.tokens"]},
+    "Penn Treebank": {"train": ["ptb.train.txt"], "valid": ["ptb.valid.txt"], "test": ["ptb.test.txt"]},
+    "numbered": {"train": ["train-00.txt", "train-01.txt"], "test": ["test.txt"]},
+    "sub-folders": {"train": ["train/b/2.txt", "train/a.txt"], "valid": ["valid/a.txt"], "test": ["test/a.txt"]},
+    "in one folder": {"train": ["x/ptb.train.txt"], "valid": ["x/ptb.valid.txt"], "test": ["x/ptb.test.txt"]},
+    "two words for one split": {"train": ["Train.txt"], "valid": ["dev.txt", "valid.txt"]},
+    "no train": {"valid": ["dev.txt"], "test": ["test.txt"]},
+}
+
+
+@pytest.mark.parametrize("case", NAMED_AS_SPLITS)
+def test_the_splits_of_a_folder_are_what_its_names_say(tmp_path, case):
+    splits = {split: sorted(names) for split, names in NAMED_AS_SPLITS[case].items()}
+    write_named(tmp_path, *(name for names in splits.values() for name in names))
+    parts = texts(folder.read(tmp_path, PLAIN))
+    assert parts == {split: "".join(f"{name}\n" * 10 for name in names).encode() for split, names in splits.items()}
+
+
+def test_a_folder_whose_names_say_the_splits_notes_them_and_what_is_missing(tmp_path):
+    write_named(tmp_path, *(f"train-{number}.txt" for number in range(5)), "dev.txt")
     text = folder.read(tmp_path, PLAIN)
-    assert texts(text)["valid"] == b"validation.txt\n" * 10
     assert text.notes == (
-        "the splits are the folder's files train.txt, validation.txt, test.txt; --split cuts the whole text instead",
+        "the splits are as the folder's names say (train: train-0.txt, train-1.txt, train-2.txt and 2 more; "
+        "valid: dev.txt); --split cuts the whole text",
+        "no test split in this source",
     )
-    assert b"notes" in b"".join(texts(folder.read(tmp_path, ReadWishes(shares=(80, 10, 10)))).values())
+    assert text.conventions == {"split": "the folder's own files"}
 
 
-def test_two_names_for_one_split_are_refused(tmp_path):
-    for name in ("train.txt", "dev.txt", "valid.txt"):
-        (tmp_path / name).write_text("x\n" * 20)
-    with pytest.raises(CorpusError, match=r"dev.txt and .*valid.txt: both are named as the valid split; keep one, or"):
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["train.txt", "test.txt", "notes.txt"], "test.txt speaks of a split, notes.txt of none or of several"),
+        (["book.txt", "dev.txt"], "dev.txt speaks of a split, book.txt of none or of several"),
+        (["train/a.txt", "b/c.txt"], "train/a.txt speaks of a split, b/c.txt of none or of several"),
+        (["x/train.txt", "x/a.txt"], "x/train.txt speaks of a split, x/a.txt of none or of several"),
+        (["test/train.txt"], "test/train.txt speaks of a split, test/train.txt of none or of several"),
+        (["train.txt", "train-and-test.txt"], "train.txt speaks of a split, train-and-test.txt of none or of several"),
+    ],
+)
+def test_names_of_which_only_some_say_a_split_are_refused_without_shares(tmp_path, names, said):
+    write_named(tmp_path, *names)
+    with pytest.raises(CorpusError) as refused:
         folder.read(tmp_path, PLAIN)
+    assert str(refused.value) == (
+        f"{tmp_path}: {said}; rename or move such files, or give --split 90,5,5 to cut the whole text"
+    )
     parts = texts(folder.read(tmp_path, ReadWishes(shares=(60, 20, 20))))
-    assert b"".join(parts.values()) == b"x\n" * 60
+    assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
 
 
-def test_two_names_for_one_split_mean_nothing_where_no_file_is_named_train(tmp_path):
-    for name in ("book.txt", "dev.txt", "valid.txt"):
-        (tmp_path / name).write_text("x\n" * 20)
-    assert b"".join(texts(folder.read(tmp_path, PLAIN)).values()) == b"x\n" * 60
+def test_files_named_test_deep_in_source_code_are_no_split(tmp_path):
+    write_named(tmp_path, "src/main.py", "src/test_main.py")
+    assert len(texts(folder.read(tmp_path, PLAIN))) == 3
+
+
+def test_an_empty_file_beside_the_splits_is_no_text_of_any(tmp_path):
+    write_named(tmp_path, "train.txt", "test.txt")
+    (tmp_path / "_SUCCESS").write_text("")
+    assert list(folder.read(tmp_path, PLAIN).splits) == ["train", "test"]
 
 
 @pytest.mark.parametrize("content", ["", None])
