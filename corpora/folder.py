@@ -12,6 +12,7 @@ from pathlib import Path
 
 from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule, whole
 from corpora.locate import missing_note, split_of, text_files
+from corpora.unpack import refuse_packed
 
 SHARES = (90.0, 5.0, 5.0)
 NEAR = 1 << 16  # bytes around the exact place in which a line end is looked for
@@ -19,19 +20,19 @@ NEAR = 1 << 16  # bytes around the exact place in which a line end is looked for
 
 def read(place: Path, wishes: ReadWishes) -> Text:
     """The splits of a file or folder."""
-    if place.is_file():
-        return _cut([place], place, wishes.shares or SHARES)
-    if wishes.shares is None and (named := _named_as_splits(place)):
+    files = [place] if place.is_file() else text_files(place)
+    refuse_packed(files)
+    if place.is_dir() and wishes.shares is None and (named := _named_as_splits(files, place)):
         listed = "; ".join(f"{split}: {_listed(paths, place)}" for split, paths in named.items())
         return Text(
             {split: tuple(piece for path in paths for piece in whole(path)) for split, paths in named.items()},
             (f"the splits are as the folder's names say ({listed}); --split cuts the whole text", *missing_note(named)),
             {"split": "the folder's own files"},
         )
-    return _cut(text_files(place), place, wishes.shares or SHARES)
+    return _cut(files, place, wishes.shares or SHARES)
 
 
-def _named_as_splits(folder: Path) -> dict[str, list[Path]]:
+def _named_as_splits(files: list[Path], folder: Path) -> dict[str, list[Path]]:
     """Split -> files, in the splits' order; nothing where no name speaks of a split.
 
     Below the first level a name means a split only where train is among them: source code is full of files named test.
@@ -39,7 +40,7 @@ def _named_as_splits(folder: Path) -> dict[str, list[Path]]:
     Raises:
         CorpusError: names speak of splits, but not the name of every file, or one speaks of two.
     """
-    named = {path: _splits_in(path.relative_to(folder)) for path in text_files(folder)}
+    named = {path: _splits_in(path.relative_to(folder)) for path in files}
     example = next((path for path, splits in named.items() if splits and _at_the_top(path.relative_to(folder))), None)
     example = example or next((path for path, splits in named.items() if "train" in splits), None)
     if example is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
-from corpora.unpack import is_archive
+from corpora.unpack import is_archive, refuse_packed
 
 # What people call the three splits.
 SPLIT_WORDS = {
@@ -82,6 +82,7 @@ def one_file(place: Path, name: str) -> Path:
 
 def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
     """Train, valid and test of a corpus or a prefix of it: n // 20 symbols each for valid and test, the rest train."""
+    refuse_packed([path])
     size = path.stat().st_size
     if size > full_size:
         raise CorpusError(

@@ -6,13 +6,24 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from corpora.corpus import CorpusError
 
 BLOCK = 1 << 20
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"  # what such files begin with
+# What packed files of any kind have near their beginning, and where.
+PACKED = (
+    (GZIP, 0),
+    (ZIP, 0),
+    (b"1AY&SY", 4),  # bzip2
+    (b"\xfd7zXZ\0", 0),
+    (b"\x28\xb5\x2f\xfd", 0),  # zstd
+    (b"7z\xbc\xaf\x27\x1c", 0),
+    (b"ustar\0", 257),  # tar by POSIX, and GNU's
+    (b"ustar  \0", 257),
+)
 
 
 def is_archive(path: Path) -> bool:
@@ -20,6 +31,19 @@ def is_archive(path: Path) -> bool:
     if not path.is_file():
         return False
     return _begins(path, GZIP) or _is_zip(path) or (path.stat().st_size > 0 and tarfile.is_tarfile(path))
+
+
+def refuse_packed(paths: Iterable[Path]) -> None:
+    """Refuse archives and compressed files, whose bytes are no text.
+
+    Raises:
+        CorpusError: naming the first of them.
+    """
+    for path in filter(Path.is_file, paths):  # a pipe would wait for its writer
+        with path.open("rb") as file:
+            head = file.read(512)
+        if any(head.startswith(mark, offset) for mark, offset in PACKED):
+            raise CorpusError(f"{path}: an archive or compressed file is no text; unpack it first")
 
 
 def _is_zip(path: Path) -> bool:

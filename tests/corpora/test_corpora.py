@@ -1,3 +1,4 @@
+import lzma
 import zipfile
 
 import pytest
@@ -302,6 +303,20 @@ def test_text_that_is_empty_is_refused(tmp_path, content):
         (tmp_path / "empty.txt").write_text(content)
     with pytest.raises(CorpusError, match="there is no text in it"):
         folder.read(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize("shares", [None, (80, 10, 10)])
+def test_an_archive_is_no_text_of_one_s_own(tmp_path, shares):
+    an_archive(tmp_path / "books.zip")
+    for place in (tmp_path, tmp_path / "books.zip"):
+        with pytest.raises(CorpusError, match=r"books\.zip: an archive or compressed file is no text; unpack it first"):
+            folder.read(place, ReadWishes(shares=shares))
+
+
+def test_a_compressed_corpus_is_no_prefix_of_it(tmp_path):
+    (tmp_path / "enwik8.xz").write_bytes(lzma.compress(bytes(range(103))))
+    with pytest.raises(CorpusError, match=r"enwik8\.xz: an archive or compressed file is no text; unpack it first"):
+        corpora.CORPORA["enwik8"].read(tmp_path, PLAIN)
 
 
 def test_text_too_short_to_split_is_refused(tmp_path):

@@ -1,12 +1,14 @@
+import bz2
 import gzip
 import io
+import lzma
 import tarfile
 import zipfile
 
 import pytest
 
 from corpora.corpus import CorpusError
-from corpora.unpack import is_archive, unpack
+from corpora.unpack import is_archive, refuse_packed, unpack
 
 
 def everything(member: str) -> bool:
@@ -101,3 +103,43 @@ def test_archives_are_told_by_content(tmp_path):
     (tmp_path / "a.part").write_bytes(whole.read_bytes()[:9])
     assert is_archive(tmp_path / "a.part")
     assert is_archive(a_tar(tmp_path / "b", {"x": b"1"}))
+
+
+def a_compressed(module):
+    def make(path, members):
+        path.write_bytes(module.compress(b"".join(members.values())))
+        return path
+
+    return make
+
+
+def a_plain_tar(path, members, tar_format):
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for name in members:
+            archive.addfile(tarfile.TarInfo(name))
+    return path
+
+
+PACKERS = {
+    "zip": a_zip,
+    "tar.gz": a_tar,
+    "tar": lambda path, members: a_plain_tar(path, members, tarfile.PAX_FORMAT),
+    "GNU's tar": lambda path, members: a_plain_tar(path, members, tarfile.GNU_FORMAT),
+    "gz": a_compressed(gzip),
+    "bz2": a_compressed(bz2),
+    "xz": a_compressed(lzma),
+}
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_packed_files_of_every_kind_are_no_text(tmp_path, kind):
+    (tmp_path / "plain.txt").write_text("plain")
+    packed = PACKERS[kind](tmp_path / "book.txt", {"a": b"text"})
+    with pytest.raises(CorpusError, match=r"book\.txt: an archive or compressed file is no text; unpack it first"):
+        refuse_packed([tmp_path / "plain.txt", packed])
+
+
+@pytest.mark.parametrize("content", [b"", b"BZh is no bzip2", b"7z", bytes(range(256)) * 3, bytes(1000)])
+def test_text_and_other_bytes_are_not_packed(tmp_path, content):
+    (tmp_path / "book.txt").write_bytes(content)
+    refuse_packed([tmp_path / "book.txt"])
