@@ -34,8 +34,8 @@ def test_a_run_is_evaluated_on_another_text_under_its_own_vocabulary(here):
 def test_a_list_of_words_decides_the_ids(here):
     (here / "list.txt").write_text("<eos>\nowl\nfox 12\nthe\n<unk>\n")
     (here / "text.txt").write_text("the fox\nthe dog\n" * 30)
-    done("prepare", "text.txt", "--vocab", "list.txt", "--split", "90,5,5")
-    assert store(here, "text").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
+    done("prepare", "text.txt", "--vocab", "list.txt", "--split", "90,5,5", "--name", "listed")
+    assert store(here, "listed").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -46,6 +46,15 @@ def test_a_corpus_under_another_vocabulary_is_named_after_both(here, kind):
     assert told["fingerprint"] == store(here, "novel" if kind == "byte" else kind).fingerprint
 
 
+def test_own_text_under_a_vocabulary_of_another_is_named_after_both(here):
+    (here / "own2.txt").write_text("the fox\nthe cat\n" * 30)
+    done("prepare", "own2.txt")
+    told = json_of("prepare", "own2.txt", "--vocab", "runs/word/vocab.json")
+    assert told["store"] == f"data/own2-vocab-{told['fingerprint'][:8]}.h5"
+    assert told["fingerprint"] == store(here, "word").fingerprint
+    assert (here / "data/own2.h5").exists()
+
+
 def test_a_symbol_that_the_vocabulary_lacks_is_named(here):
     (here / "list.txt").write_text("<eos>\nfox\nthe\n")
     (here / "text.txt").write_text("the fox\nthe dog runs\n" * 30)
@@ -54,13 +63,13 @@ def test_a_symbol_that_the_vocabulary_lacks_is_named(here):
         'the vocabulary of --vocab lacks "dog" and 1 more of this text, and has no symbol for unknown ones; '
         "it belongs to another text"
     )
-    assert not (here / "data/text.h5").exists()
+    assert not list((here / "data").glob("text*"))
 
 
 def test_a_byte_that_the_vocabulary_lacks_is_named(here):
     (here / "vocab.json").write_text('{"kind":"byte","bytes":[97,98],"dropped":[10],"boundary":null,"unknown":null}')
     (here / "text.txt").write_text("ab\nba\n" * 30)
-    done("prepare", "text.txt", "--vocab", "vocab.json")
+    done("prepare", "text.txt", "--vocab", "vocab.json", "--name", "text")
     assert store(here, "text").ids("train")[:4].tolist() == [0, 1, 1, 0]
     (here / "text.txt").write_text("ab\nbac\n" * 30)
     message = refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)

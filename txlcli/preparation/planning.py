@@ -160,7 +160,7 @@ def _store_name(wishes: Wishes, corpus: Corpus, source: Path | None, suffix: str
         return corpus.name + suffix
     path = source.resolve()
     plain = re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("-.")
-    return plain or "text"
+    return (plain or "text") + (suffix if wishes.vocab is not None else "")
 
 
 def _at_least(least: int, option: str, value: int | None) -> int | None:
