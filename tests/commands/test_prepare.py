@@ -546,6 +546,23 @@ def test_a_wrong_wish_is_refused_before_anything_starts(txl, tmp_path, arguments
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("name", ["ptb", "text8.txt", "stdlib", "enwik8-released"])
+@pytest.mark.parametrize("more", [[], ["--force"]])
+def test_own_text_does_not_take_the_name_of_a_benchmark(txl, book, tmp_path, name, more):
+    if "." in name:
+        book.rename(tmp_path / name)
+    else:
+        (tmp_path / name).mkdir()
+        book.rename(tmp_path / name / "book.txt")
+    result = txl(f"./{name}", *more)
+    assert result.exit_code == 2
+    stem = name.removesuffix(".txt")
+    message = f'"{stem}" is what a benchmark\'s own store is called; give your text another name with --name'
+    assert only_line(result) == f"error: {message}"
+    assert not (tmp_path / "data").exists()
+    assert txl(f"./{name}", "--name", "mine").exit_code == 0
+
+
 def test_a_missing_source_is_named(txl):
     result = txl("ptb", "--source", "nowhere")
     assert result.exit_code == 1

@@ -160,6 +160,10 @@ def _store_name(wishes: Wishes, corpus: Corpus, source: Path | None, suffix: str
         return corpus.name + suffix
     path = source.resolve()
     plain = re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("-.")
+    if plain.removesuffix("-released") in corpora.CORPORA:
+        raise UsageError(
+            f'"{plain}" is what a benchmark\'s own store is called; give your text another name with --name'
+        )
     return (plain or "text") + (suffix if wishes.vocab is not None else "")
 
 
