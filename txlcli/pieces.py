@@ -1,6 +1,7 @@
 """Lossless SentencePiece: training on a stream of text, encoding, decoding."""
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -114,7 +115,12 @@ def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
                 "the train split holds nothing that SentencePiece can learn from; give more text, or choose another "
                 "--tokenizer"
             ) from error
-        reason = reason.partition("--character_coverage")[0].rstrip(" .,") or reason
+        if needed := re.search(r"required_chars\. \d+ vs (\d+)", reason):
+            raise UsageError(
+                f"{size} pieces are too few for this text: its characters, and the 256 bytes that stand for others, "
+                f"take {needed[1]}; give --vocab-size {needed[1]} or more"
+            ) from error
+        reason = reason.partition("Increase")[0].rstrip(" .,") or reason  # what follows names options of the library
         raise UsageError(
             f"{size} pieces do not fit this text ({reason}); choose another --vocab-size, or give more text"
         ) from error

@@ -606,6 +606,20 @@ def test_too_many_pieces_are_refused_with_what_fits(txl, book, tmp_path):
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_too_few_pieces_are_refused_with_how_many_do(txl, book, tmp_path):
+    characters = len(set(BOOK) - {"\n"})
+    arguments = (book, "--tokenizer", "sentencepiece", "--vocab-size")
+    result = txl(*arguments, 200)
+    assert result.exit_code == 2
+    least = 256 + 2 + characters  # bytes, <eos> and <unk>, characters
+    assert only_line(result) == (
+        "error: 200 pieces are too few for this text: its characters, and the 256 bytes that stand for others, "
+        f"take {least}; give --vocab-size {least} or more"
+    )
+    assert list((tmp_path / "data").iterdir()) == []
+    assert txl(*arguments, least).exit_code == 0
+
+
 FULL_DISK = """
     import resource, sys
     from txlcli.cli import app
