@@ -5,21 +5,38 @@ Licence     GFDL / CC BY-SA (Wikipedia)
 Unit        character; metric bits per character
 Splits      90,000,000 / 5,000,000 / 5,000,000 characters in file order, cut without stripping;
             of a prefix of n characters n // 20 each for valid and test
-Symbols     27, ids by frequency over all splits; the text begins with a space
+Symbols     27, ids by frequency over all splits; the text begins with a space; a file with any other is refused
 Digests     md5 of the unpacked file as public projects pin it; sha256 and size of the archive likewise
 """
 
 from pathlib import Path
 
-from corpora.corpus import Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.corpus import Corpus, CorpusError, Download, ReadWishes, Text, VocabularyRule
 from corpora.locate import cut_prefix, one_file
 
 SIZE = 100_000_000
+SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
+BLOCK = 1 << 20
 
 
 def read(place: Path, wishes: ReadWishes) -> Text:
     """The three splits of text8 or of a prefix of it."""
-    return cut_prefix(one_file(place, "text8"), SIZE, "text8")
+    path = one_file(place, "text8")
+    text = cut_prefix(path, SIZE, "text8")
+    _refuse_other_symbols(path)
+    return text
+
+
+def _refuse_other_symbols(path: Path) -> None:
+    offset = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            if others := block.translate(None, SYMBOLS):
+                raise CorpusError(
+                    f"{path}: byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}, but text8 has a to z and "
+                    "spaces only: this is another file; give text8 or a prefix of it, or prepare the file as own text"
+                )
+            offset += len(block)
 
 
 CORPUS = Corpus(

@@ -28,12 +28,15 @@ def test_every_corpus_states_its_facts(name):
     assert corpus.licence
 
 
+LETTERS = (b" abcdefghijklmnopqrstuvwxyz" * 4)[:103]
+
+
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
 def test_a_prefix_is_cut_into_twentieths(tmp_path, name):
-    (tmp_path / f"{name}.first103").write_bytes(bytes(range(103)))
+    (tmp_path / f"{name}.first103").write_bytes(LETTERS)
     text = corpora.CORPORA[name].read(tmp_path, PLAIN)
     assert [len(part) for part in texts(text).values()] == [93, 5, 5]
-    assert b"".join(texts(text).values()) == bytes(range(103))
+    assert b"".join(texts(text).values()) == LETTERS
     assert text.notes == ("a prefix of 103 of 100,000,000 bytes",)
 
 
@@ -50,6 +53,19 @@ def test_more_than_the_corpus_is_refused(tmp_path):
         corpora.CORPORA["enwik8"].read(tmp_path / "enwik9", PLAIN)
 
 
+@pytest.mark.parametrize(("other", "shown"), [("T", "0x54"), ("8", "0x38"), ("\n", "0x0a"), ("\u00e9", "0xc3")])
+def test_a_text_with_symbols_that_text8_lacks_is_no_prefix_of_it(tmp_path, monkeypatch, other, shown):
+    monkeypatch.setattr("corpora.text8.BLOCK", 7)
+    path = tmp_path / "small.txt"
+    path.write_text(f" the fox jumps{other}over {other}")
+    with pytest.raises(CorpusError) as refused:
+        corpora.CORPORA["text8"].read(path, PLAIN)
+    assert str(refused.value) == (
+        f"{path}: byte 14 is {shown}, but text8 has a to z and spaces only: this is another file; "
+        "give text8 or a prefix of it, or prepare the file as own text"
+    )
+
+
 def an_archive(path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("text", "a b c\n" * 9)
@@ -57,9 +73,10 @@ def an_archive(path):
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
 def test_the_exact_name_wins_over_names_that_begin_so(tmp_path, name):
-    for beside in (name, f"{name}.old", f"{name}-notes"):
-        (tmp_path / beside).write_text(beside * 20)
-    assert b"".join(texts(corpora.CORPORA[name].read(tmp_path, PLAIN)).values()) == name.encode() * 20
+    for beside in (f"{name}.old", f"{name}-notes"):
+        (tmp_path / beside).write_text("another")
+    (tmp_path / name).write_bytes(LETTERS)
+    assert b"".join(texts(corpora.CORPORA[name].read(tmp_path, PLAIN)).values()) == LETTERS
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
@@ -67,8 +84,8 @@ def test_an_archive_is_no_text_of_a_corpus_that_is_one_file(tmp_path, name):
     an_archive(tmp_path / f"{name}-copy.zip")
     with pytest.raises(CorpusError, match=f"expected one file {name}.*, found 0; give --source the file itself"):
         corpora.CORPORA[name].read(tmp_path, PLAIN)
-    (tmp_path / f"{name}.first103").write_bytes(bytes(range(103)))
-    assert b"".join(texts(corpora.CORPORA[name].read(tmp_path, PLAIN)).values()) == bytes(range(103))
+    (tmp_path / f"{name}.first103").write_bytes(LETTERS)
+    assert b"".join(texts(corpora.CORPORA[name].read(tmp_path, PLAIN)).values()) == LETTERS
 
 
 @pytest.mark.parametrize("name", ["ptb", "wt103", "lm1b"])
