@@ -167,6 +167,23 @@ def test_the_store_is_found_by_its_vocabulary(here):
     assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
 
 
+def test_of_several_stores_with_one_vocabulary_none_is_taken_unless_it_is_named(here):
+    done("export", "word", "hf")
+    for name in ("another", "third"):
+        shutil.copyfile(here / "data/word.h5", here / f"data/{name}.h5")
+    message = (
+        "data: 3 token stores have this vocabulary (another, third, word); "
+        "name the one whose text the weights belong to with --store"
+    )
+    assert refused("hf", code=2) == message
+    assert json_of("import", "hf", "--store", "third")["store"] == "data/third.h5"
+    assert refused("hf", "--recipe", "tiny.toml", "--name", "tiny", code=2) == message
+    (here / "word.toml").write_text(RECIPE.replace('store = "novel"', 'store = "word"'))
+    assert json_of("import", "hf", "--recipe", "word.toml", "--name", "by-recipe")["store"] == "data/word.h5"
+    (here / "hf").rename(here / "another")
+    assert json_of("import", "another")["store"] == "data/another.h5"
+
+
 def test_without_a_store_the_text_can_still_be_prepared(here):
     done("export", "adaptive", "hf")
     (here / "data/word.h5").unlink()

@@ -41,7 +41,8 @@ def import_run(
         Path | None, typer.Option("--vocab", metavar="FILE", help="The vocabulary that the weights belong to.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option("--store", help="Token store with that vocabulary; found by it where left out.")
+        str | None,
+        typer.Option("--store", help="Token store with that vocabulary; found by it where one alone has it."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run; the source's by default.")] = None,
     overrides: Overrides = None,
@@ -141,7 +142,7 @@ def _vocabulary(
         words = vocabularies.read(path)
         if named is not None and named.fingerprint != words.fingerprint:
             raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out --store or --vocab")
-        return words, named or _store_with(words, data_dir)
+        return words, named or _store_with(words, settings.corpus.store, data_dir)
     if named is None:
         try:
             named = open_store(settings.corpus.store, data_dir)
@@ -153,18 +154,28 @@ def _vocabulary(
     return named.vocab, named
 
 
-def _store_with(words: "Vocab", data_dir: Path) -> "TokenStore | None":
-    """A store in the data folder that was prepared with this very vocabulary."""
+def _store_with(words: "Vocab", wished: str, data_dir: Path) -> "TokenStore | None":
+    """The store in the data folder that has this very vocabulary; of several the one of the wished name.
+
+    Raises:
+        UsageError: several have it, none of them of that name.
+    """
     from txlcli.token_store import TokenStore, stores_in
 
+    found = {}
     for path in stores_in(data_dir):
         try:
-            found = TokenStore.open(path)
-            if found.fingerprint == words.fingerprint:
-                return found
+            store = TokenStore.open(path)
         except StoreError:
             continue  # a damaged store is no reason not to import
-    return None
+        if store.fingerprint == words.fingerprint:
+            found[path.stem] = store
+    if len(found) > 1 and wished not in found:
+        raise UsageError(
+            f"{data_dir}: {len(found)} token stores have this vocabulary ({', '.join(found)}); "
+            "name the one whose text the weights belong to with --store"
+        )
+    return found.get(wished) or next(iter(found.values()), None)
 
 
 def _free_store(name: str, data_dir: Path) -> str:
