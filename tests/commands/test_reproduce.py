@@ -10,6 +10,7 @@ from filelock import FileLock
 from tests.commands.novel import done, interrupt_at_save, json_of, refusal, txl
 from txlcli.reproduction import scales
 from txlcli.reproduction.items import ITEMS
+from txlcli.token_store import TokenStore
 
 SHORT = ("train.max_steps=3", "train.valid_every=3")
 STATE = ("model.d_hidden=7", "train.mem_len=0", "eval.mem_len=0")
@@ -190,6 +191,25 @@ def test_the_list_says_what_is_missing_and_makes_nothing(shrunk):
     assert (again["missing"], again["training_flops"]) == (0, 0)
     table = done("reproduce", "--list").stdout
     assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 80
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_beside_a_part_of_a_benchmark_the_list_counts_with_its_published_vocabulary(untouched, scale):
+    def flops():
+        return {row["item"]: row["training_flops"] for row in json_of("reproduce", "--list", "--scale", scale)["items"]}
+
+    before = flops()
+    done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
+    assert flops() == before
+
+
+def test_a_store_that_is_too_small_for_a_model_is_named(untouched):
+    done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
+    size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
+    assert refusal("reproduce", "table1", "--scale", "paper") == (
+        f"[model] cutoffs [20000, 40000, 200000] reach beyond the vocabulary of {size}; each must be less; "
+        "that size is from the store data/wt103.h5, for wt103"
+    )
 
 
 @pytest.mark.parametrize(

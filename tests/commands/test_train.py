@@ -421,7 +421,7 @@ def test_cutoffs_beyond_the_vocabulary_are_refused_before_a_run_is_made(untouche
     message = refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]", *dry)
     assert message == (
         f"[model] cutoffs [3, {size}] reach beyond the vocabulary of {size:,}; each must be less; "
-        "that size is from the store, for novel"
+        "that size is from the store data/novel.h5, for novel"
     )
     assert not (untouched / "runs").exists()
 

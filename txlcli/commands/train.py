@@ -126,7 +126,7 @@ def _forecast(
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
     there = train_plan.checked_device(settings, device)
-    parameters = train_plan.parameters(settings, vocab_size, "the store" if store else "[published]")
+    parameters = train_plan.parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]")
     plan = train_plan.plan(
         recipe.read_text(wanted)[0],
         settings,

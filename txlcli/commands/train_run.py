@@ -135,7 +135,7 @@ def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore")
         settings=settings,
         vocab_fingerprint=store.fingerprint,
         vocab_size=store.vocab.size,
-        parameters=train_plan.parameters(settings, store.vocab.size, "the store"),
+        parameters=train_plan.parameters(settings, store.vocab.size, f"the store {store.path}"),
         metric=store.metric,
     )
 

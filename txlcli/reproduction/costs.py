@@ -59,10 +59,16 @@ class Costs:
         return train.max_steps * train.batch_size * train.seg_len * per_token
 
     def _vocab_size(self, model: Model) -> int:
-        """V of the store where it is there; otherwise what the benchmark or the options of its preparation say."""
+        """V of the store where it is there; otherwise what the benchmark or the options of its preparation say.
+
+        The benchmark's V stands also for that of a store of a part of it which has fewer words than the model's bands.
+        """
         settings = model.settings()
+        published = settings.published.vocab_size
         path = self._data_dir / f"{settings.corpus.store}.h5"
         if path.is_file():
-            return TokenStore.open(path).vocab.size
+            size = TokenStore.open(path).vocab.size
+            if published is None or size > max(settings.model.cutoffs, default=0):
+                return size
         wished = self._scale.texts[settings.corpus.store].options.get("vocab_size")
-        return settings.published.vocab_size or (wished if isinstance(wished, int) else BYTES)
+        return published or (wished if isinstance(wished, int) else BYTES)
