@@ -11,7 +11,7 @@ Splits      what the names in a folder speak of where they do (train, valid, dev
 from pathlib import Path
 
 from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule, whole
-from corpora.locate import missing_note, split_of, text_files
+from corpora.locate import missing_note, printable, split_of, text_files
 from corpora.unpack import refuse_packed
 
 SHARES = (90.0, 5.0, 5.0)
@@ -66,7 +66,7 @@ def _at_the_top(name: Path) -> bool:
 
 def _listed(paths: list[Path], folder: Path) -> str:
     """The names of files; of many the first three, and how many more."""
-    names = [path.relative_to(folder).as_posix() for path in paths]
+    names = [printable(path.relative_to(folder).as_posix()) for path in paths]
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 

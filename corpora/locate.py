@@ -28,6 +28,11 @@ def text_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
+def printable(name: str) -> str:
+    """A file name as text that can be printed and written: what is no UTF-8 in it becomes the replacement character."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def split_of(name: str) -> str | None:
     """The split that a file name speaks of: one of its words is train, valid, dev, validation, val or test."""
     named = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}

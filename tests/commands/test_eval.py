@@ -120,6 +120,16 @@ def test_words_are_reported_in_perplexity_only(here):
     assert "bits_per_byte" not in row
 
 
+def test_a_text_whose_name_is_no_utf8_is_evaluated_and_kept_under_a_name_that_is(here):
+    name = "b\udcff\u00e9.txt"  # as Python hands over a byte of a command line that is no UTF-8
+    (here / name).write_text(text_of("valid"))
+    told = json_of("eval", "byte", "--text", name, "--losses", "losses.h5")
+    assert told["text"] == "b\ufffd\u00e9.txt"
+    assert json.loads((here / "runs/byte/evals.jsonl").read_text(encoding="utf-8"))["text"] == told["text"]
+    with h5py.File(here / "losses.h5") as file:
+        assert len(file["mem_len_5"]) == told["rows"][0]["tokens"]
+
+
 @pytest.mark.parametrize("source", [["--split", "test"], ["--text", "novel/test.txt"]])
 def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
     # Counted by hand from the text: 13 words and 11 lines of 7, a line end each; the bytes are the file's.

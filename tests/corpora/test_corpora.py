@@ -303,6 +303,12 @@ def test_names_of_which_only_some_say_a_split_are_refused_without_shares(tmp_pat
     assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
 
 
+def test_a_name_that_is_no_utf8_is_noted_in_a_form_that_can_be_written(tmp_path):
+    write_named(tmp_path, "test.txt")
+    (tmp_path / "train-\udcff\u00e9.txt").write_text("a\n" * 10)
+    assert "(train: train-\ufffd\u00e9.txt; test: test.txt)" in folder.read(tmp_path, PLAIN).notes[0]
+
+
 def test_files_named_test_deep_in_source_code_are_no_split(tmp_path):
     write_named(tmp_path, "src/main.py", "src/test_main.py")
     assert len(texts(folder.read(tmp_path, PLAIN))) == 3

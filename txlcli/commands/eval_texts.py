@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from corpora.locate import printable
 from txlcli import console, metrics, recipe
 from txlcli.errors import StoreError, UsageError, VocabularyError
 
@@ -114,7 +115,7 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
         words = len(text.split()) + text.count("\n") if vocab.boundary is not None else None
         size = len(data) if unit == "piece" else None
     return ScoredText(
-        title=file,
+        title=printable(file),
         inputs=inputs,
         targets=targets,
         scored=metrics.Scored(tokens=len(targets), words=words, bytes=size),
