@@ -53,3 +53,29 @@ def test_a_long_title_is_not_cut_in_a_pipe(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("a title " * 40)
     assert lines[-1].startswith("a caption " * 40)
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_no_column_is_cut_on_a_terminal_of_80_columns(monkeypatch, kind):
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", kind)
+    cells = [f"{number}" * 11 for number in range(1, 10)]
+    console.show_table("a title", [f"column {number}" for number in range(1, 10)], [cells])
+    assert "…" not in terminal.getvalue()
+    assert all(cell in terminal.getvalue() for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (4.7031, "4.703"),
+        (9_999_999.5, "9999999.500"),
+        (1e7, "1.0e7"),
+        (26_913_537_330.2, "2.7e10"),
+        (1e300, "1.0e300"),
+        (None, "inf"),
+    ],
+)
+def test_a_huge_measure_is_shown_by_its_order(value, shown):
+    assert console.measured(value) == shown

@@ -14,6 +14,7 @@ from rich.table import Table
 from txlcli import torchrun
 
 WIDEST = 10_000  # columns; more than any table needs
+SHORTENED_FROM = 1e7  # a measure with more digits says no more
 PLAIN_INTERVAL_S = 10.0  # without a terminal, a long step reports itself this often
 
 
@@ -70,11 +71,20 @@ def show_table(
     for row in rows:
         table.add_row(*row)
     out = _out()
-    if not out.is_terminal:
-        # A pipe has no width: let the widest row decide, so that no column is cut.
-        out.width = WIDEST
-        out.width = max(out.measure(table).maximum, len(title), len(caption))
+    # The widest row decides, in a pipe and in a terminal, which may wrap it: so no column is cut.
+    out.size = (WIDEST, out.height)
+    out.width = max(out.measure(table).maximum, len(title), len(caption))
     out.print(table, crop=False)
+
+
+def measured(value: float | None) -> str:
+    """A loss or perplexity for people: 4.703, 2.7e10 from ten millions on; None is one that is infinite."""
+    if value is None:
+        return "inf"
+    if abs(value) < SHORTENED_FROM:
+        return f"{value:.3f}"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"
 
 
 def times(ratio: float) -> str:

@@ -59,6 +59,15 @@ def test_the_table_shows_what_the_json_says(here):
     assert "evaluating runs/byte (best.safetensors, step 7)" in table.stderr
 
 
+def test_costs_that_no_row_has_take_no_columns(here):
+    without = done("eval", "byte", "--mem-len", 0)
+    assert headings(without) == ["M", "attention", "bpc", "ppl", "ms/token"]
+    assert "vanilla" not in without.stdout
+    with_one = done("eval", "byte", "--mem-len", "0,5")
+    assert headings(with_one)[5:] == ["one lane", "vanilla", "slowdown"]
+    assert [row[5:] == ["-", "-", "-"] for row in cells(with_one)] == [True, False]
+
+
 def test_json_says_everything_that_decides_the_numbers(here):
     told = json_of("eval", "byte", "--mem-len", "0,5")
     assert set(told["rows"][0]) == set(told["rows"][1]) == KEYS
@@ -428,6 +437,7 @@ def test_a_perplexity_beyond_all_numbers_is_a_result(here):
     assert told["rows"][0]["bpc"] == pytest.approx(told["rows"][0]["loss_nats"] / LN2)
     assert json.loads((here / "runs/byte/evals.jsonl").read_text())["ppl"] is None
     assert cells(done("eval", "byte", "--positions", 60))[0][3] == "inf"
+    assert "valid perplexity inf, " in done("eval", "byte", "--positions", 60, "--mem-len", "auto").stderr
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,9 @@ def search(
             rows, _ = eval_rows.over_windows(
                 opened, valid, reading, [length], stride, windows=wishes.batch_size, shown=shown
             )
-        console.say(f"{option} {length}: valid perplexity {rows[0]['ppl']:.3f}, {rows[0]['bpc']:.4f} bits")
+        console.say(
+            f"{option} {length}: valid perplexity {console.measured(rows[0]['ppl'])}, {rows[0]['bpc']:.4f} bits"
+        )
         return float(rows[0]["loss_nats"])
 
     # Where every query sees M keys, M = 0 is another reading: 1 to L keys, those of the segment.

@@ -46,11 +46,11 @@ def show(result: dict[str, Any]) -> None:
     rows = result["rows"]
     names = metrics.wanted_measures(result["unit"], rows[0])
     columns = ["method" if "method" in rows[0] else "M", "attention", *(metrics.METRIC_TITLES[name] for name in names)]
-    columns += ["ms/token", "one lane", "vanilla", "slowdown"]
+    timed = _timed(result)
+    columns += ["ms/token", *(["one lane", "vanilla", "slowdown"] if timed else [])]
     lines = []
     for row in rows:
-        measured = [f"{row[name]:.3f}" if row[name] is not None else "inf" for name in names]
-        cost = ["-", "-", "-"]
+        cost = ["-", "-", "-"] if timed else []
         if row["slowdown"] is not None:
             cost = [
                 f"{row['one_lane_ms_per_token']:.3f}",
@@ -61,7 +61,7 @@ def show(result: dict[str, Any]) -> None:
             [
                 f"{_name(row)} *" if row["best"] else _name(row),
                 _attention(row["attn_len_min"], row["attn_len_max"]),
-                *measured,
+                *(console.measured(row[name]) for name in names),
                 f"{row['ms_per_token']:.3f}",
                 *cost,
             ]
@@ -103,9 +103,14 @@ def _caption(result: dict[str, Any]) -> str:
     if "stride" not in first and "method" not in first and first["attn_len_max"] is None:
         return "\n".join([how_read(result), *_context_of(result)])
     said = [f"* best. {how_read(result)}", *_adaptations(result)]
-    if any(row["slowdown"] is not None for row in result["rows"]):
+    if _timed(result):
         said += _of_slowdown(result)
     return "\n".join([*said, *_context_of(result)])
+
+
+def _timed(result: dict[str, Any]) -> bool:
+    """Whether the slowdown of any row is known."""
+    return any(row["slowdown"] is not None for row in result["rows"])
 
 
 def _of_slowdown(result: dict[str, Any]) -> list[str]:

@@ -114,7 +114,8 @@ def _row(entry: dict[str, Any]) -> list[str]:
     if entry["state"] == "damaged":
         return [entry["name"], "-\ndamaged", "-", "-", "-", when]
     valid, test = (
-        f"{entry[key]:.3f}\n{entry['metric']}" if entry[key] is not None else "-" for key in ("best_valid", "test")
+        f"{console.measured(entry[key])}\n{entry['metric']}" if entry[key] is not None else "-"
+        for key in ("best_valid", "test")
     )
     test += f"\nof {entry['test_readings']}" if (entry["test_readings"] or 1) > 1 else ""
     steps = f"{entry['step']:,}\n{entry['max_steps']:,}" if entry["max_steps"] else "-"

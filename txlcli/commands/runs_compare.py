@@ -119,7 +119,10 @@ def _show(result: dict[str, Any]) -> None:
 
     def losses(key: str) -> list[str]:
         units = ["" if metric else f" {one['metric']}" for one in facts]
-        return ["-" if one[key] is None else f"{one[key]:.3f}{unit}" for one, unit in zip(facts, units, strict=True)]
+        return [
+            "-" if one[key] is None else f"{console.measured(one[key])}{unit}"
+            for one, unit in zip(facts, units, strict=True)
+        ]
 
     def counts(key: str) -> list[str]:
         return ["-" if one[key] is None else f"{one[key]:,.0f}" for one in facts]
