@@ -102,6 +102,14 @@ def test_the_best_of_a_sweep_is_marked(here):
     assert sum(row["best"] for row in rows) == 1
 
 
+@pytest.mark.parametrize("wish", [["--mem-len", 5], ["--attn-len", 4], ["--mem-len", "0,5"], ["--cache", 9]])
+def test_the_table_has_a_star_with_its_meaning_where_there_is_a_choice(here, wish):
+    table = done("eval", "byte", *wish, "--positions", 60)
+    several = len(cells(table)) > 1
+    assert [row[0].endswith(" *") for row in cells(table)].count(True) == several
+    assert ("* best. " in table.stdout) == several
+
+
 def test_every_token_but_the_first_byte_is_scored(here):
     size = len(text_of("test").encode())
     assert only_row("byte")["tokens"] == size - 1

@@ -59,7 +59,7 @@ def show(result: dict[str, Any]) -> None:
             ]
         lines.append(
             [
-                f"{_name(row)} *" if row["best"] else _name(row),
+                f"{_name(row)} *" if row["best"] and len(rows) > 1 else _name(row),
                 _attention(row["attn_len_min"], row["attn_len_max"]),
                 *(console.measured(row[name]) for name in names),
                 f"{row['ms_per_token']:.3f}",
@@ -99,10 +99,8 @@ def how_read(result: dict[str, Any]) -> str:
 
 
 def _caption(result: dict[str, Any]) -> str:
-    first = result["rows"][0]
-    if "stride" not in first and "method" not in first and first["attn_len_max"] is None:
-        return "\n".join([how_read(result), *_context_of(result)])
-    said = [f"* best. {how_read(result)}", *_adaptations(result)]
+    star = "* best. " if len(result["rows"]) > 1 else ""
+    said = [f"{star}{how_read(result)}", *_adaptations(result)]
     if _timed(result):
         said += _of_slowdown(result)
     return "\n".join([*said, *_context_of(result)])
