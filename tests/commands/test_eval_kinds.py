@@ -82,6 +82,10 @@ def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(
             ["--attn-len", 7, "--same-length"],
             "--attn-len evaluates windows without memory; --same-length means nothing there, leave it out",
         ),
+        (
+            ["--attn-len", 7, "--no-same-length"],
+            "--attn-len evaluates windows without memory; --no-same-length means nothing there, leave it out",
+        ),
         (["--attn-len", "9,7", "--stride", 8], "--stride 8 is longer than a window of 7; give at most that"),
         (["--cache", 100, "--mem-len", "0,5"], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (["--dynamic", "--attn-len", 5], "--cache and --dynamic take one --mem-len and no --attn-len"),

@@ -75,7 +75,7 @@ class Wishes:
             raise UsageError(f"--stride {self.stride} is longer than a window of {min(windows)}; give at most that")
         if self.adapts and (self.attn_len is not None or self.searched or len(mem_lens or [0]) > 1):
             raise UsageError("--cache and --dynamic take one --mem-len and no --attn-len")
-        unread = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, "--same-length": self.same_length}
+        unread = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, self.same_length_option: self.same_length}
         if self.attn_len is not None and (given := _given(unread)):
             raise UsageError(f"--attn-len evaluates windows without memory; {given} means nothing there, leave it out")
 
@@ -95,6 +95,11 @@ class Wishes:
         if self.mem_len == AUTO:
             return "--mem-len"
         return "--attn-len" if self.attn_len == AUTO else None
+
+    @property
+    def same_length_option(self) -> str:
+        """The option of `same_length`, as it was written."""
+        return "--no-same-length" if self.same_length is False else "--same-length"
 
     @property
     def adapts(self) -> bool:
@@ -215,7 +220,7 @@ def _check_state(opened: "OpenRun", wishes: Wishes) -> None:
         "--attn-len": wishes.attn_len,
         "--max-distance": wishes.max_distance,
         "--plot": wishes.plotted or None,
-        "--same-length": wishes.same_length,
+        wishes.same_length_option: wishes.same_length,
         "--attention": wishes.attention,
     }
     if (given := _given(lengths)) and opened.run.settings.model.recurrent_state:
