@@ -34,6 +34,16 @@ def test_every_option_has_a_help_text(name):
     assert [option for option, text in help_of.items() if not text] == []
 
 
+def test_every_command_but_quickstart_prints_json():
+    groups = {name for name, command in COMMANDS.items() if getattr(command, "commands", {})}
+    without = {
+        name
+        for name, command in WITH_SUBCOMMANDS.items()
+        if name not in groups and not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert without == {"quickstart"}
+
+
 def test_the_same_option_has_the_same_help_everywhere():
     texts = {}
     for command in WITH_SUBCOMMANDS.values():
