@@ -1,5 +1,7 @@
 """The Typer application: registers the commands, turns a TxlError into one line and an exit code."""
 
+import contextlib
+import errno
 import os
 import re
 import signal
@@ -52,8 +54,9 @@ class TxlGroup(TyperGroup):
         except BaseException:
             traceback.print_exc()
             code = TxlError.exit_code
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
         # Without clearing away: PyTorch's process groups may wait for themselves when they are taken apart.
         os._exit(code if isinstance(code, int) else 0)
 
@@ -77,6 +80,12 @@ class TxlGroup(TyperGroup):
             where = f'; see "{context.command_path} --help"' if context else ""
             console.complain(_plain(error.format_message()) + where)
             sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            console.give_up_stdout()  # the option parser writes --help there
+            console.complain(f"cannot write ({error.strerror}); free some space, or send the output elsewhere")
+            sys.exit(TxlError.exit_code)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -1,10 +1,11 @@
 """The only writer to the terminal: results go to stdout, everything else to stderr."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Table
 
 from txlcli import torchrun
+from txlcli.errors import TxlError
 
 WIDEST = 10_000  # columns; more than any table needs
 SHORTENED_FROM = 1e7  # a measure with more digits says no more
@@ -43,10 +45,31 @@ def complain(message: str) -> None:
     _err().print(f"error: {message}", style="red" if sys.stderr.isatty() else "")
 
 
+def give_up_stdout() -> None:
+    """Let what waits to be written go nowhere: the end of the process would try again."""
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    """Say so in one line where the block cannot write; a reader that has left is another matter."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        give_up_stdout()
+        raise TxlError(
+            f"stdout: cannot be written ({error.strerror}); free some space, or send it elsewhere"
+        ) from error
+
+
 def show_text(text: str, end: str = "\n") -> None:
     """Write text to stdout as it is, at once."""
-    sys.stdout.write(text + end)
-    sys.stdout.flush()
+    with _to_stdout():
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
 
 
 def show_json(result: Any) -> None:
@@ -74,7 +97,8 @@ def show_table(
     # The widest row decides, in a pipe and in a terminal, which may wrap it: so no column is cut.
     out.size = (WIDEST, out.height)
     out.width = max(out.measure(table).maximum, len(title), len(caption))
-    out.print(table, crop=False)
+    with _to_stdout():
+        out.print(table, crop=False)
 
 
 def measured(value: float | None) -> str:

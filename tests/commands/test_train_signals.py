@@ -1,6 +1,10 @@
 """txl train as a process of its own: signals, a full disk, a pipe that closes."""
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +68,52 @@ def test_a_training_whose_reports_nobody_reads_any_more_saves_first(here):
     assert process.wait(LONGEST_WAIT_S) == 1
     assert "Traceback" not in stderr
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 4
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "byte", "--positions", "60"],
+        ["generate", "byte", "--prompt", "the", "--tokens", "9"],
+        ["recipes", "show", "stdlib"],
+        ["prepare", "--list", "--json"],
+        ["--version"],
+    ],
+    ids=" ".join,
+)
+def test_output_that_cannot_be_written_is_one_line(here, words, unbuffered):
+    ended = _into_a_full_device(words, unbuffered)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "error: stdout: cannot be written (No space left on device); free some space, or send it elsewhere"
+    )
+    assert "Traceback" not in ended.stderr
+    assert "Exception" not in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_help_that_cannot_be_written_is_one_line(here, unbuffered):
+    ended = _into_a_full_device(["eval", "--help"], unbuffered)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "error: cannot write (No space left on device); free some space, or send the output elsewhere\n"
+    )
+
+
+def _into_a_full_device(words, unbuffered):
+    with open("/dev/full", "w") as full:
+        return subprocess.run(
+            [sys.executable, "-m", "txlcli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=LONGEST_WAIT_S,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered, "OMP_NUM_THREADS": "1"},
+        )
 
 
 def test_a_reader_that_leaves_ends_it_without_a_traceback(here):
