@@ -261,10 +261,10 @@ def test_every_kind_of_attention_finds_the_same(here, kind, wish, monkeypatch):
     assert [row["loss_nats"] for row in found] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
 
 
-def test_flex_attention_cannot_learn_from_the_text_on_a_cpu(here):
-    assert refusal("eval", "byte", "--attention", "flex", "--dynamic") == (
-        "attention flex has no gradient on a CPU; take auto, reference or sdpa to train there"
-    )
+@pytest.mark.parametrize("wish", [[], ["--attn-len", 5], ["--dynamic"]])
+def test_flex_attention_is_refused_on_a_cpu(here, wish):
+    message = refusal("eval", "byte", "--attention", "flex", *wish)
+    assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
 
 
 @pytest.mark.parametrize("option", ["--mem-len", "--attn-len"])

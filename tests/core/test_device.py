@@ -45,8 +45,8 @@ def test_fp16_needs_cuda():
     check_precision("fp16", CUDA)
 
 
-def test_flex_attention_trains_on_cuda_only():
-    message = "attention flex has no gradient on a CPU; take auto, reference or sdpa to train there"
+def test_flex_attention_is_for_cuda_only():
+    message = "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
     with pytest.raises(UsageError, match=f"^{message}$"):
         check_attention("flex", CPU)
     check_attention("flex", CUDA)

@@ -163,7 +163,7 @@ def evaluation(
         max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
     )
     if wishes.attention is not None:
-        _attend_by(wishes.attention, opened, wishes)
+        _attend_by(wishes.attention, opened)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     reading = wishes.change(run.settings.reading())
@@ -181,13 +181,12 @@ def evaluation(
     return Evaluation(opened, source, eval_table.as_result(opened, source, reading, marked, search), per_token)
 
 
-def _attend_by(kind: AttentionKind, opened: "OpenRun", wishes: Wishes) -> None:
+def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:
     """Let the model compute attention in a way that can be had here."""
     from txlcli.core.compilation import check_compiler
     from txlcli.core.device import check_attention
 
-    if wishes.dynamic:
-        check_attention(kind, opened.model.device)
+    check_attention(kind, opened.model.device)
     if kind == "flex":
         check_compiler(opened.model.device, "attention flex", "take --attention auto")
     cast("TransformerXL", opened.model).attend_by(kind)

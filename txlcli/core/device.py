@@ -36,13 +36,15 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def check_attention(kind: str, device: torch.device) -> None:
-    """Refuse a way to compute attention that cannot train on the device.
+    """Refuse a way to compute attention that does not work on the device.
+
+    On a CPU FlexAttention has no gradient, and its kernels are not made for lengths that vary, as memory's do.
 
     Raises:
         UsageError: FlexAttention without CUDA.
     """
     if kind == "flex" and device.type != "cuda":
-        raise UsageError("attention flex has no gradient on a CPU; take auto, reference or sdpa to train there")
+        raise UsageError("attention flex needs a CUDA device; take auto, reference or sdpa on a CPU")
 
 
 def row_multiple(device: torch.device) -> int:
