@@ -59,6 +59,16 @@ def test_the_card_is_plain_json(runs_dir):
     assert "max_distance" not in card["settings"]["eval"]
 
 
+def test_a_run_with_absolute_positions_that_has_a_limit_on_distance_opens_without_it(runs_dir):
+    folder = create(runs_dir).folder
+    card = json.loads((folder / "run.json").read_text())
+    card["settings"]["model"]["position"] = "sinusoid"
+    card["settings"]["eval"]["max_distance"] = 820
+    (folder / "run.json").write_text(json.dumps(card))
+    settings = runs.open_run(folder).settings
+    assert (settings.model.position, settings.eval.max_distance) == ("sinusoid", None)
+
+
 def test_a_run_takes_the_recipes_name_and_then_2_and_3(runs_dir):
     assert [create(runs_dir).name for _ in range(4)] == ["enwik8", "enwik8-2", "enwik8-3", "enwik8-4"]
 

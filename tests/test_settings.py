@@ -400,6 +400,20 @@ def test_a_reading_is_the_recipe_s_with_the_trained_length_as_limit_of_distance(
     assert state.reading(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
 
 
+@pytest.mark.parametrize("model", [{"position": "sinusoid"}, {"position": "learned", "n_positions": 11}])
+def test_absolute_positions_have_no_limit_on_distance(model):
+    position = model["position"]
+    parts = build("corpus"), build("model", **model), build("train")
+    assert Settings(*parts, build("eval")).reading().max_distance is None
+    with pytest.raises(RecipeError) as caught:
+        Settings(*parts, build("eval", max_distance=3))
+    assert str(caught.value) == (
+        f'[eval] max_distance must be left out, or "none", with position = "{position}", not 3'
+    )
+    shaw = build("model", position="shaw", n_positions=11)
+    assert Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3)).reading().max_distance == 3
+
+
 @pytest.mark.parametrize(
     ("model", "longest"),
     [

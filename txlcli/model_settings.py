@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 from txlcli.ranges import known_words, positive, require
 
 MemoryStart = Literal["empty", "zeros"]
+ABSOLUTE_POSITIONS = ("sinusoid", "learned")
+"""The words of `position` for those that count from the beginning of a segment, and know no distances."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,11 @@ class ModelSettings:
         """Whether positions count from the beginning of a segment, so that only training can make sense of a memory."""
         return False
 
+    @property
+    def knows_distances(self) -> bool:
+        """Whether the model knows how far a key is from a query, so that a limit on distance means something."""
+        return not (self.recurrent_state or self.absolute_positions)
+
     def share(self, key: str) -> float:
         """A share of dropout that is `dropout` where it is left out."""
         value: float | None = getattr(self, key)
@@ -140,7 +147,7 @@ class TransformerSettings(ModelSettings):
     @property
     def absolute_positions(self) -> bool:
         """Those of Vaswani et al. and of Al-Rfou et al."""
-        return self.position in ("sinusoid", "learned")
+        return self.position in ABSOLUTE_POSITIONS
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -22,6 +22,7 @@ from typing import Any
 from txlcli import locking, recipe
 from txlcli.atomic import replacing
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
+from txlcli.model_settings import ABSOLUTE_POSITIONS
 from txlcli.settings import Settings
 
 FORMAT = 1
@@ -313,6 +314,14 @@ def last_written(folder: Path) -> float:
     return max((folder / name).stat().st_mtime for name in (CARD, LAST) if (folder / name).exists())
 
 
+def _without_idle(table: dict[str, Any]) -> dict[str, Any]:
+    """A card's settings without the limit on distance that runs with absolute positions could have, to no effect."""
+    model, reading = table.get("model"), table.get("eval")
+    if not (isinstance(model, dict) and isinstance(reading, dict) and model.get("position") in ABSOLUTE_POSITIONS):
+        return table
+    return {**table, "eval": {key: value for key, value in reading.items() if key != "max_distance"}}
+
+
 def open_run(folder: Path) -> Run:
     """Read a run folder.
 
@@ -329,7 +338,7 @@ def open_run(folder: Path) -> Run:
         return Run(
             folder=folder,
             recipe_name=card["recipe"],
-            settings=recipe.resolve(card["settings"], where=str(path)),
+            settings=recipe.resolve(_without_idle(card["settings"]), where=str(path)),
             vocab_fingerprint=card["vocab_fingerprint"],
             vocab_size=card["vocab_size"],
             parameters=card["parameters"],

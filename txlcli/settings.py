@@ -182,7 +182,7 @@ class EvalSettings:
     batch_size: int = 10
     """Lanes B; 1 is the reference."""
     max_distance: int | None = None
-    """Distances beyond it share one encoding; the trained L + M where it is left out."""
+    """Distances beyond it share one encoding; the trained L + M where it is left out. Absolute positions have none."""
     same_length: SameLength = "m"
     """Keys that every query sees: M (released PyTorch code, Hugging Face), M + 1 (TF), or M + 1 to M + L ("off")."""
 
@@ -248,10 +248,10 @@ class Settings:
     def reading(self, **changes: object) -> EvalSettings:
         """[eval] with changes; `max_distance` becomes the trained L + M where nothing else is said.
 
-        A model that carries a state has no distances.
+        A model that carries a state has no distances, and one with absolute positions none that it knows.
         """
         reading = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
-        if reading.max_distance is None and not self.model.recurrent_state:
+        if reading.max_distance is None and self.model.knows_distances:
             reading = dataclasses.replace(reading, max_distance=self.train.seg_len + self.train.mem_len)
         return reading
 
@@ -282,6 +282,9 @@ class Settings:
             require(fits, section, "seg_len", length, f"at most model.n_positions ({known})")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
         require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
+        far = self.eval.max_distance
+        wish = f'left out, or "none", with position = "{model.position}"'
+        require(far is None or model.knows_distances, "eval", "max_distance", far, wish)
 
     def _refuse_memory(self) -> None:
         """A model that carries a state has no use for lengths of memory and attention."""

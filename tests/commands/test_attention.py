@@ -230,6 +230,7 @@ def test_a_score_of_one_term_has_no_figure_7(other):
     result = done("attention", "sinusoid")
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
     assert 'Figure 7: none; position = "sinusoid" scores by term (a) alone.' in result.stdout
+    assert "same_length = m, fp32." in result.stdout
     assert refusal("attention", "sinusoid", "--figure", "7", "--force") == (
         'runs/sinusoid has position = "sinusoid", whose score is term (a) alone, so there is nothing for Figure 7 to '
         "compare; give --figure 5,6"

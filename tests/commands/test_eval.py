@@ -80,6 +80,7 @@ def test_json_says_everything_that_decides_the_numbers(here):
         "metric": "bpc",
         "conventions": {"vocabulary": "all 256 bytes", "split": "the folder's own files"},
         "seg_len": 5,
+        "position": "relative",
         "max_distance": 10,
         "same_length": "m",
         "precision": "fp32",

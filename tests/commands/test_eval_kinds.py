@@ -42,6 +42,20 @@ def test_every_encoding_trains_evaluates_and_generates(here, position):
 
 
 @pytest.mark.parametrize("position", ["sinusoid", "learned"])
+def test_absolute_positions_know_no_distances(here, position):
+    learned = ["model.n_positions=5"] if position == "learned" else []
+    train(f"model.position={position}", *learned, name="absolute")
+    for wish in ("7", "none"):
+        assert refusal("eval", "absolute", "--max-distance", wish) == (
+            "runs/absolute has absolute positions, which know no distances; leave out --max-distance"
+        )
+    told = json_of("eval", "absolute", *SHORT)
+    assert (told["position"], told["max_distance"]) == (position, None)
+    assert "L = 5, same_length = m, fp32; 2 lanes" in done("eval", "absolute", *SHORT).stdout
+    assert "one prediction per window, fp32." in done("eval", "absolute", "--attn-len", 4, *SHORT).stdout
+
+
+@pytest.mark.parametrize("position", ["sinusoid", "learned"])
 def test_a_model_that_never_had_a_memory_gets_none(here, position):
     learned = ["model.n_positions=5"] if position == "learned" else []
     train(f"model.position={position}", "train.mem_len=0", "eval.mem_len=0", *learned, name="windows")

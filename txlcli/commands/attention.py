@@ -12,6 +12,7 @@ from txlcli.commands import attention_figures
 from txlcli.commands.attention_figures import FIGURES, Wishes
 from txlcli.commands.attention_found import Head
 from txlcli.errors import UnknownNameError, UsageError
+from txlcli.model_settings import ABSOLUTE_POSITIONS
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -164,9 +165,11 @@ def _mean(heads: list[dict[str, Any]], key: str) -> float:
 
 
 def _caption(result: dict[str, Any]) -> str:
+    absolute = result["position"] in ABSOLUTE_POSITIONS
+    far = "" if absolute else f"max_distance = {result['max_distance']}, "
     said = [
         f"L = {result['seg_len']}, M = {result['mem_len']}, up to {result['attn_len_max']:,} keys per query, "
-        f"same_length = {result['same_length']}, max_distance = {result['max_distance']}, {result['precision']}.",
+        f"same_length = {result['same_length']}, {far}{result['precision']}.",
         "Means over a layer's heads. Distances and widths in tokens; width: distances that a head's average attention",
         "spreads over (exp of its entropy); in memory: share of the attention that leaves the segment.",
     ]
@@ -175,6 +178,6 @@ def _caption(result: dict[str, Any]) -> str:
         said.append(f"Figure 6: heads {shown} from token {result['figure6']['at']:,} on.")
     if result["figure7"] is not None and "d" not in result["figure7"]:
         said.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
-    if result["position"] in ("sinusoid", "learned"):
+    if absolute:
         said.append(f'Figure 7: none; position = "{result["position"]}" scores by term (a) alone.')
     return "\n".join(said)

@@ -159,6 +159,7 @@ def evaluation(
 
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
     _check_state(opened, wishes)
+    _check_distance(opened, wishes)
     opened.run.settings.check_memory(
         max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
     )
@@ -226,6 +227,15 @@ def _check_state(opened: "OpenRun", wishes: Wishes) -> None:
         arch = opened.run.settings.model.arch
         raise UsageError(
             f'{opened.run.folder} carries a state (arch = "{arch}"), which is all its memory; leave out {given}'
+        )
+
+
+def _check_distance(opened: "OpenRun", wishes: Wishes) -> None:
+    """Refuse a limit on distance of a model that knows no distances."""
+    model = opened.run.settings.model
+    if wishes.max_distance is not None and not model.knows_distances:
+        raise UsageError(
+            f"{opened.run.folder} has absolute positions, which know no distances; leave out --max-distance"
         )
 
 

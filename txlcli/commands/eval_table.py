@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from txlcli import console, metrics
 from txlcli.commands.eval_rows import SLOWDOWN_WINDOWS
 from txlcli.commands.eval_texts import ScoredText
+from txlcli.model_settings import ABSOLUTE_POSITIONS, TransformerSettings
 
 if TYPE_CHECKING:
     from txlcli.opening import OpenRun
@@ -21,7 +22,8 @@ def as_result(
     search: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The object that --json prints, and that the table is made of."""
-    attends = not opened.run.settings.model.recurrent_state
+    model = opened.run.settings.model
+    attends = not model.recurrent_state
     return {
         "run": str(opened.run.folder),
         "step": opened.checkpoint.state["step"],
@@ -30,6 +32,7 @@ def as_result(
         "metric": opened.run.metric,
         "conventions": source.conventions,
         "seg_len": reading.seg_len,
+        "position": model.position if isinstance(model, TransformerSettings) else None,
         "max_distance": reading.max_distance if attends else None,
         "same_length": reading.same_length if attends else None,
         "precision": opened.precision,
@@ -86,16 +89,16 @@ def _attention(fewest: int | None, most: int | None) -> str:
 def how_read(result: dict[str, Any]) -> str:
     """The conventions of a reading, in a sentence."""
     first, precision = result["rows"][0], result["precision"]
-    far = f"max_distance = {result['max_distance'] or 'none'}"
+    far = "" if result["position"] in ABSOLUTE_POSITIONS else f"max_distance = {result['max_distance'] or 'none'}, "
     if "stride" in first:
         stride = first["stride"]
         how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
-        return f"Without memory: windows of the text computed anew, {how}, {far}, {precision}."
+        return f"Without memory: windows of the text computed anew, {how}, {far}{precision}."
     if "method" in first:
         return f"L = {result['seg_len']}, {first['lanes']} lanes, {precision}."
     if first["attn_len_max"] is None:
         return f"A state is carried along the text. L = {result['seg_len']}, {precision}; {_lanes(result)}"
-    return f"L = {result['seg_len']}, same_length = {result['same_length']}, {far}, {precision}; {_lanes(result)}"
+    return f"L = {result['seg_len']}, same_length = {result['same_length']}, {far}{precision}; {_lanes(result)}"
 
 
 def _caption(result: dict[str, Any]) -> str:

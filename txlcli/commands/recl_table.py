@@ -45,10 +45,9 @@ def _reading(model: dict[str, Any]) -> str:
     if model["context"] == "window":
         most = model["longest_window_tokens"]
         return f"one window{f' of at most {most:,} tokens' if most else ''}, no memory; {model['precision']}"
-    return (
-        f"L = {model['seg_len']}, M = {model['mem_len']}, same_length = {model['same_length']}, "
-        f"max_distance = {model['max_distance']}; {model['precision']}"
-    )
+    far = f", max_distance = {model['max_distance']}" if model["max_distance"] else ""  # absolute positions have none
+    how = f"L = {model['seg_len']}, M = {model['mem_len']}, same_length = {model['same_length']}"
+    return f"{how}{far}; {model['precision']}"
 
 
 def _names(result: dict[str, Any]) -> list[str]:

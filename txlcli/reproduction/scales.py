@@ -76,6 +76,7 @@ def _alone(seg_len: int) -> tuple[str, ...]:
     return (*NO_MEMORY, f"eval.max_distance={seg_len}")
 
 
+ALONE_ABSOLUTE = (*NO_MEMORY, "eval.max_distance=none")  # positions that know no distances
 HALF = "train.loss_part=half"
 
 
@@ -93,8 +94,8 @@ def _ablation(
         "alone-xl-half": (*_alone(seg_len), HALF),
         "alone-shaw-full": (*_alone(seg_len), "model.position=shaw", learned),
         "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", learned),
-        "alone-sinusoid-half": (*_alone(seg_len), HALF, "model.position=sinusoid"),
-        "alone-learned-half": (*_alone(seg_len), HALF, "model.position=learned", learned),
+        "alone-sinusoid-half": (*ALONE_ABSOLUTE, HALF, "model.position=sinusoid"),
+        "alone-learned-half": (*ALONE_ABSOLUTE, HALF, "model.position=learned", learned),
         "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}", *more),
         "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}", *more),
     }
