@@ -9,8 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.commands.novel import card, cells, change_weights, done, json_of, on_a_full_disk, refusal, text_of, txl
-from txlcli.core import attention
+from tests.commands.novel import (
+    card,
+    cells,
+    change_weights,
+    done,
+    json_of,
+    on_a_full_disk,
+    refusal,
+    text_of,
+    train,
+    txl,
+)
+from txlcli.core import attention, device
 from txlcli.token_store import TokenStore
 
 LN2 = 0.6931471805599453
@@ -320,6 +331,28 @@ def test_the_limit_on_distance_is_the_trained_length_unless_said_otherwise(here)
     assert losses[0] == losses[1]
     assert len(set(losses)) == 3
     assert "max_distance = none" in done("eval", "byte", "--max-distance", "none").stdout
+
+
+def test_a_memory_longer_than_the_text_is_said_and_read_as_the_text(here):
+    wish = ["byte", "--positions", 60, "--batch-size", 2]
+    short, long = json_of("eval", *wish, "--mem-len", "30,9999999")["rows"]
+    assert long["loss_nats"] == short["loss_nats"]
+    assert [long[key] for key in ("mem_len", "attn_len_min", "attn_len_max", "slowdown")] == [9999999, 30, 30, None]
+    assert short["slowdown"] is not None
+    table = done("eval", *wish, "--mem-len", "30,9999999", "--seg-len", 9999999)
+    assert [row[1] for row in cells(table)] == ["30", "30"]
+    assert "M is longer than the text in some rows" in table.stdout
+    assert "M is longer" not in done("eval", *wish, "--mem-len", 30).stdout
+
+
+def test_zeros_for_which_there_is_no_room_are_refused_in_one_line(here, monkeypatch):
+    train("model.memory_start=zeros", name="zeros")
+    monkeypatch.setattr(device, "_free_bytes", lambda: 1 << 30)
+    assert refusal("eval", "zeros", "--mem-len", 9_999_999, code=1) == (
+        # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
+        f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (9_999_999 + 2_499_999) * 4 / 2**30:.1f} gib); "
+        "take fewer lanes, shorter lengths or a smaller model"
+    )
 
 
 def test_bf16_is_said_and_close(here):

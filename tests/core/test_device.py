@@ -1,10 +1,14 @@
 """Devices and number formats: what is picked, what is refused."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from txlcli.core.device import autocast, check_attention, check_precision, describe, pick_device
+from txlcli.core import device
+from txlcli.core.device import autocast, check_attention, check_precision, check_room, describe, pick_device
 from txlcli.errors import UsageError
+from txlcli.out_of_memory import is_out_of_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 with_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -67,3 +71,24 @@ def test_matrices_are_multiplied_in_the_precision_asked_for(precision, dtype):
 @with_cuda
 def test_cuda_multiplies_fp16():
     assert product_dtype(CUDA, "fp16") == torch.float16
+
+
+def test_more_than_a_cpu_has_free_is_refused(monkeypatch):
+    monkeypatch.setattr(device, "_free_bytes", lambda: 3 << 30)
+    check_room(3 << 30, CPU)
+    check_room(7 << 30, CUDA)  # which says so itself
+    with pytest.raises(MemoryError, match=r"^tried to allocate 3\.5 GiB, of 3\.0 GiB that are free$") as caught:
+        check_room(7 << 29, CPU)
+    assert is_out_of_memory(caught.value)
+
+
+def test_where_nothing_says_what_is_free_all_is_tried(monkeypatch):
+    monkeypatch.setattr(device, "_free_bytes", lambda: None)
+    check_room(1 << 60, CPU)
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says it so")
+def test_what_is_free_is_read_from_linux():
+    assert check_room(1, CPU) is None
+    with pytest.raises(MemoryError):
+        check_room(1 << 60, CPU)

@@ -1,5 +1,7 @@
 """Scoring: every token once, in the order of the stream, given what memory and segment hold."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import V, draw_tokens, small_model
-from txlcli.core.evaluation import Scores, attention_span, score
+from txlcli.core import evaluation
+from txlcli.core.evaluation import Scores, attention_span, attention_span_in, score
 from txlcli.core.segments import scored_stream
 from txlcli.settings import EvalSettings
 
@@ -56,7 +59,9 @@ def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
 
 
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
-@pytest.mark.parametrize(("norm", "mem_len", "max_distance"), [("post", M, None), ("pre", 3, 4), ("post", 0, None)])
+@pytest.mark.parametrize(
+    ("norm", "mem_len", "max_distance"), [("post", M, None), ("pre", 3, 4), ("post", 0, None), ("post", 97, 4)]
+)
 def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max_distance):
     model = small_model(norm=norm)
     inputs, targets = draw_stream(23)
@@ -75,6 +80,55 @@ def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max
         scores.losses_nats, reference.cross_entropy_nats(log_probs[0], targets.tolist()), rtol=1e-5
     )
     assert scores.lanes == 1
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """What text is read with."""
+    made = []
+    make = evaluation.make_reader
+    monkeypatch.setattr(evaluation, "make_reader", lambda *given, **more: made.append(make(*given, **more)) or made[-1])
+    return made
+
+
+@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
+def test_the_buffer_is_no_longer_than_a_lane_can_fill(readers, same_length):
+    model = small_model()
+    inputs, targets = draw_stream(23)
+    far = EvalSettings(seg_len=9_999_999, mem_len=9_999_999, batch_size=2, max_distance=4, same_length=same_length)
+    whole = dataclasses.replace(far, seg_len=12, mem_len=29)
+    losses = [score(model, inputs, targets, how).losses_nats for how in (far, whole)]
+    assert np.array_equal(*losses)
+    assert [(reader.mem_len, reader.seg_len, reader.capacity) for reader in readers] == [(12, 12, 24)] * 2
+
+
+@pytest.mark.parametrize(("same_length", "limit"), [("off", None), ("m", 37), ("m_plus_one", 38)])
+def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(readers, same_length, limit):
+    model = small_model(memory_start="zeros")
+    inputs, targets = draw_stream(11)
+    log_probs, _ = oracle.read_segments(
+        model, torch.from_numpy(inputs)[None], [5, 5, 1], mem_len=37, key_limit=limit, max_distance=4
+    )
+    how = EvalSettings(seg_len=L, mem_len=37, batch_size=1, max_distance=4, same_length=same_length)
+    scores = score(model, inputs, targets, how)
+    expected = reference.cross_entropy_nats(log_probs[0], targets.tolist())
+    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
+    assert readers[0].mem_len == 37
+
+
+@pytest.mark.parametrize(
+    ("memory_start", "mem_len", "same_length", "span"),
+    [
+        ("empty", 7, "m", (7, 7)),
+        ("empty", 7, "off", (8, 12)),
+        ("empty", 11, "off", (12, 12)),  # a lane has 12 tokens
+        ("empty", 999, "m", (12, 12)),
+        ("zeros", 999, "m", (999, 999)),
+    ],
+)
+def test_no_query_sees_more_than_its_lane_and_the_zeros_before_it(memory_start, mem_len, same_length, span):
+    how = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=2, same_length=same_length)
+    assert attention_span_in(small_model(memory_start=memory_start), how, 23) == span
 
 
 @pytest.mark.parametrize(

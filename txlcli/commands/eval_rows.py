@@ -30,7 +30,7 @@ def over_memory(
     for length in lengths:
         how = dataclasses.replace(reading, mem_len=length)
         scores = _score(opened, source, how, shown=shown)
-        rows.append({**row(opened, source, how, scores), **(_slowdown(opened, how) if timed else NO_SLOWDOWN)})
+        rows.append({**row(opened, source, how, scores), **(_slowdown(opened, source, how) if timed else NO_SLOWDOWN)})
         per_token[length] = scores.losses_nats
     return rows, per_token
 
@@ -94,12 +94,14 @@ def row(
     Raises:
         TrainingError: the loss is not finite.
     """
-    from txlcli.core.evaluation import attention_span
+    from txlcli.core.evaluation import attention_span_in
 
     if metrics.finite(scores.total_nats) is None:
         step = without_finite_loss(opened.precision, instead)
         raise TrainingError(f"{opened.run.folder}: the loss of {source.title} is not finite; {step}")
-    fewest, most = (None, None) if opened.run.settings.model.recurrent_state else attention_span(how)
+    fewest, most = None, None
+    if not opened.run.settings.model.recurrent_state:
+        fewest, most = attention_span_in(opened.model, how, len(source.targets))
     return {
         "mem_len": how.mem_len,
         "attn_len_min": fewest,
@@ -117,16 +119,17 @@ def without_finite_loss(precision: str, instead: str) -> str:
     return instead if precision == "fp32" else f"evaluate with --precision fp32, or {instead}"
 
 
-def _slowdown(opened: "OpenRun", how: "EvalSettings") -> dict[str, Any]:
-    """How much slower the vanilla model is, one prediction per window of as many keys."""
+def _slowdown(opened: "OpenRun", source: ScoredText, how: "EvalSettings") -> dict[str, Any]:
+    """How much slower the vanilla model is, one prediction per window of as many keys, where the text has so many."""
     from txlcli.core.evaluation import attention_span
     from txlcli.core.timing import time_evaluation, time_vanilla
 
-    _, most = attention_span(how)
+    tokens = len(source.targets)
+    one_lane = dataclasses.replace(how, batch_size=1, seg_len=min(how.seg_len, tokens))
+    _, most = attention_span(one_lane)
     known = opened.run.settings.model.longest_window
-    if how.mem_len == 0 or (known is not None and most > known):  # no window is that long
+    if how.mem_len == 0 or how.mem_len > tokens or (known is not None and most > known):  # no window is that long
         return NO_SLOWDOWN
-    one_lane = dataclasses.replace(how, batch_size=1)
     xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
     vanilla = time_vanilla(
         opened.model,

@@ -106,7 +106,15 @@ def _caption(result: dict[str, Any]) -> str:
     said = [f"{star}{how_read(result)}", *_adaptations(result)]
     if _timed(result):
         said += _of_slowdown(result)
+    if any(_overlong(row) for row in result["rows"]):
+        said.append(
+            "M is longer than the text in some rows: no query sees as many tokens of it, and no slowdown is timed."
+        )
     return "\n".join([*said, *_context_of(result)])
+
+
+def _overlong(row: dict[str, Any]) -> bool:
+    return "stride" not in row and row["attn_len_max"] is not None and row["mem_len"] > row["tokens"]
 
 
 def _timed(result: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txlcli.core.architectures import make_reader
+from txlcli.core.architectures import make_reader, sized_for
 from txlcli.core.decoding import key_limit
 from txlcli.core.device import autocast, send
 from txlcli.core.evaluation import Lanes, Scores, score
@@ -121,7 +121,7 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 
 def theta_candidates(model: LanguageModel, inputs: Tokens, how: EvalSettings) -> list[float]:
     """Values of theta that suit the size of a model's hidden states."""
-    reader = make_reader(model, how, lanes=1)
+    reader = make_reader(model, sized_for(model, how, min(how.seg_len, len(inputs))), lanes=1)
     tokens = torch.from_numpy(np.asarray(inputs[: how.seg_len], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]

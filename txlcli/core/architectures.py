@@ -1,5 +1,7 @@
 """Builds the model that a recipe asks for, and what reads text with it."""
 
+import dataclasses
+
 import torch
 
 from txlcli.core.decoding import Decoder
@@ -47,6 +49,20 @@ def make_reader(model: LanguageModel, how: EvalSettings, *, lanes: int, precisio
         max_distance=how.max_distance,
         precision=precision,
     )
+
+
+def starts_full(model: LanguageModel) -> bool:
+    """Whether the memory is full of zeros before the first token, so that all of M is seen from there on."""
+    return isinstance(model, TransformerXL) and model.settings.memory_start == "zeros"
+
+
+def sized_for(model: LanguageModel, how: EvalSettings, length: int) -> EvalSettings:
+    """The same reading with as much of L and M as `length` tokens fill: the rest would stay empty.
+
+    A memory that starts as zeros stays as long as it is.
+    """
+    mem_len = how.mem_len if starts_full(model) else min(how.mem_len, length)
+    return dataclasses.replace(how, seg_len=min(how.seg_len, length), mem_len=mem_len)
 
 
 def count_parameters(settings: ModelSettings, vocab_size: int) -> int:

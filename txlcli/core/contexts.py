@@ -6,7 +6,6 @@ carries a state starts with zeros; a model without memory reads one window, as l
 Axes: W texts side by side, C context length, T tokens of a stream, P positions.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from txlcli.core.architectures import make_reader
+from txlcli.core.architectures import make_reader, sized_for
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.model import TransformerXL
 from txlcli.core.reader import Reader
@@ -88,16 +87,7 @@ def _reader(model: LanguageModel, how: EvalSettings, context_len: int, *, lanes:
     """What reads c tokens from nothing."""
     if isinstance(model, TransformerXL) and how.mem_len == 0:
         return window_decoder(model, context_len, windows=lanes, precision=precision, max_distance=how.max_distance)
-    needed = dataclasses.replace(
-        how, seg_len=min(how.seg_len, context_len), mem_len=_memory_needed(model, how, context_len)
-    )
-    return make_reader(model, needed, lanes=lanes, precision=precision)
-
-
-def _memory_needed(model: LanguageModel, how: EvalSettings, context_len: int) -> int:
-    """M, or as much of it as c tokens fill: the rest would stay empty, unless the model fills it with zeros."""
-    starts_full = isinstance(model, TransformerXL) and model.settings.memory_start == "zeros"
-    return how.mem_len if starts_full else min(how.mem_len, context_len)
+    return make_reader(model, sized_for(model, how, context_len), lanes=lanes, precision=precision)
 
 
 def measure_ms_per_token(

@@ -7,12 +7,13 @@ Axes: B lanes, L segment, M memory, H heads, D head width, d model width, n dist
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
 
 from txlcli.core.attention import ScoreTerms
-from txlcli.core.device import DTYPES, row_multiple
+from txlcli.core.device import DTYPES, check_room, row_multiple
 from txlcli.core.fixed_step import FixedStep
 from txlcli.core.model import Layer, TransformerXL
 from txlcli.core.module_list import ModuleList
@@ -81,6 +82,7 @@ class Decoder(Reader):
 
     Raises:
         UsageError: the model has learned fewer positions than that.
+        MemoryError: the buffer is larger than what a CPU has free.
     """
 
     model: TransformerXL
@@ -106,6 +108,7 @@ class Decoder(Reader):
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
         shape = (lanes, settings.n_heads, mem_len + slack, settings.d_head)
         dtype = model.dtype if precision == "fp32" else DTYPES[precision]
+        check_room(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
         with torch.inference_mode():
             self._buffers = [_KeyBuffer(shape, model.device, dtype) for _ in model.layers]
             self.reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)

@@ -1,6 +1,7 @@
 """Where tensors live, in which number format they are multiplied."""
 
 import contextlib
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,6 +46,26 @@ def check_attention(kind: str, device: torch.device) -> None:
     """
     if kind == "flex" and device.type != "cuda":
         raise UsageError("attention flex needs a CUDA device; take auto, reference or sdpa on a CPU")
+
+
+def check_room(size: int, device: torch.device) -> None:
+    """Refuse to take more bytes than a CPU has free: Linux would promise them, and later end the process.
+
+    Raises:
+        MemoryError: there are fewer; CUDA raises an error of its own.
+    """
+    free = _free_bytes() if device.type == "cpu" else None
+    if free is not None and size > free:
+        raise MemoryError(f"tried to allocate {size / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB that are free")
+
+
+def _free_bytes() -> int | None:
+    """Memory that nobody needs, in bytes; None where the system does not say so as Linux does."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def row_multiple(device: torch.device) -> int:

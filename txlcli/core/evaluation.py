@@ -3,7 +3,6 @@
 Axes: B lanes, L segment, T tokens scored.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txlcli.core.architectures import make_reader
+from txlcli.core.architectures import make_reader, sized_for, starts_full
 from txlcli.core.decoding import key_limit
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.segments import Tokens
@@ -50,6 +49,15 @@ def attention_span(how: EvalSettings) -> tuple[int, int]:
     return how.mem_len + 1, how.mem_len + how.seg_len
 
 
+def attention_span_in(model: LanguageModel, how: EvalSettings, count: int) -> tuple[int, int]:
+    """The same in a text of T tokens: where lanes are shorter than the memory, no query sees more than a lane."""
+    fewest, most = attention_span(how)
+    if starts_full(model):
+        return fewest, most
+    lane_len = Lanes.of(count, how).length
+    return min(fewest, lane_len), min(most, lane_len)
+
+
 def keys_seen(how: EvalSettings) -> float:
     """The keys that a query sees on average once the memory is full."""
     return sum(attention_span(how)) / 2
@@ -81,8 +89,7 @@ def score(
             the targets may be on the host.
     """
     lanes = Lanes.of(len(targets), how)
-    needed = dataclasses.replace(how, seg_len=min(how.seg_len, lanes.length))
-    reader = make_reader(model, needed, lanes=lanes.number, precision=precision)
+    reader = make_reader(model, sized_for(model, how, lanes.length), lanes=lanes.number, precision=precision)
     read, wanted = lanes.cut(inputs, reader.device), lanes.cut(targets, reader.model.targets_device)
     losses = torch.empty(lanes.number, lanes.length, device=reader.device)
     started = time.perf_counter()
