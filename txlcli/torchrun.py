@@ -1,6 +1,11 @@
 """What torchrun says about this process: one of several that train one model together, or the only one."""
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PARENT = os.getppid()
 
 
 def world_size() -> int:
@@ -26,3 +31,23 @@ def local_world_size() -> int:
 def leads() -> bool:
     """Whether this process is the one that talks to people and writes files."""
     return rank() == 0
+
+
+def is_orphan() -> bool:
+    """Whether what started this process and others was killed: nobody could stop them any more."""
+    return world_size() > 1 and os.getppid() != _PARENT
+
+
+@contextmanager
+def at_signals(action: signal.Handlers) -> Iterator[None]:
+    """Do this at Ctrl-C and SIGTERM inside this block.
+
+    While processes wait for each other in PyTorch, no handler written in Python is called: only the default ends them.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, action) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -2,13 +2,19 @@
 
 import os
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, done, json_of, refusal, reports, start, wait_for
+from txlcli.commands import train_follow
 from txlcli.core import checkpoint
+from txlcli.errors import StoreError
+from txlcli.token_store import TokenStore
 
+on_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes as Linux lists them")
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
 TORCHRUN = ["--standalone", "--nproc-per-node", "2", "-m", "txlcli"]
 
@@ -100,7 +106,36 @@ def test_what_is_wrong_is_said_once(here, wish, error):
     assert not Path("runs/tiny").exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes as Linux lists them")
+def test_what_only_the_leading_process_finds_wrong_ends_all_at_once(here):
+    (here / "runs/tiny").mkdir()
+    started = time.monotonic()
+    _, stderr = ended(start("train", "tiny.toml", "--name", "tiny", "--processes", 2), 1)
+    assert stderr == ["error: runs/tiny exists; go on with --resume tiny, or replace it with --force"]
+    assert time.monotonic() - started < 30  # seconds; after so many more a process that waits in vain would be killed
+
+
+def test_another_text_than_the_leading_process_reads_is_refused(here):
+    store = TokenStore.open(here / "data/novel.h5")
+    digest = store.info("train").sha256
+    train_follow._check_text(store, SimpleNamespace(share=lambda text: digest))
+    with pytest.raises(StoreError, match=r"novel.h5 on this machine holds another train split than on the leading"):
+        train_follow._check_text(store, SimpleNamespace(share=lambda text: "another"))
+
+
+@on_linux
+@pytest.mark.parametrize("rank", [None, 0])
+def test_processes_end_with_what_started_or_leads_them(here, rank):
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
+    wait_for((here / "runs/tiny/last.safetensors").exists)
+    os.kill(process.pid if rank is None else processes_in(here)[rank], signal.SIGKILL)
+    _, stderr = ended(process, -signal.SIGKILL if rank is None else 1)
+    wait_for(lambda: not processes_in(here))
+    killed = "error: process 0 was killed by signal 9; go on with --resume from the last checkpoint, if there is one"
+    assert (killed in stderr) == (rank == 0)
+    assert stderr[-1].startswith("saved runs/tiny/last.safetensors at step ") == (rank is None)
+
+
+@on_linux
 def test_a_process_that_dies_ends_the_training_and_says_how_to_go_on(here):
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
     wait_for((here / "runs/tiny/last.safetensors").exists)

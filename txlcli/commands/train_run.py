@@ -166,6 +166,7 @@ def _begun(run: Run, store: "TokenStore", wanted: Device, *, until_step: int | N
             "remembered; lower train.batch_size or train.seg_len"
         )
     world = join(device)
+    world.share(store.info("train").sha256)
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)  # it may be too large, too
     return _training(model, run, store, segments, valid, world)
 
@@ -189,7 +190,9 @@ def _resumed(
     _check_text(run, saved, store)
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
     segments, valid = text_of(settings, store)
-    training = _training(model, run, store, segments, valid, join(device))
+    world = join(device)
+    world.share(store.info("train").sha256)
+    training = _training(model, run, store, segments, valid, world)
     training.restore(saved)
     _check_unfinished(run, training, until_step)
     run.drop_metrics_after(training.step)
@@ -307,7 +310,7 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
 
         def should_stop() -> bool:
             out_of_time = deadline is not None and time.monotonic() >= deadline
-            return bool(caught) or out_of_time
+            return bool(caught) or out_of_time or torchrun.is_orphan()
 
         every = run.settings.log.every
         with curves.recording(run, after=training.step, json=json) as record:

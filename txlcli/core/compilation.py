@@ -17,6 +17,7 @@ def compile_layers(model: TransformerXL) -> None:
         UsageError: PyTorch cannot compile for the model's device here.
     """
     check_compiler(model.device, "compile", "leave out --compile, or --set train.compile=false for a run")
+    torch._dynamo.config.optimize_ddp = False  # which would cut layers where several processes average gradients
     for layer in model.layers:
         layer.compile(dynamic=False)
 

@@ -7,6 +7,7 @@ dropout, which each process draws for itself.
 Axes: B lanes, W processes.
 """
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,11 @@ from txlcli.errors import RecipeError, TrainingError, TxlError, UsageError
 from txlcli.settings import TrainSettings
 
 LONGEST_WAIT = timedelta(days=1)
-"""For the leading process, which may be validating or saving; one that has died is noticed at once."""
+"""For an order of the leading process, which may be validating or saving; one that has died is noticed at once."""
+LONGEST_STEP = timedelta(minutes=30)
+"""From an order to what all processes do together."""
+LOST = ("Connection", "Broken pipe")
+"""Words of errors that mean a process is gone."""
 
 
 class Order(IntEnum):
@@ -46,6 +51,8 @@ class World:
     rank: int = 0
     size: int = 1
     """W."""
+    hosts: distributed.ProcessGroup | None = None
+    """The same processes, for what goes from host to host whatever the GPUs do."""
 
     @property
     def leads(self) -> bool:
@@ -55,7 +62,14 @@ class World:
     def give(self, order: Order, number: float = 0.0) -> None:
         """Tell the others what comes next, with a number that it needs."""
         if self.size > 1:
-            distributed.broadcast(torch.tensor([order, number], dtype=torch.float64), src=0)
+            distributed.broadcast(torch.tensor([order, number], dtype=torch.float64), src=0, group=self.hosts)
+
+    def share(self, text: str) -> str:
+        """The leading process's text, on all of them."""
+        texts = [text]
+        if self.size > 1:
+            distributed.broadcast_object_list(texts, src=0, group=self.hosts)
+        return texts[0]
 
     @contextmanager
     def leading(self) -> Iterator[None]:
@@ -73,7 +87,8 @@ class World:
             self.give(Order.end)
             raise
         except RuntimeError as error:
-            if self.size == 1 or "Connection" not in str(error):
+            lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST)
+            if self.size == 1 or not lost:
                 raise
             raise TrainingError("another process has ended; go on with --resume from the last checkpoint") from error
         self.give(Order.end)
@@ -82,7 +97,7 @@ class World:
         """Wait for what the leading process says."""
         told = torch.empty(2, dtype=torch.float64)
         try:
-            distributed.broadcast(told, src=0)
+            distributed.broadcast(told, src=0, group=self.hosts)
         except RuntimeError as error:
             raise TrainingError("the leading process has ended") from error
         order, number = told.tolist()
@@ -104,12 +119,12 @@ class World:
             return [tensor]
         tensor = tensor.detach().cpu().contiguous()
         if not self.leads:
-            distributed.send(tensor, dst=0)
+            distributed.send(tensor, dst=0, group=self.hosts)
             return []
         found = [tensor]
         for rank in range(1, self.size):
             found.append(torch.empty(lengths[rank], *tensor.shape[1:], dtype=tensor.dtype))
-            distributed.recv(found[rank], src=rank)
+            distributed.recv(found[rank], src=rank, group=self.hosts)
         return found
 
 
@@ -117,7 +132,7 @@ ALONE = World()
 
 
 def join(device: torch.device) -> World:
-    """Meet the other processes that torchrun has started; on CUDA each takes the device of its local rank.
+    """Meet the other processes that torchrun has started.
 
     Raises:
         UsageError: the machine has fewer CUDA devices than processes.
@@ -128,10 +143,10 @@ def join(device: torch.device) -> World:
         devices, processes = torch.cuda.device_count(), torchrun.local_world_size()
         if processes > devices:
             raise UsageError(f"{processes} processes want {processes} CUDA devices, there are {devices}; take fewer")
-        torch.cuda.set_device(torchrun.local_rank())
-    # Orders go from host to host whatever the gradients do, so nobody waits for a GPU to hear them.
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
-    return World(torchrun.rank(), torchrun.world_size())
+    with torchrun.at_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_STEP)
+        hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    return World(torchrun.rank(), torchrun.world_size(), hosts)
 
 
 def parts_of_a_step(settings: TrainSettings, processes: int) -> list[range]:

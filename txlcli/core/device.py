@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from txlcli import torchrun
 from txlcli.errors import UsageError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -14,6 +15,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def pick_device(name: str) -> torch.device:
     """The device called "auto", "cpu" or "cuda"; auto takes CUDA where there is one.
 
+    Of several processes each has the CUDA device of its local rank.
+
     Raises:
         UsageError: CUDA is wanted and not there.
     """
@@ -21,6 +24,8 @@ def pick_device(name: str) -> torch.device:
         raise UsageError("--device cuda: PyTorch finds no CUDA device here; use --device cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torchrun.local_rank() < torch.cuda.device_count():
+        torch.cuda.set_device(torchrun.local_rank())
     return torch.device(name)
 
 
