@@ -19,6 +19,7 @@ META = torch.device("meta")
 def no_autocast(monkeypatch):
     """The meta device has none."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
 
 
 def train_and_read(case):
