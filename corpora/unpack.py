@@ -40,10 +40,18 @@ def refuse_packed(paths: Iterable[Path]) -> None:
         CorpusError: naming the first of them.
     """
     for path in filter(Path.is_file, paths):  # a pipe would wait for its writer
-        with path.open("rb") as file:
-            head = file.read(512)
-        if any(head.startswith(mark, offset) for mark, offset in PACKED):
+        if is_packed(path):
             raise CorpusError(f"{path}: an archive or compressed file is no text; unpack it first")
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file begins as packed files do, also those that nothing here unpacks.
+
+    `is_archive` would take a text of zeros for a tar without members.
+    """
+    with path.open("rb") as file:
+        head = file.read(512)
+    return any(head.startswith(mark, offset) for mark, offset in PACKED)
 
 
 def _is_zip(path: Path) -> bool:
