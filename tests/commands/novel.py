@@ -81,11 +81,11 @@ def refusal(*arguments, stdin=None, code=2):
     return error.removeprefix("error: ")
 
 
-def start(*arguments, module="txlcli"):
+def start(*arguments, module="txlcli", stdout=subprocess.PIPE):
     """A command as a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},

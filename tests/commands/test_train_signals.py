@@ -116,6 +116,18 @@ def _into_a_full_device(words, unbuffered):
         )
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+def test_a_training_whose_reports_find_no_room_saves_first(here):
+    with open("/dev/full", "w") as full:
+        process = start("train", "tiny.toml", *ENDLESS, "--json", stdout=full)
+        stderr = process.stderr.read()
+    assert process.wait(LONGEST_WAIT_S) == 1
+    assert stderr.splitlines()[-1] == (
+        "error: stdout: cannot be written (No space left on device); free some space, or send it elsewhere"
+    )
+    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == 2
+
+
 def test_a_reader_that_leaves_ends_it_without_a_traceback(here):
     process = start("generate", "byte", "--prompt", "the", "--tokens", "1000000", "--top-k", "1")
     process.stdout.read(5)

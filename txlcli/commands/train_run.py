@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from txlcli import console, curves, recipe, runs, torchrun
 from txlcli.commands import train_plan
-from txlcli.errors import Interrupted, RecipeError, RunError, StoreError, TrainingError, UsageError
+from txlcli.errors import Interrupted, RecipeError, RunError, StoreError, TrainingError, TxlError, UsageError
 from txlcli.options import DATA_DIR, Device
 from txlcli.runs import Run
 from txlcli.settings import PLAIN_NAME, Settings
@@ -317,8 +317,8 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
             for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
                 try:
                     record(report)
-                except (OSError, RunError):  # nobody reads it any more, or the disk is full
-                    with suppress(RunError):
+                except (OSError, TxlError):  # nobody reads it any more, or the disk is full
+                    with suppress(TxlError):
                         training.save_last()
                     raise
     saved = f"saved {training.last_path} at step {training.step:,}"
