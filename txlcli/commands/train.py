@@ -84,7 +84,8 @@ def train(
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
         if not torchrun.leads():
-            train_follow.follow_on(resume, changes, **places)
+            run = train_run.changed(runs.find(resume, runs_dir), changes)
+            train_follow.follow(run.settings, going_on=run, device=device, data_dir=data_dir)
             return
         training = train_run.go_on(resume, changes, **places, until=until, json=json)
     elif wanted is None:
@@ -98,7 +99,8 @@ def train(
             _forecast(wanted, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json)
         return
     elif not torchrun.leads():
-        train_follow.follow(wanted, changes, device=device, data_dir=data_dir)
+        settings = train_run.loaded(wanted, changes)
+        train_follow.follow(settings, going_on=None, device=device, data_dir=data_dir)
         return
     else:
         training = train_run.learn(wanted, changes, name=name, force=force, **places, until=until, json=json)
