@@ -36,6 +36,7 @@ from txlcli.out_of_memory import is_out_of_memory
 
 CTRL_C, TERMINATED = 130, 143
 SECONDS_TO_LEAD = 10.0
+"""For the first of several processes to say what is wrong, before another says it of itself."""
 
 
 class TxlGroup(TyperGroup):
