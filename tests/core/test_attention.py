@@ -32,10 +32,10 @@ def cut(monkeypatch, passes):
 
 
 def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width=D):
-    """What `attend` takes: two queries, keys, values, position keys."""
-    query = (lanes, heads, seg_len, width)
+    """What `attend` takes: queries, keys, values, two biases, position keys."""
+    query, bias = (lanes, heads, seg_len, width), (heads, 1, width)
     key = (lanes, heads, key_len, width)
-    shapes = (query, query, key, key, (heads, reach or key_len, width))
+    shapes = (query, key, key, bias, bias, (heads, reach or key_len, width))
     return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
@@ -221,7 +221,7 @@ def test_recomputed_probabilities_give_the_same_output_and_gradients(monkeypatch
     cut(monkeypatch, passes)
     inputs, weight = draw_inputs(lanes=4, reach=9), draw(4, H, L, D, seed=9)
     if not positions:
-        inputs[1] = inputs[4] = None
+        inputs[4] = inputs[5] = None
     learned = [tensor for tensor in inputs if tensor is not None]
     found = []
     for recompute in (False, True):
@@ -244,9 +244,9 @@ def test_recomputing_keeps_the_inputs_alone(dropout):
 def probabilities(*, dropout, lanes=B):
     """Probabilities (B, H, L, K) as they were used: the values are unit vectors, so the output is their weights."""
     key_len = D
-    query_content, query_position, key, _, position_key = draw_inputs(lanes=lanes, key_len=key_len)
+    query, key, _, *positions = draw_inputs(lanes=lanes, key_len=key_len)
     value = torch.eye(key_len, dtype=torch.float64).expand(lanes, H, key_len, key_len)
-    return attend_all(query_content, query_position, key, value, position_key, dropout=dropout)
+    return attend_all(query, key, value, *positions, dropout=dropout)
 
 
 def test_dropout_drops_a_probability_or_scales_it_up():
@@ -347,12 +347,12 @@ def test_a_workspace_forgets_scores_that_were_not_finite(monkeypatch, passes, re
     expected = attend(*inputs, reach=reach).detach()
     for poison in (math.nan, math.inf):
         poisoned = [tensor.detach().clone() for tensor in inputs]
-        poisoned[1][0] = poison  # the first lane
+        poisoned[0][0] = poison  # the first lane
         out = attend(*poisoned, reach=reach, workspace=workspace)
         if passes != AS_MEASURED:  # a pass of its own for each lane
             torch.testing.assert_close(out[1:], expected[1:], rtol=0, atol=1e-12)
         torch.testing.assert_close(attend(*inputs, reach=reach, workspace=workspace), expected, rtol=0, atol=1e-12)
-    plain = [inputs[0], None, inputs[2], inputs[3], None]
+    plain = [*inputs[:3], None, None, None]
     given, wanted = (attend(*plain, reach=reach, workspace=place) for place in (workspace, None))
     torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
 
@@ -417,8 +417,11 @@ def test_equal_position_keys_need_not_be_repeated(monkeypatch, dtype, passes, re
     assert few.position_key.shape[1] == min(reach, max_distance + L)
     assert torch.equal(few.every_position_key(), position_key)
     for count in (reach, reach - 1, 4, 1):
-        keys = [inputs[0], inputs[1], inputs[2][:, :, -max(count, L) :], inputs[3][:, :, -max(count, L) :]]
-        expected, given = (attend(*keys, one.nearest(count).position_key, reach=count) for one in (terms, few))
+        query, key, value, *biases = inputs
+        keys = [key[:, :, -max(count, L) :], value[:, :, -max(count, L) :]]
+        expected, given = (
+            attend(query, *keys, *biases, one.nearest(count).position_key, reach=count) for one in (terms, few)
+        )
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 0.02)
 
 
@@ -472,9 +475,9 @@ def test_every_kind_of_attention_is_the_same_function(kind, seg_len, key_len, un
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_attention_does_without_positions(kind):
-    query, _, key, value, _ = draw_inputs()
-    expected = by_kind("auto", query, None, key, value, None, reach=M + L)
-    for found, wanted in zip(by_kind(kind, query, None, key, value, None, reach=M + L), expected, strict=True):
+    inputs = [*draw_inputs()[:3], None, None, None]
+    expected = by_kind("auto", *inputs, reach=M + L)
+    for found, wanted in zip(by_kind(kind, *inputs, reach=M + L), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -488,10 +491,11 @@ def test_every_kind_of_attention_scores_far_distances_alike(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_attention_drops_probabilities(kind):
-    query, _, key, _, _ = draw_inputs(lanes=40)
+    query, key, *_ = draw_inputs(lanes=40)
     value = torch.eye(M + L, dtype=query.dtype).expand(40, H, -1, -1)  # the output is the probabilities
-    whole = attend(query, None, key, value, None, reach=M + L, kind=kind)
-    dropped = attend(query, None, key, value, None, reach=M + L, kind=kind, dropout=0.25)
+    inputs = [query, key, value, None, None, None]
+    whole = attend(*inputs, reach=M + L, kind=kind)
+    dropped = attend(*inputs, reach=M + L, kind=kind, dropout=0.25)
     kept = dropped != 0
     assert kept[whole > 0].float().mean() == pytest.approx(0.75, abs=0.03)
     torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)

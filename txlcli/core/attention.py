@@ -76,7 +76,7 @@ def attend(
     Returns:
         (B, H, L, D).
     """
-    width = inputs.query_content.shape[3]
+    width = inputs.query.shape[3]
     inputs = inputs.widened(row_multiple(inputs.key.device))
     with torch.autocast(inputs.key.device.type, enabled=False):
         if kind == "auto":
@@ -159,19 +159,24 @@ class Attention(nn.Module):
 
     def inputs(self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> AttentionInputs:
         """The arguments of `forward` as those of `attend`."""
-        by_position = position_key = None
-        if terms.position_key is not None:
-            by_position, position_key = self._biased(query, terms.position_bias), terms.position_key.to(query.dtype)
-        return AttentionInputs(self._biased(query, terms.content_bias), by_position, *keys, position_key, terms.reach)
+        position_key = terms.position_key
+        return AttentionInputs(
+            query,
+            *keys,
+            self._scaled(terms.content_bias, query),
+            self._scaled(terms.position_bias, query),
+            None if position_key is None else position_key.to(query.dtype),
+            terms.reach,
+        )
 
     def output(self, attended: Tensor) -> Tensor:
         """(B, L, d) of what `attend` gives, (B, H, L, D)."""
         projected: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
         return projected
 
-    def _biased(self, query: Tensor, bias: Tensor | None) -> Tensor:
-        """Scaled queries (B, H, L, D) with a bias (H, D), which is scaled as they are."""
-        return query if bias is None else query + (bias * self.scale).to(query.dtype)[:, None]
+    def _scaled(self, bias: Tensor | None, query: Tensor) -> Tensor | None:
+        """A bias (H, D) as what is added to scaled queries, (H, 1, D)."""
+        return None if bias is None else (bias * self.scale).to(query.dtype)[:, None]
 
 
 def split_heads(projected: Tensor, n_heads: int) -> Tensor:

@@ -14,24 +14,26 @@ class AttentionInputs:
     position key.
     """
 
-    query_content: Tensor
-    """(B, H, L, D), scaled W_q h + u: gives (a) + (c) against `key`."""
-    query_position: Tensor | None
-    """(B, H, L, D), scaled W_q h + v: gives (b) + (d) against `position_key`; None where scores know of no position."""
+    query: Tensor
+    """(B, H, L, D), scaled W_q h: gives (a) against `key` and (b) against `position_key`."""
     key: Tensor
     """(B, H, K, D); the last L keys are the queries' own positions."""
     value: Tensor
     """(B, H, K, D)."""
+    content_bias: Tensor | None
+    """Scaled u, (H, 1, D): gives (c) against `key`."""
+    position_bias: Tensor | None
+    """Scaled v, (H, 1, D): gives (d) against `position_key`."""
     position_key: Tensor | None
-    """(H, m, D); row c is distance m - 1 - c; None together with `query_position`. Without gradient m may be less than
-    n if the first L rows are equal: all farther distances are scored as these are."""
+    """(H, m, D); row c is distance m - 1 - c; None where scores know of no position. Without gradient m may be less
+    than n if the first L rows are equal: all farther distances are scored as these are."""
     reach: int
     """n; keys at distance n or more are not seen."""
 
     @property
     def seg_len(self) -> int:
         """L."""
-        return self.query_content.shape[2]
+        return self.query.shape[2]
 
     @property
     def key_len(self) -> int:
@@ -39,9 +41,19 @@ class AttentionInputs:
         return self.key.shape[2]
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
+    def query_content(self) -> Tensor:
+        """(B, H, L, D): gives (a) + (c) against `key`."""
+        return self.query if self.content_bias is None else self.query + self.content_bias
+
+    @property
+    def query_position(self) -> Tensor:
+        """(B, H, L, D): gives (b) + (d) against `position_key`."""
+        return self.query if self.position_bias is None else self.query + self.position_bias
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """All of them, in order."""
-        return self.query_content, self.query_position, self.key, self.value, self.position_key
+        return self.query, self.key, self.value, self.content_bias, self.position_bias, self.position_key
 
     def widened(self, multiple: int) -> "AttentionInputs":
         """The same with zeros after the D numbers of each row, up to a multiple: they add nothing to any score."""
@@ -51,10 +63,10 @@ class AttentionInputs:
         def wide(tensor: Tensor) -> Tensor:
             return F.pad(tensor, (0, -tensor.shape[-1] % multiple))
 
-        position = None if self.query_position is None else wide(self.query_position)
-        position_key = None if self.position_key is None else wide(self.position_key)
+        others = (self.content_bias, self.position_bias, self.position_key)
+        content_bias, position_bias, position_key = (None if one is None else wide(one) for one in others)
         return AttentionInputs(
-            wide(self.query_content), position, wide(self.key), wide(self.value), position_key, self.reach
+            wide(self.query), wide(self.key), wide(self.value), content_bias, position_bias, position_key, self.reach
         )
 
     @property

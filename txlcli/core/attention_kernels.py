@@ -51,7 +51,7 @@ def flex(inputs: AttentionInputs) -> Tensor:
     """
     mem_len, reach = inputs.key_len - inputs.seg_len, inputs.reach
     by_distance = None
-    if inputs.query_position is not None and inputs.position_key is not None:
+    if inputs.position_key is not None:
         by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
 
     def modify(score: Tensor, lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ def flex(inputs: AttentionInputs) -> Tensor:
 def by_key(inputs: AttentionInputs) -> Tensor:
     """The position score of every key (B, H, L, K), -inf for keys that are not seen: shifted as in Appendix B."""
     seg_len, key_len, reach = inputs.seg_len, inputs.key_len, inputs.reach
-    if inputs.query_position is None or inputs.position_key is None:
-        by_distance = inputs.query_content.new_zeros(1, 1, seg_len, reach)
+    if inputs.position_key is None:
+        by_distance = inputs.query.new_zeros(1, 1, seg_len, reach)
     else:
         by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
         farther = by_distance[..., :1].expand(-1, -1, -1, reach - by_distance.shape[3])

@@ -51,7 +51,17 @@ class _Pass:
 
     def of_queries(self, tensor: Tensor) -> Tensor:
         """The pass's part of (B, H, L, x) as (lanes * H, l, x)."""
-        return tensor[self.first : self.first + self.lanes, :, self.begin : self.begin + self.queries].flatten(0, 1)
+        return self._own(tensor).flatten(0, 1)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor[self.first : self.first + self.lanes, :, self.begin : self.begin + self.queries]
+
+    def biased(self, query: Tensor, bias: Tensor | None) -> Tensor:
+        """The pass's queries (lanes * H, l, D) of (B, H, L, D), with a bias (H, 1, D) added to them."""
+        if bias is None:
+            return _dense(self.of_queries(query))
+        own = self._own(query)
+        return torch.add(own, bias, out=query.new_empty(own.shape)).flatten(0, 1)
 
     def of_keys(self, tensor: Tensor) -> Tensor:
         """The pass's part of (B, H, K, D) as (lanes * H, k, D)."""
@@ -78,7 +88,7 @@ class _Plan:
     @classmethod
     def of(cls, inputs: AttentionInputs, workspace: Workspace) -> "_Plan":
         """All in one pass on a GPU, as much as the cache holds on a CPU."""
-        lanes, heads, seg_len, _ = inputs.query_content.shape
+        lanes, heads, seg_len, _ = inputs.query.shape
         if workspace.at_once or inputs.key.device.type != "cpu":
             return cls(lanes=lanes, queries=seg_len)
         row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
@@ -97,7 +107,7 @@ class _Plan:
     def passes(self, inputs: AttentionInputs) -> Iterator[_Pass]:
         """Lane by lane the blocks of queries, the last one first: it sees all of the keys."""
         mem_len = inputs.key_len - inputs.seg_len
-        for first in range(0, inputs.query_content.shape[0], self.lanes):
+        for first in range(0, inputs.query.shape[0], self.lanes):
             for end in range(inputs.seg_len, 0, -self.queries):
                 begin = max(0, end - self.queries)
                 yield _Pass(first=first, lanes=self.lanes, begin=begin, queries=end - begin, keys=mem_len + end)
@@ -156,10 +166,10 @@ class _Probabilities:
             if self._room is None:
                 self._room = inputs.key.new_empty(self._plan.room(inputs))
             out = self._room[: shape.numel()].view(shape)
-        if inputs.query_position is not None:
-            query = _dense(part.of_queries(inputs.query_position))
+        if inputs.position_key is not None:
+            query = part.biased(inputs.query, inputs.position_bias)
             space.multiply(query, _dense(self._position_key_rows[:, -part.keys :]))
-        query, key = _dense(part.of_queries(inputs.query_content)), _dense(part.of_keys(inputs.key))
+        query, key = part.biased(inputs.query, inputs.content_bias), _dense(part.of_keys(inputs.key))
         torch.baddbmm(space.seen(out), query, key.mT, out=out)
         return torch.softmax(out, dim=-1, out=out)
 
@@ -172,7 +182,7 @@ def _attend(
     inputs: AttentionInputs, *, dropout: float, save: bool, workspace: Workspace
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """The output (B, H, L, D), each pass's probabilities (lanes*H, l, k) if `save`, and the mask of dropout."""
-    query, key = inputs.query_content, inputs.key
+    query, key = inputs.query, inputs.key
     plan = _Plan.of(inputs, workspace)
     made = _Probabilities(inputs, plan, workspace)
     kept = keep_mask(torch.Size((*query.shape[:3], inputs.key_len)), dropout, key.device) if dropout else None
@@ -196,8 +206,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any) -> Tensor:
-        query_content, query_position, key, value, position_key = tensors
-        inputs = AttentionInputs(query_content, query_position, key, value, position_key, reach)
+        query, key, value, content_bias, position_bias, position_key = tensors
+        inputs = AttentionInputs(query, key, value, content_bias, position_bias, position_key, reach)
         ctx.drawn_from = _generator_state(inputs.key.device) if recompute and dropout else None
         out, probabilities, kept = _attend(inputs, dropout=dropout, save=not recompute, workspace=workspace)
         ctx.save_for_backward(*tensors, None if recompute else kept, *probabilities)
@@ -207,20 +217,20 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query_content, query_position, key, value, position_key, kept, *saved = ctx.saved_tensors
-        inputs = AttentionInputs(query_content, query_position, key, value, position_key, ctx.reach)
+        query, key, value, content_bias, position_bias, position_key, kept, *saved = ctx.saved_tensors
+        inputs = AttentionInputs(query, key, value, content_bias, position_bias, position_key, ctx.reach)
         plan = _Plan.of(inputs, ctx.workspace)
         made = _Probabilities(inputs, plan, ctx.workspace) if ctx.recompute else None
         if ctx.drawn_from is not None:
-            shape = torch.Size((*query_content.shape[:3], inputs.key_len))
+            shape = torch.Size((*query.shape[:3], inputs.key_len))
             kept = _drawn_again(ctx.drawn_from, shape, ctx.dropout, key.device)
         exact = torch.promote_types(key.dtype, torch.float32)  # sums over passes need more than 16 bits
         of_keys = key.dtype if plan.queries == inputs.seg_len else exact
-        grad_query = torch.empty_like(query_content, memory_format=torch.contiguous_format)
+        grad_content = torch.empty_like(query, memory_format=torch.contiguous_format)
         grad_key, grad_value = (key.new_empty(key.shape, dtype=of_keys) for _ in range(2))
         position = None
-        if query_position is not None and position_key is not None:
-            position = _PositionGradients(inputs, query_position, position_key, plan, ctx.workspace)
+        if position_key is not None:
+            position = _PositionGradients(inputs, position_key, plan, ctx.workspace)
         # What dropout keeps is scaled here, in rows of D, not of K.
         grad_all = grad_outputs[0] if kept is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
         for number, part in enumerate(plan.passes(inputs)):
@@ -232,16 +242,27 @@ class _Attention(torch.autograd.Function):
                 used = probability * part.of_scores(kept)
                 grad_probability.mul_(part.of_scores(kept))
             grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
-            _multiply_into(part.of_queries(grad_query), grad_score, _dense(part.of_keys(key)))
-            _collect(part, grad_key, grad_score.mT, _dense(part.of_queries(query_content)))
+            _multiply_into(part.of_queries(grad_content), grad_score, _dense(part.of_keys(key)))
+            _collect(part, grad_key, grad_score.mT, part.biased(query, content_bias))
             _collect(part, grad_value, used.mT, _dense(grad_out))
             if position is not None:
                 position.add(grad_score, part)
         if made is not None:
             made.finish()
-        grad_query_position, grad_position_key = position.found() if position is not None else (None, None)
+        grad_content_bias = None if content_bias is None else _of_bias(grad_content)
+        grad_query, grad_position_bias, grad_position_key = grad_content, None, None
+        if position is not None:
+            grad_position, grad_position_key = position.found()
+            grad_position_bias = None if position_bias is None else _of_bias(grad_position)
+            grad_query = grad_content.add_(grad_position)
         grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
-        return None, None, None, None, grad_query, grad_query_position, grad_key, grad_value, grad_position_key
+        grads = (grad_query, grad_key, grad_value, grad_content_bias, grad_position_bias, grad_position_key)
+        return None, None, None, None, *grads
+
+
+def _of_bias(grad_query: Tensor) -> Tensor:
+    """The gradient (H, 1, D) of what was added to every query (B, H, L, D)."""
+    return grad_query.sum((0, 2))[:, None]
 
 
 def _collect(part: _Pass, grad: Tensor, left: Tensor, right: Tensor) -> None:
@@ -275,13 +296,12 @@ class _PositionGradients:
     def __init__(
         self,
         inputs: AttentionInputs,
-        query_position: Tensor,
         position_key: Tensor,
         plan: _Plan,
         workspace: Workspace,
     ) -> None:
         self._heads = position_key.shape[0]
-        self._query, self._workspace = query_position, workspace
+        self._query, self._bias, self._workspace = inputs.query, inputs.position_bias, workspace
         space = workspace.take(
             "gradients",
             position_key,
@@ -293,7 +313,7 @@ class _PositionGradients:
         assert isinstance(space, DistanceSpace)
         self._space = space
         self._key_rows = _for_lanes(position_key, plan.lanes)  # (lanes*H, n, D)
-        self._grad_query = torch.empty_like(query_position, memory_format=torch.contiguous_format)
+        self._grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
         exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over passes need more than 16 bits
         self._grad_key = torch.zeros(position_key.shape, dtype=exact, device=position_key.device)
         self._dtype = position_key.dtype
@@ -303,7 +323,7 @@ class _PositionGradients:
         space = self._space.part(part.queries, part.keys)
         space.place(grad_score)
         by_distance = _dense(space.by_distance)  # (lanes*H, l, n)
-        query = _dense(part.of_queries(self._query))
+        query = part.biased(self._query, self._bias)
         key_rows = _dense(self._key_rows[:, -part.keys :])
         _multiply_into(part.of_queries(self._grad_query), by_distance, key_rows)
         grad_key = self._grad_key[:, -part.keys :]  # (H, n, D), or the k nearest of n distances

@@ -57,6 +57,13 @@ class Dropout(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Any shape -> the same shape; where the mask is shared, its axes end in positions and channels."""
+        return self._drop(hidden, None)
+
+    def overwrite(self, hidden: Tensor) -> Tensor:
+        """The same without a gradient, in the memory of `hidden` where that is as quick."""
+        return self._drop(hidden, hidden)
+
+    def _drop(self, hidden: Tensor, out: Tensor | None) -> Tensor:
         if not self.training or self.share == 0:
             return hidden
         if self.variational:
@@ -64,7 +71,8 @@ class Dropout(nn.Module):
             return _times(hidden, keep_mask(shape, self.share, hidden.device), self.share)
         if hidden.device.type != "cpu":
             return F.dropout(hidden, self.share)
-        return (hidden * keep_mask(hidden.shape, self.share, hidden.device)).mul_(1 / (1 - self.share))
+        kept = keep_mask(hidden.shape, self.share, hidden.device)
+        return torch.mul(hidden, kept, out=out).mul_(1 / (1 - self.share))
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
@@ -76,9 +84,10 @@ class _RectifyAndDrop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, dropout: Dropout) -> Tensor:
-        out: Tensor = dropout(F.relu(hidden))
+        # Written over `hidden`. In the graph it stands beside it: a change in place would copy the gradient of a view.
+        out = dropout.overwrite(hidden.detach().relu_())
         ctx.save_for_backward(out)
-        ctx.share = dropout.share
+        ctx.share = dropout.share if dropout.training else 0.0
         return out
 
     @staticmethod
@@ -86,7 +95,7 @@ class _RectifyAndDrop(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
         grad: Tensor = torch.ops.aten.threshold_backward(grad_outputs[0], out, 0)
-        return grad.mul_(1 / (1 - ctx.share)), None
+        return grad.mul_(1 / (1 - ctx.share)) if ctx.share else grad, None
 
 
 def rectify_and_drop(hidden: Tensor, dropout: Dropout) -> Tensor:
@@ -95,11 +104,12 @@ def rectify_and_drop(hidden: Tensor, dropout: Dropout) -> Tensor:
     For the gradient nothing is kept but the result, which the product after it keeps anyway: the inner activations are
     the widest of a layer.
     """
-    if not dropout.training or dropout.share == 0 or torch.compiler.is_compiling():
-        out: Tensor = dropout(F.relu(hidden, inplace=True))
-        return out
-    dropped: Tensor = _RectifyAndDrop.apply(hidden, dropout)
-    return dropped
+    learning = torch.is_grad_enabled()
+    if learning and not torch.compiler.is_compiling():
+        dropped: Tensor = _RectifyAndDrop.apply(hidden, dropout)
+        return dropped
+    out: Tensor = dropout(F.relu(hidden, inplace=not learning))
+    return out
 
 
 class WordDropout(nn.Module):

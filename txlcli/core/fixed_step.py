@@ -17,7 +17,7 @@ from torch import Tensor
 
 from txlcli.core.attention import ScoreTerms
 from txlcli.core.attention_inputs import AttentionInputs
-from txlcli.core.model import Layer, TransformerXL
+from txlcli.core.model import TransformerXL
 
 WARM_UP = 2  # runs before a recording, in which libraries set themselves up
 
@@ -74,7 +74,6 @@ class FixedStep:
         for number, (layer, (keys, values), terms) in enumerate(
             zip(self._model.layers, self._buffers, self._terms, strict=True)
         ):
-            assert isinstance(layer, Layer)
             hidden = self._model.encoding.add(hidden, number, self._position)
             query, (key, value) = layer.attention.project(layer.attention_input(hidden))
             keys[..., : key.shape[3]].index_copy_(2, self._at, key.to(keys.dtype))
@@ -86,10 +85,10 @@ class FixedStep:
 
 def _attend(inputs: AttentionInputs, distance: Tensor, unseen: Tensor) -> Tensor:
     """`attention.attend` for one query (B, H, 1, D) and keys at distances (C,), of which some are unseen."""
-    width = inputs.query_content.shape[3]
+    width = inputs.query.shape[3]
     with torch.autocast(inputs.key.device.type, enabled=False):
         scores = inputs.query_content @ inputs.key[..., :width].mT + unseen  # (B, H, 1, C), float32 at least
-        if inputs.query_position is not None and inputs.position_key is not None:
+        if inputs.position_key is not None:
             by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, 1, m)
             farthest = by_distance.shape[3] - 1  # row c is distance m - 1 - c, row 0 also all that are farther
             scores = scores + by_distance.index_select(3, (farthest - distance).clamp(0, farthest))
