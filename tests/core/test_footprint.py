@@ -54,6 +54,13 @@ def test_weights_gradients_optimizer_and_memory_are_four_bytes_each(changed, sta
     assert needed["memory"] == 4 * 2 * B * M * 14
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("norm", "size"), [("post", 2), ("pre", 4)])
+def test_memory_that_only_products_read_takes_two_bytes_each(norm, size, precision):
+    needed = step_bytes(model_settings(norm=norm), V, train_settings(precision=precision))
+    assert needed["memory"] == size * 2 * B * M * 14
+
+
 def saved_by_a_real_step(settings, lanes, precision, *, recompute=False, attention="auto"):
     """Bytes that autograd keeps for the backward pass of one segment with a full memory, the weights apart."""
     model = make_model(settings, V).train()

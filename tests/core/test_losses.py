@@ -61,7 +61,7 @@ def vanilla(**changed):
 def outputs_of(model, tokens):
     """The outputs of the layers as the classifiers see them."""
     seen = []
-    handles = [layer.register_forward_hook(lambda *given: seen.append(given[-1])) for layer in model.layers]
+    handles = [layer.register_forward_hook(lambda *given: seen.append(given[-1][0])) for layer in model.layers]
     model(tokens, model.first_memory(B, 0), mem_len=0)
     for handle in handles:
         handle.remove()

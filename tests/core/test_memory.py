@@ -184,3 +184,15 @@ def test_no_gradient_reaches_the_tokens_of_the_segment_before(norm):
     hidden[:, 4:].square().sum().backward()
     touched = model.embedding.tables[0].grad.abs().sum(-1).nonzero().flatten().tolist()
     assert touched == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("norm", "kept"), [("post", torch.bfloat16), ("pre", torch.float32)])
+def test_memory_is_kept_as_products_read_it_where_nothing_else_reads_it(norm, kept):
+    model, tokens = small_model(norm=norm, dtype=torch.float32), draw_tokens(B, 2 * L)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, memory = read_segments(model, tokens, [L, L], mem_len=M)
+        assert [past.dtype for past in memory] == [past.dtype for past in model.full_memory(B, M)] == [kept] * 2
+        short, long = (model(tokens, past, mem_len=M) for past in (memory, [past.float() for past in memory]))
+    assert torch.equal(short[0], long[0])
+    assert all(torch.equal(*pair) for pair in zip(short[1], long[1], strict=True))
+    model(tokens, memory, mem_len=M)  # a run that goes on in fp32

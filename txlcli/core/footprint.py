@@ -3,6 +3,7 @@
 Axes: B lanes, L segment, M memory, d model width, N layers.
 """
 
+import contextlib
 import dataclasses
 
 import torch
@@ -53,7 +54,7 @@ def step_bytes(
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
-    with torch.device("meta"):
+    with FakeTensorMode(), _precision(train):
         memory = make_model(model, vocab_size).full_memory(train.batch_size, train.mem_len)
     remembered = sum(tensor.untyped_storage().nbytes() for tensor in memory)
     return {
@@ -86,12 +87,13 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
             if train.attention != "flex":
                 stand_in.attend_by(train.attention)
         weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
-        memory = stand_in.full_memory(lanes, train.mem_len)
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
-        precision = "fp32" if train.precision == "fp32" else "bf16"  # fp16 takes as much
-        with (
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-            autocast(CPU, precision),
-        ):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _precision(train):
+            memory = stand_in.full_memory(lanes, train.mem_len)
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
+
+
+def _precision(train: TrainSettings) -> contextlib.AbstractContextManager[object]:
+    """Products as a CPU would make them; those of fp16 take as much as those of bf16."""
+    return autocast(CPU, "fp32" if train.precision == "fp32" else "bf16")

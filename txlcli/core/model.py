@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.core.attention import Attention, ScoreTerms
+from txlcli.core.device import cast_for_products
 from txlcli.core.distance_space import Workspace
 from txlcli.core.dropout import Dropout, rectify_and_drop
 from txlcli.core.encodings import ENCODINGS
@@ -53,6 +54,10 @@ class Layer(nn.Module):
         self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
+    def kept(self, hidden: Tensor) -> Tensor:
+        """What memory keeps of layer inputs (B, x, d): as products read them, if nothing else reads them."""
+        return hidden if self.pre_norm else cast_for_products(hidden)
+
     def attention_input(self, hidden: Tensor) -> Tensor:
         """What queries, keys and values are projected from, of any layer inputs (B, x, d)."""
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
@@ -72,28 +77,28 @@ class Layer(nn.Module):
         dropped: Tensor = self.dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 
-    def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> Tensor:
-        """One segment (B, L, d) with the layer's memory (B, M, d)."""
-        query, keys = self.attention.project(self.attention_input(hidden))
+    def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> tuple[Tensor, Tensor]:
+        """One segment (B, L, d) with the layer's memory (B, M, d); gives its output and what to keep of its input."""
+        kept = self.kept(hidden)
+        query, keys = self.attention.project(self.attention_input(kept))
         if memory.shape[1]:  # projected apart from the segment: no gradient goes into memory (3.2)
-            remembered = self.attention.project_keys(self.attention_input(memory))
+            remembered = self.attention.project_keys(self.attention_input(memory.to(kept.dtype)))
             keys = (torch.cat([remembered[0], keys[0]], dim=2), torch.cat([remembered[1], keys[1]], dim=2))
-        return self.finish(hidden, self.attention(query, keys, terms))
+        return self.finish(hidden, self.attention(query, keys, terms)), kept.detach()
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
-    """The last `mem_len` of [memory o hidden], detached (3.2).
+    """The last `mem_len` of [memory o hidden] (3.2).
 
     Args:
         memory: (B, M, d), M up to mem_len.
-        hidden: (B, L, d), the layer inputs of the segment that was just read.
+        hidden: (B, L, d), the layer inputs of the segment that was just read, detached.
     Returns:
-        (B, min(M + L, mem_len), d).
+        (B, min(M + L, mem_len), d), in the number format of `hidden`.
     """
-    hidden = hidden.detach()
     forgotten = memory.shape[1] + hidden.shape[1] - mem_len  # positions
     if forgotten <= memory.shape[1]:
-        return torch.cat([memory[:, max(0, forgotten) :], hidden], dim=1)
+        return torch.cat([memory[:, max(0, forgotten) :].to(hidden.dtype), hidden], dim=1)
     if hidden.shape[1] == mem_len:
         return hidden
     return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep all of the segment
@@ -149,7 +154,9 @@ class TransformerXL(LanguageModel):
 
     def full_memory(self, lanes: int, mem_len: int) -> Memory:
         """M vectors per layer, (B, M, d), as after a text that is long enough."""
-        return [self.softmax.biases[0].new_zeros(lanes, mem_len, self.settings.d_model) for _ in self.layers]
+        return [
+            layer.kept(self.softmax.biases[0].new_zeros(lanes, mem_len, self.settings.d_model)) for layer in self.layers
+        ]
 
     def recompute(self, wanted: bool) -> None:
         """Let backward passes compute logits and attention probabilities again, instead of keeping them; or not."""
@@ -212,8 +219,8 @@ class TransformerXL(LanguageModel):
         for number, (layer, past) in enumerate(zip(self.layers, memory, strict=True)):
             hidden = self.encoding.add(hidden, number, positions)
             # Layer n reads layer n-1's past, so memory keeps layer inputs (3.2).
-            kept.append(update_memory(past, hidden, mem_len=mem_len))
-            hidden = layer(hidden, past, terms[number])
+            hidden, given = layer(hidden, past, terms[number])
+            kept.append(update_memory(past, given, mem_len=mem_len))
             outputs.append(hidden)
         return outputs, kept
 
