@@ -16,6 +16,7 @@ from txlcli.core.attention_kernels import flex, reference, sdpa
 from txlcli.core.attention_lanes import attend_by_lanes
 from txlcli.core.device import cast_for_products, row_multiple
 from txlcli.core.distance_space import Workspace
+from txlcli.core.products import Linear
 from txlcli.settings import AttentionKind
 
 
@@ -113,10 +114,10 @@ class Attention(nn.Module):
         """Whether the backward pass computes probabilities again, instead of keeping them."""
         self.kind: AttentionKind = "auto"
         """How it is computed."""
-        self.w_q = nn.Linear(d_model, n_heads * d_head, bias=False)
-        self.w_k_content = nn.Linear(d_model, n_heads * d_head, bias=False)
-        self.w_v = nn.Linear(d_model, n_heads * d_head, bias=False)
-        self.w_o = nn.Linear(n_heads * d_head, d_model, bias=False)
+        self.w_q = Linear(d_model, n_heads * d_head, bias=False)
+        self.w_k_content = Linear(d_model, n_heads * d_head, bias=False)
+        self.w_v = Linear(d_model, n_heads * d_head, bias=False)
+        self.w_o = Linear(n_heads * d_head, d_model, bias=False)
         self.merged: Tensor | None = None
         """(3 * H * D, d), the matrices of queries, keys and values in one; for weights that no longer change."""
 

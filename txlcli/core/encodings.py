@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from txlcli.core.attention import ScoreTerms, split_heads
 from txlcli.core.dropout import Dropout
+from txlcli.core.products import Linear
 from txlcli.errors import UsageError
 from txlcli.model_settings import TransformerSettings
 
@@ -80,7 +81,7 @@ class RelativeEncoding(Encoding):
         self.content_bias = nn.Parameter(torch.empty(pairs, n_heads, d_head))
         self.position_bias = nn.Parameter(torch.empty(pairs, n_heads, d_head))
         layers = range(settings.n_layers)
-        self.w_k_position = nn.ModuleList(nn.Linear(d_model, n_heads * d_head, bias=False) for _ in layers)
+        self.w_k_position = nn.ModuleList(Linear(d_model, n_heads * d_head, bias=False) for _ in layers)
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:

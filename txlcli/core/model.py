@@ -15,6 +15,7 @@ from txlcli.core.encodings import ENCODINGS
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.losses import AuxiliaryLosses, counted_positions
 from txlcli.core.module_list import ModuleList
+from txlcli.core.products import Linear
 from txlcli.model_settings import TransformerSettings
 from txlcli.settings import AttentionKind, LossPart
 
@@ -24,8 +25,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        self.ff_1 = nn.Linear(settings.d_model, settings.d_inner)
-        self.ff_2 = nn.Linear(settings.d_inner, settings.d_model)
+        self.ff_1 = Linear(settings.d_model, settings.d_inner)
+        self.ff_2 = Linear(settings.d_inner, settings.d_model)
         self.dropout = Dropout(settings.share("inner_dropout"), variational=settings.variational_dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from txlcli.core.dropout import Dropout
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.module_list import ModuleList
+from txlcli.core.products import Linear
 from txlcli.core.reader import Reader
 from txlcli.core.recurrence import gated_sum
 from txlcli.model_settings import RnnSettings
@@ -80,7 +81,7 @@ class Qrnn(RecurrentLayer):
     def __init__(self, *, inputs: int, width: int, window: int) -> None:
         super().__init__()
         self.window = window
-        self.gates = nn.Linear(window * inputs, 3 * width)  # the oldest input first; then z, f, o
+        self.gates = Linear(window * inputs, 3 * width)  # the oldest input first; then z, f, o
 
     def first_state(self, lanes: int, like: Tensor) -> State:
         """c (B, W) and the inputs before (B, window - 1, inputs)."""
