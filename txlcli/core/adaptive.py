@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from txlcli.core.device import send
 from txlcli.core.dropout import WordDropout
 from txlcli.core.normalizer import SpareGradient, normalize
+from txlcli.core.products import linear
 from txlcli.errors import RecipeError
 from txlcli.model_settings import ModelSettings
 
@@ -134,7 +135,7 @@ class AdaptiveEmbedding(nn.Module):
             return vectors
         # The sums of residuals begin here, so never in 16 bits; and to cast a matrix costs more than it saves here.
         with torch.autocast(vectors.device.type, enabled=False):
-            return F.linear(vectors, self.projections[str(projection)])
+            return linear(vectors, self.projections[str(projection)])
 
 
 def _adding_rows(table: nn.Parameter) -> Tensor:
@@ -268,14 +269,14 @@ class AdaptiveSoftmax(nn.Module):
     def _head(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the head's ids (T, n) and of the clusters (T, C), with the logarithm of their total (T,)."""
         projected = self._project(0, hidden, embedding)
-        head = _exact(F.linear(projected, self._table(0, embedding), self.biases[0]))
+        head = _exact(linear(projected, self._table(0, embedding), self.biases[0]))
         clusters = self._clusters(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
 
     def _clusters(self, projected: Tensor) -> Tensor:
         """Logits of the clusters: (T, w) -> (T, C)."""
         assert self.cluster_weight is not None
-        return _exact(F.linear(projected, self.cluster_weight, self.cluster_bias))
+        return _exact(linear(projected, self.cluster_weight, self.cluster_bias))
 
     def _within(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Log-probabilities of a band's ids, given that it is that band: (T, d) -> (T, n)."""
@@ -284,12 +285,12 @@ class AdaptiveSoftmax(nn.Module):
     def _logits(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Logits of a band's ids: (T, d) -> (T, n)."""
         projected = self._project(number, hidden, embedding)
-        return F.linear(projected, self._table(number, embedding), self.biases[number])
+        return linear(projected, self._table(number, embedding), self.biases[number])
 
     def _project(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """(T, d) -> (T, w)."""
         projection = self._projection(number, embedding)
-        return hidden if projection is None else F.linear(hidden, projection.mT)
+        return hidden if projection is None else linear(hidden, projection.mT)
 
     def _projection(self, number: int, embedding: AdaptiveEmbedding) -> Tensor | None:
         """The matrix (d, w) of a band, the embedding's where it is shared; None where the band has none."""

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from txlcli.core.products import linear
+
 CACHE_BYTES = 4 << 20
 """Logits of one piece on a CPU."""
 GPU_BYTES = 512 << 20
@@ -108,19 +110,18 @@ def _normalize(
     exact = torch.promote_types(dtype, torch.float32)
     total = torch.full((len(hidden),), -torch.inf, dtype=exact, device=hidden.device)
     logit = torch.zeros_like(total)
-    products, above = (_Room(hidden, len(table), kind) for kind in (dtype, exact))
+    above = _Room(hidden, len(table), exact)
     kept: list[Tensor] = []
     for rows, ids in _pieces(hidden, len(table)):
-        size = rows.stop - rows.start, ids.stop - ids.start
-        logits = hidden.new_empty(size, dtype=dtype) if keep else products.of(*size)
-        torch.addmm(bias[ids].to(dtype), hidden[rows].to(dtype), table[ids].to(dtype).mT, out=logits)
+        logits = linear(hidden[rows].to(dtype), table[ids].to(dtype), bias[ids].to(dtype))
         if keep:
             kept.append(logits)
         place, here = _within(chosen[rows], ids)
         logit[rows] = torch.where(here, logits.gather(1, place[:, None])[:, 0].to(exact), logit[rows])
         most = logits.amax(dim=-1, keepdim=True).to(exact)
-        piece = torch.sub(logits, most, out=above.of(*size)).exp_().sum(dim=-1).log_().add_(most[:, 0])
+        piece = torch.sub(logits, most, out=above.of(*logits.shape)).exp_().sum(dim=-1).log_().add_(most[:, 0])
         total[rows] = torch.logaddexp(total[rows], piece)
+        del logits  # before the next piece has its own
     return total, logit, kept
 
 
@@ -159,14 +160,14 @@ class _Normalizer(torch.autograd.Function):
         room = _Room(hidden, len(table), total.dtype)
         for number, (rows, ids) in enumerate(_pieces(hidden, len(table))):
             read, weight = hidden[rows].to(ctx.dtype), table[ids].to(ctx.dtype)
-            logits = kept[number] if kept else torch.addmm(bias[ids].to(ctx.dtype), read, weight.mT)
+            logits = kept[number] if kept else linear(read, weight, bias[ids].to(ctx.dtype))
             grad = torch.sub(logits, total[rows, None], out=room.of(*logits.shape))  # (t, c)
             grad.exp_().mul_(grad_total[rows, None])
             place, here = _within(chosen[rows], ids)
             grad.scatter_add_(1, place[:, None], torch.where(here, grad_logit[rows], 0.0)[:, None])
             grad_bias[ids] += grad.sum(dim=0)
             short = grad.to(ctx.dtype)
-            _add_product(grad_hidden[rows], short, weight, first=ids.start == 0)
+            grad_hidden[rows] += linear(short, weight.mT)
             _add_product(grad_table[ids], short.mT, read, first=rows.start == 0)
         return grad_hidden.to(hidden.dtype), grad_table, grad_bias, None, None, None
 
