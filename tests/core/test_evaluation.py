@@ -146,12 +146,12 @@ def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(
         assert inputs[pieces[1]][0] == targets[pieces[0]][-1]
 
 
-def test_scoring_uses_no_dropout_and_no_chance():
+def test_scoring_uses_no_dropout_and_no_chance_and_leaves_the_model_as_it_was():
     model = small_model(dropout=0.5, attention_dropout=0.5).train()
     inputs, targets = draw_stream(23)
     first, second = (score(model, inputs, targets, reading(2)).losses_nats for _ in range(2))
     assert np.array_equal(first, second)
-    assert not model.training
+    assert all(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])

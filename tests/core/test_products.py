@@ -5,9 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.core.builders import V, draw_tokens, read_segments, small_model
+from tests.core.builders import V, draw_tokens, read_segments, small_model, small_rnn
 from txlcli.core import products
-from txlcli.core.products import Linear, linear
+from txlcli.core.architectures import make_reader
+from txlcli.core.decoding import Decoder
+from txlcli.core.products import Linear, Packed, linear
+from txlcli.settings import EvalSettings
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
 
@@ -135,3 +138,92 @@ def test_a_model_is_the_same_function_by_onednn(everywhere, monkeypatch, norm):
     assert watched.count > 50
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
     torch.testing.assert_close(found, look(), rtol=1e-4, atol=1e-5)
+
+
+needs_bf16 = pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and products._multiplies_bf16()), reason="oneDNN has no bf16 here"
+)
+PRECISIONS = [
+    pytest.param(torch.float32, 1e-5, marks=needs_onednn),
+    pytest.param(torch.bfloat16, 0.05, marks=needs_bf16),
+]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("lead", [(1,), (1, 1), (B, L), (300,)], ids=str)
+def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, with_bias, lead):
+    module, rows = Linear(INPUTS, OUTPUTS, bias=with_bias), draw(*lead, INPUTS)
+    expected = module(rows)
+    module.pack(dtype)
+    assert module.packed is not None
+    with torch.inference_mode():
+        found = module(rows)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", ["narrow", "float64", "another machine"])
+def test_a_matrix_is_packed_where_that_pays(everywhere, monkeypatch, case):
+    weight = draw(OUTPUTS, INPUTS)
+    assert (Packed.of(weight) is not None) == torch.backends.mkldnn.is_available()
+    if case == "narrow":
+        monkeypatch.setattr(products, "NARROWEST", INPUTS + 1)
+    elif case == "float64":
+        weight = weight.double()
+    else:
+        monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    assert Packed.of(weight) is None
+
+
+def test_a_matrix_that_is_not_packed_is_cast_and_the_weight_left_alone():
+    module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
+    weight, bias = module.weight, module.bias
+    module.pack(torch.float32)
+    assert (module.packed, module.weight, module.bias) == (None, weight, bias)
+    module.pack(torch.bfloat16)
+    assert module.packed is None
+    assert module.weight.dtype == module.bias.dtype == torch.bfloat16
+    torch.testing.assert_close(module(rows.bfloat16()).float(), F.linear(rows, weight, bias), rtol=0.02, atol=0.02)
+
+
+@torch.inference_mode()
+def read(decoder, tokens, lengths):
+    return torch.cat([decoder.read(part) for part in tokens.split(lengths, dim=1)], dim=1)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize("changed", [{"norm": "post"}, {"norm": "pre"}, {"position": "sinusoid"}], ids=str)
+@pytest.mark.parametrize(("lanes", "lengths"), [(1, [1] * 29), (B, [L, L, L, 14])], ids=["tokens", "segments"])
+def test_a_decoder_reads_by_packed_matrices_what_it_reads_without(
+    everywhere, monkeypatch, changed, dtype, tolerance, lanes, lengths
+):
+    model, tokens = small_model(dtype=torch.float32, std=0.2, **changed), draw_tokens(lanes, 29)
+    how = {"lanes": lanes, "mem_len": M, "seg_len": 14, "precision": "fp32" if dtype == torch.float32 else "bf16"}
+    packed = Decoder(model, **how)
+    assert all(layer.attention.merged is not None for layer in packed.model.layers)
+    found = [read(packed, tokens, lengths), packed.read_last(tokens, 3)]
+    monkeypatch.setattr(products, "NARROWEST", 10**6)
+    plain = Decoder(model, **how)
+    assert all(layer.attention.merged is None for layer in plain.model.layers)
+    expected = [read(plain, tokens, lengths), plain.read_last(tokens, 3)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+@needs_onednn
+@pytest.mark.parametrize("make", [small_model, lambda **how: small_rnn("qrnn", **how)], ids=["transformer", "qrnn"])
+def test_a_reader_shares_the_model_s_weights_and_leaves_it_as_it_was(everywhere, make):
+    model = make(dtype=torch.float32).train()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    reader = make_reader(model, EvalSettings(mem_len=M, seg_len=L, batch_size=1), lanes=1, precision="fp32")
+    reader.read(draw_tokens(1, L))
+    shared = dict(reader.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert shared[name] is parameter
+        assert parameter.requires_grad
+        assert torch.equal(parameter, before[name])
+    linears = [module for module in reader.model.modules() if isinstance(module, Linear)]
+    assert any(module.packed is not None for module in linears)
+    assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
+    assert model.training
+    assert not reader.model.training

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.attention_kernels import flex, reference, sdpa
 from txlcli.core.attention_lanes import attend_by_lanes
 from txlcli.core.device import cast_for_products, row_multiple
 from txlcli.core.distance_space import Workspace
-from txlcli.core.products import Linear
+from txlcli.core.products import Linear, Packed
 from txlcli.settings import AttentionKind
 
 
@@ -118,16 +117,23 @@ class Attention(nn.Module):
         self.w_k_content = Linear(d_model, n_heads * d_head, bias=False)
         self.w_v = Linear(d_model, n_heads * d_head, bias=False)
         self.w_o = Linear(n_heads * d_head, d_model, bias=False)
-        self.merged: Tensor | None = None
-        """(3 * H * D, d), the matrices of queries, keys and values in one; for weights that no longer change."""
+        self.merged: Packed | None = None
+        """The matrices of queries, keys and values in one, (3 * H * D, d), for weights that no longer change."""
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """`LanguageModel.pack` for this sublayer."""
+        matrices = (self.w_q, self.w_k_content, self.w_v)
+        self.merged = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
+        for matrix in (self.w_o, *(() if self.merged else matrices)):
+            matrix.pack(dtype)
 
     def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """What `project_queries` and `project_keys` give of the segment (B, L, d)."""
         if self.merged is None:
             segment = cast_for_products(segment)
             return self.project_queries(segment), self.project_keys(segment)
-        query, key, value = F.linear(segment, self.merged).chunk(3, dim=-1)
-        return split_heads(query, self.n_heads) * self.scale, (
+        query, key, value = self.merged.multiply(segment).chunk(3, dim=-1)
+        return split_heads(query.mul_(self.scale), self.n_heads), (
             split_heads(key, self.n_heads),
             split_heads(value, self.n_heads),
         )

@@ -15,9 +15,7 @@ from torch import Tensor
 from txlcli.core.attention import ScoreTerms
 from txlcli.core.device import DTYPES, check_room, row_multiple
 from txlcli.core.fixed_step import FixedStep
-from txlcli.core.model import Layer, TransformerXL
-from txlcli.core.module_list import ModuleList
-from txlcli.core.one_row import for_one_row
+from txlcli.core.model import TransformerXL
 from txlcli.core.reader import Reader
 from txlcli.model_settings import MemoryStart
 from txlcli.settings import SameLength
@@ -69,8 +67,7 @@ class Decoder(Reader):
     """Feeds segments of up to L tokens through the model and remembers the last M positions.
 
     Args:
-        model: its weights must not change while the decoder is used: it copies some now and reads others later. To
-            read single tokens of one lane on a CPU, more than half of the layers' weights are held twice.
+        model: its weights must not change while the decoder is used, which copies some now and reads others later.
         lanes: B.
         mem_len: M.
         seg_len: the longest segment that will be read.
@@ -119,9 +116,8 @@ class Decoder(Reader):
         self._period = period or seg_len
         model.encoding.check_positions(self._period)
         self.watched = False
-        """Whether the model's own layers must do the work, since hooks observe them (`maps`)."""
-        self._one_row: ModuleList[Layer] | None = None  # made when the first single token is read
-        self._fixed_step: FixedStep | None = None  # likewise
+        """Whether hooks observe the layers (`maps`), which a recording would pass by."""
+        self._fixed_step: FixedStep | None = None  # made when the first single token is read
         self._start = self._end = 0  # the remembered part of the buffers
         self._position = 0  # of the next token in its segment
         self.reset()
@@ -185,8 +181,7 @@ class Decoder(Reader):
     def _through_layers(self, hidden: Tensor, positions: Tensor, keys: range, *, reach: int, wanted: int) -> Tensor:
         """The last layer's output (B, wanted, d) for embeddings (B, l, d), which are the last of the keys."""
         last, length = len(self._buffers) - 1, hidden.shape[1]
-        layers = self._layers_for(hidden)
-        for number, (layer, buffer) in enumerate(zip(layers, self._buffers, strict=True)):
+        for number, (layer, buffer) in enumerate(zip(self.model.layers, self._buffers, strict=True)):
             hidden = self.model.encoding.add(hidden, number, positions)
             given = layer.attention_input(hidden)
             if number < last or wanted == length:
@@ -210,14 +205,6 @@ class Decoder(Reader):
             lanes, dtype = embedded.shape[0], embedded.dtype
             self._fixed_step = FixedStep(self.model, buffers, self._terms, lanes=lanes, dtype=dtype)
         return self._fixed_step
-
-    def _layers_for(self, hidden: Tensor) -> ModuleList[Layer]:
-        """The model's layers, laid out for one row where a CPU reads a single token."""
-        if hidden.shape[:2] != (1, 1) or self.watched or self.device.type != "cpu":
-            return self.model.layers
-        if self._one_row is None:
-            self._one_row = for_one_row(self.model.layers)
-        return self._one_row
 
     def _next_positions(self, length: int) -> Tensor:
         """Absolute positions of the next tokens (l,); without memory every reading is a segment of its own."""

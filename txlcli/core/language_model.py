@@ -64,6 +64,13 @@ class LanguageModel(nn.Module, ABC):
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory."""
 
+    @abstractmethod
+    def pack(self, dtype: torch.dtype) -> None:
+        """Multiply in this number format from now on, by what the layers' weights are now, packed where that pays.
+
+        For reading only, as long as no weight changes. Softmax and embedding stay as they are.
+        """
+
     def recompute(self, wanted: bool) -> None:
         """Let backward passes compute logits again, and what else is large, instead of keeping it; or let them not."""
         self.softmax.recompute = wanted

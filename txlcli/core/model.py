@@ -55,6 +55,12 @@ class Layer(nn.Module):
         self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
+    def pack(self, dtype: torch.dtype) -> None:
+        """`LanguageModel.pack` for this layer."""
+        self.attention.pack(dtype)
+        self.feed_forward.ff_1.pack(dtype)
+        self.feed_forward.ff_2.pack(dtype)
+
     def kept(self, hidden: Tensor) -> Tensor:
         """What memory keeps of layer inputs (B, x, d): as products read them, if nothing else reads them."""
         return hidden if self.pre_norm else cast_for_products(hidden)
@@ -164,6 +170,11 @@ class TransformerXL(LanguageModel):
         super().recompute(wanted)
         for layer in self.layers:
             layer.attention.recompute = wanted
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """Lay out the matrices of attention and feed-forward for reading."""
+        for layer in self.layers:
+            layer.pack(dtype)
 
     @property
     def attention_kind(self) -> AttentionKind:

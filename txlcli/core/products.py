@@ -5,10 +5,14 @@ with AVX-512 oneDNN takes 10 to 30 % less time for the shapes of language models
 multiplies fp32, too; but gradients of weights, whose operands lie across, take less time by MKL. PyTorch's own compiler
 reaches oneDNN by the same operators.
 
+While weights do not change, a matrix may be packed: laid out as the processor reads it. Products of few rows then take
+half the time, of 80 rows 10 to 20 % less, of 800 rows 3 to 5 % less (measured, in fp32 and bf16).
+
 Axes: T rows.
 """
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +25,42 @@ NARROWEST = 192
 """Columns of a matrix below which oneDNN gains nothing (measured)."""
 
 
+@dataclass(frozen=True)
+class Packed:
+    """A matrix (out, in) as oneDNN reads it fastest, with a bias (out,)."""
+
+    matrix: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Packed | None":
+        """The weight's numbers as they are now; None where nothing is gained."""
+        if weight.shape[1] < NARROWEST or weight.device.type != "cpu" or not _packing_pays(weight.dtype):
+            return None
+        matrix = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        return cls(matrix, None if bias is None else bias.detach())
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """What `linear` gives, without a gradient: (..., in) -> (..., out)."""
+        return _multiply(rows.to(self.matrix.dtype), self.matrix, self.bias)
+
+
 class Linear(nn.Linear):
     """nn.Linear, whose product is that of `linear`."""
 
+    packed: Packed | None = None
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """`LanguageModel.pack` for this matrix."""
+        bias = None if self.bias is None else self.bias.detach().to(dtype)
+        self.packed = Packed.of(self.weight.to(dtype), bias)
+        if self.packed is None and dtype != self.weight.dtype:
+            self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
+            self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
     def forward(self, rows: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        return linear(rows, self.weight, self.bias)
+        return linear(rows, self.weight, self.bias) if self.packed is None else self.packed.multiply(rows)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,6 +93,17 @@ def onednn_is_faster() -> bool:
         return False
     measured = "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
     return measured and torch.backends.mkldnn.is_available()
+
+
+def _packing_pays(dtype: torch.dtype) -> bool:
+    if dtype == torch.float32:
+        return onednn_is_faster()
+    return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available() and _multiplies_bf16()
+
+
+def _multiplies_bf16() -> bool:
+    """Whether oneDNN has kernels for bf16 on this machine."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from txlcli.core.device import DTYPES, autocast
 from txlcli.core.language_model import LanguageModel
@@ -17,7 +17,7 @@ class Reader(ABC):
     """Feeds segments of up to L tokens through a model and remembers what it needs of the past.
 
     Args:
-        model: its weights must not change while the reader is used; in fp32 it is left in evaluation mode.
+        model: its weights must not change while the reader is used, which copies some now and reads others later.
         seg_len: the longest segment that will be read.
         precision: number format of matrix products.
     """
@@ -65,12 +65,12 @@ class Reader(ABC):
 
 
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:
-    """The model without dropout; in another precision a copy whose matrices are cast once, not at every segment."""
-    if precision == "fp32":
-        return model.eval()
-    frozen = copy.deepcopy(model).eval()
-    for module in frozen.modules():
-        if isinstance(module, nn.Linear):
-            module.to(DTYPES[precision])
-    frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, DTYPES[precision])
+    """A copy without dropout, whose matrices are cast and laid out once, not at every segment.
+
+    It shares all weights of which it needs no other layout.
+    """
+    frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
+    frozen.pack(model.dtype if precision == "fp32" else DTYPES[precision])
+    if precision != "fp32":
+        frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, DTYPES[precision])
     return frozen

@@ -152,6 +152,12 @@ class RecurrentModel(LanguageModel):
         """The same: a state does not grow with the text."""
         return self.first_memory(lanes, mem_len)
 
+    def pack(self, dtype: torch.dtype) -> None:
+        """Lay out the gates of QRNNs for reading; the matrices of an LSTM are its kernel's own affair."""
+        for module in self.layers.modules():
+            if isinstance(module, Linear):
+                module.pack(dtype)
+
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory, detached."""
         # Not scaled by sqrt(d) as the Transformer's is: each step of Adam would then move a tied embedding too far.
@@ -197,7 +203,7 @@ class StateReader(Reader):
     """Reads text with a model that carries a state: one token costs the same after any number of others.
 
     Args:
-        model: its weights must not change while the reader is used; in fp32 it is left in evaluation mode.
+        model: its weights must not change while the reader is used.
         lanes: B.
         seg_len: the longest segment that will be read.
         precision: number format of matrix products.

@@ -17,6 +17,7 @@ from txlcli.core.device import DTYPES
 from txlcli.core.generation import reader_of_one_text
 from txlcli.core.language_model import LanguageModel
 from txlcli.core.model import TransformerXL
+from txlcli.core.products import linear
 from txlcli.core.segments import TrainingSegments
 from txlcli.core.training import Training
 from txlcli.core.windows import window_decoder
@@ -73,13 +74,13 @@ def _wait(device: torch.device) -> None:
 
 
 def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> float:
-    """The rate of a large matrix product: the machine's limit, measured on the spot."""
+    """The rate of a large matrix product, made as the layers make theirs: the machine's limit, measured on the spot."""
     size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
     left, right = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
 
     def multiply() -> None:
         for _ in range(products):
-            torch.mm(left, right)
+            linear(left, right)
 
     timing = measure(multiply, device, tokens=products, repeat=repeat)
     return 2.0 * size**3 / (timing.low / 1e3)
