@@ -9,12 +9,12 @@ from tests.core.builders import V, draw_tokens, read_segments, small_model, smal
 from txlcli.core import products
 from txlcli.core.architectures import make_reader
 from txlcli.core.decoding import Decoder
-from txlcli.core.products import Linear, Packed, linear
+from txlcli.core.products import Linear, linear, packing_pays
 from txlcli.settings import EvalSettings
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
 
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
+needs_onednn = pytest.mark.skipif(not products._has_onednn(), reason="PyTorch has no oneDNN here")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_other_products_are_pytorch_s_own(everywhere, monkeypatch, case):
 @pytest.mark.parametrize(
     ("cpuinfo", "capability", "expected"),
     [
-        ("vendor_id\t: AuthenticAMD\n", "AVX512", torch.backends.mkldnn.is_available()),
+        ("vendor_id\t: AuthenticAMD\n", "AVX512", products._has_onednn()),
         ("vendor_id\t: AuthenticAMD\n", "AVX2", False),
         ("vendor_id\t: GenuineIntel\n", "AVX512", False),
         (None, "AVX512", False),  # no Linux
@@ -140,9 +140,7 @@ def test_a_model_is_the_same_function_by_onednn(everywhere, monkeypatch, norm):
     torch.testing.assert_close(found, look(), rtol=1e-4, atol=1e-5)
 
 
-needs_bf16 = pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and products._multiplies_bf16()), reason="oneDNN has no bf16 here"
-)
+needs_bf16 = pytest.mark.skipif(not products.onednn_has_bf16(), reason="oneDNN has no bf16 here")
 PRECISIONS = [
     pytest.param(torch.float32, 1e-5, marks=needs_onednn),
     pytest.param(torch.bfloat16, 0.05, marks=needs_bf16),
@@ -166,14 +164,17 @@ def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, w
 @pytest.mark.parametrize("case", ["narrow", "float64", "another machine"])
 def test_a_matrix_is_packed_where_that_pays(everywhere, monkeypatch, case):
     weight = draw(OUTPUTS, INPUTS)
-    assert (Packed.of(weight) is not None) == torch.backends.mkldnn.is_available()
+    assert packing_pays(weight, torch.float32)
+    assert packing_pays(weight, torch.bfloat16) == products.onednn_has_bf16()
+    dtype = torch.float32
     if case == "narrow":
         monkeypatch.setattr(products, "NARROWEST", INPUTS + 1)
     elif case == "float64":
-        weight = weight.double()
+        dtype = torch.float64
     else:
         monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
-    assert Packed.of(weight) is None
+    assert not packing_pays(weight, dtype)
+    assert not packing_pays(weight.to("meta"), dtype)
 
 
 def test_a_matrix_that_is_not_packed_is_cast_and_the_weight_left_alone():

@@ -15,7 +15,7 @@ from txlcli.core.attention_kernels import flex, reference, sdpa
 from txlcli.core.attention_lanes import attend_by_lanes
 from txlcli.core.device import cast_for_products, row_multiple
 from txlcli.core.distance_space import Workspace
-from txlcli.core.products import Linear, Packed
+from txlcli.core.products import Linear, Packed, packing_pays
 from txlcli.settings import AttentionKind
 
 
@@ -123,9 +123,12 @@ class Attention(nn.Module):
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this sublayer."""
         matrices = (self.w_q, self.w_k_content, self.w_v)
-        self.merged = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
-        for matrix in (self.w_o, *(() if self.merged else matrices)):
-            matrix.pack(dtype)
+        if packing_pays(self.w_q.weight, dtype):
+            self.merged = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
+        else:
+            for matrix in matrices:
+                matrix.pack(dtype)
+        self.w_o.pack(dtype)
 
     def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """What `project_queries` and `project_keys` give of the segment (B, L, d)."""

@@ -33,12 +33,10 @@ class Packed:
     bias: Tensor | None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Packed | None":
-        """The weight's numbers as they are now; None where nothing is gained."""
-        if weight.shape[1] < NARROWEST or weight.device.type != "cpu" or not _packing_pays(weight.dtype):
-            return None
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Packed":
+        """The numbers that the weight and the bias hold now."""
         matrix = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return cls(matrix, None if bias is None else bias.detach())
+        return cls(matrix, None if bias is None else bias.detach().clone())
 
     def multiply(self, rows: Tensor) -> Tensor:
         """What `linear` gives, without a gradient: (..., in) -> (..., out)."""
@@ -53,8 +51,9 @@ class Linear(nn.Linear):
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this matrix."""
         bias = None if self.bias is None else self.bias.detach().to(dtype)
-        self.packed = Packed.of(self.weight.to(dtype), bias)
-        if self.packed is None and dtype != self.weight.dtype:
+        if packing_pays(self.weight, dtype):
+            self.packed = Packed.of(self.weight.to(dtype), bias)
+        elif dtype != self.weight.dtype:
             self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -92,18 +91,26 @@ def onednn_is_faster() -> bool:
     except OSError:
         return False
     measured = "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return measured and torch.backends.mkldnn.is_available()
+    return measured and _has_onednn()
 
 
-def _packing_pays(dtype: torch.dtype) -> bool:
-    if dtype == torch.float32:
-        return onednn_is_faster()
-    return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available() and _multiplies_bf16()
+def packing_pays(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether products with a matrix (out, in) take less time if it is packed in this number format."""
+    if weight.shape[1] < NARROWEST or weight.device.type != "cpu":
+        return False
+    return onednn_is_faster() if dtype == torch.float32 else dtype == torch.bfloat16 and onednn_has_bf16()
 
 
-def _multiplies_bf16() -> bool:
+@functools.cache
+def onednn_has_bf16() -> bool:
     """Whether oneDNN has kernels for bf16 on this machine."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return _has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _has_onednn() -> bool:
+    """Whether PyTorch has been built with it, and has its operators by these names."""
+    names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
