@@ -66,12 +66,20 @@ def test_output_and_gradients_are_those_of_plain_products(everywhere, monkeypatc
 
 
 @needs_onednn
-def test_what_needs_no_gradient_gets_none(everywhere):
-    rows, weight, bias = draw(L, INPUTS), draw(OUTPUTS, INPUTS, seed=4).requires_grad_(), draw(OUTPUTS)
-    linear(rows, weight, bias).sum().backward()
-    assert (rows.grad, bias.grad) == (None, None)
-    assert weight.grad.shape == weight.shape
-    assert not linear(rows, weight.detach(), bias).requires_grad
+@pytest.mark.parametrize("learned", range(3))
+def test_no_gradient_is_computed_that_nobody_needs(everywhere, learned):
+    tensors = [draw(L, INPUTS), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS)]
+    assert not linear(*tensors).requires_grad
+    tensors[learned].requires_grad_()
+    found = products._Linear.backward(linear(*tensors).grad_fn, torch.ones(L, OUTPUTS))
+    assert [one is not None for one in found] == [number == learned for number in range(3)]
+
+
+@needs_onednn
+def test_the_compiler_sees_one_graph(everywhere):
+    module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
+    found = torch.compile(lambda rows: module(rows).relu(), fullgraph=True, backend="eager")(rows)
+    torch.testing.assert_close(found, module(rows).relu(), rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn
@@ -211,20 +219,36 @@ def test_a_decoder_reads_by_packed_matrices_what_it_reads_without(
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
+MODELS = {
+    "transformer": small_model,
+    "qrnn": lambda **how: small_rnn("qrnn", **how),
+    "lstm": lambda **how: small_rnn("lstm", **how),
+}
+
+
 @needs_onednn
-@pytest.mark.parametrize("make", [small_model, lambda **how: small_rnn("qrnn", **how)], ids=["transformer", "qrnn"])
-def test_a_reader_shares_the_model_s_weights_and_leaves_it_as_it_was(everywhere, make):
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_a_reader_shares_the_model_s_weights_and_leaves_it_as_it_was(everywhere, monkeypatch, make, precision, packs):
+    if not packs:
+        monkeypatch.setattr(products, "NARROWEST", 10**6)
     model = make(dtype=torch.float32).train()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    reader = make_reader(model, EvalSettings(mem_len=M, seg_len=L, batch_size=1), lanes=1, precision="fp32")
+    parameters = dict(model.named_parameters())
+    how = EvalSettings(mem_len=M, seg_len=L, batch_size=1)
+    reader = make_reader(model, how, lanes=1, precision=precision)
     reader.read(draw_tokens(1, L))
-    shared = dict(reader.model.named_parameters())
     for name, parameter in model.named_parameters():
-        assert shared[name] is parameter
+        assert parameter is parameters[name]
         assert parameter.requires_grad
+        assert parameter.dtype == torch.float32
         assert torch.equal(parameter, before[name])
+    if precision == "fp32":
+        assert all(parameter is parameters[name] for name, parameter in reader.model.named_parameters())
     linears = [module for module in reader.model.modules() if isinstance(module, Linear)]
-    assert any(module.packed is not None for module in linears)
+    assert any(module.packed is not None for module in linears) == (packs and bool(linears))
     assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
     assert model.training
     assert not reader.model.training
+    assert make_reader(reader.model, how, lanes=1, precision=precision).model is reader.model

@@ -29,7 +29,7 @@ def make_reader(model: LanguageModel, how: EvalSettings, *, lanes: int, precisio
     """What reads a text with a model, segment by segment.
 
     Args:
-        model: in any mode; it may be left in evaluation mode.
+        model: in any mode.
         how: L, M and the limits on distance; of a model that carries a state only L counts.
         lanes: B, whatever `how` says.
         precision: number format of matrix products.

@@ -125,9 +125,8 @@ class Attention(nn.Module):
         matrices = (self.w_q, self.w_k_content, self.w_v)
         if packing_pays(self.w_q.weight, dtype):
             self.merged = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
-        else:
-            for matrix in matrices:
-                matrix.pack(dtype)
+        for matrix in matrices:  # they still project what only some positions are asked of
+            matrix.cast(dtype)
         self.w_o.pack(dtype)
 
     def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:

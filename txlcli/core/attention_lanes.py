@@ -53,9 +53,6 @@ class _Pass:
         """The pass's part of (B, H, L, x) as (lanes * H, l, x)."""
         return self._own(tensor).flatten(0, 1)
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        return tensor[self.first : self.first + self.lanes, :, self.begin : self.begin + self.queries]
-
     def biased(self, query: Tensor, bias: Tensor | None) -> Tensor:
         """The pass's queries (lanes * H, l, D) of (B, H, L, D), with a bias (H, 1, D) added to them."""
         if bias is None:
@@ -74,6 +71,9 @@ class _Pass:
     def scores(self, inputs: AttentionInputs) -> torch.Size:
         """(lanes * H, l, k)."""
         return torch.Size((self.lanes * inputs.key.shape[1], self.queries, self.keys))
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor[self.first : self.first + self.lanes, :, self.begin : self.begin + self.queries]
 
 
 @dataclass(frozen=True, kw_only=True)

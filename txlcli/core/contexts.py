@@ -57,7 +57,7 @@ def context_losses(
     """The losses of some targets, each from nothing but the last c inputs, batch by batch.
 
     Args:
-        model: in any mode; it is left in evaluation mode.
+        model: in any mode.
         inputs: (T,) tokens read.
         targets: (T,) tokens predicted; target t follows input t.
         positions: (P,) targets to score, each at least c - 1.

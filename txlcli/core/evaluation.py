@@ -79,7 +79,7 @@ def score(
     so that no token is lost.
 
     Args:
-        model: in any mode; it is left in evaluation mode.
+        model: in any mode.
         inputs: (T,) tokens read.
         targets: (T,) tokens predicted; target t follows input t.
         how: L, M, B, the limits on distance.

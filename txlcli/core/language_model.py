@@ -24,6 +24,9 @@ class LanguageModel(nn.Module, ABC):
         RecipeError: a cutoff lies beyond the vocabulary.
     """
 
+    read_in: str | None = None
+    """Of a copy that was made for readers: the precision that it reads in."""
+
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
         self.settings = settings

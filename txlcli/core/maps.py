@@ -194,7 +194,7 @@ def observe(
     """Read a text in one lane and average the attention of all queries that have a full memory.
 
     Args:
-        model: in any mode; it is left in evaluation mode.
+        model: in any mode.
         inputs: (T,) tokens read, T above `first_query(how)`.
         how: L, M and the limits on distance; its lanes mean nothing here.
         at: place of the first query whose row is kept, at least `first_query(how)`.

@@ -61,7 +61,7 @@ class Layer(nn.Module):
         self.feed_forward.ff_1.pack(dtype)
         self.feed_forward.ff_2.pack(dtype)
 
-    def kept(self, hidden: Tensor) -> Tensor:
+    def memorable(self, hidden: Tensor) -> Tensor:
         """What memory keeps of layer inputs (B, x, d): as products read them, if nothing else reads them."""
         return hidden if self.pre_norm else cast_for_products(hidden)
 
@@ -86,12 +86,12 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> tuple[Tensor, Tensor]:
         """One segment (B, L, d) with the layer's memory (B, M, d); gives its output and what to keep of its input."""
-        kept = self.kept(hidden)
-        query, keys = self.attention.project(self.attention_input(kept))
+        given = self.memorable(hidden)
+        query, keys = self.attention.project(self.attention_input(given))
         if memory.shape[1]:  # projected apart from the segment: no gradient goes into memory (3.2)
-            remembered = self.attention.project_keys(self.attention_input(memory.to(kept.dtype)))
+            remembered = self.attention.project_keys(self.attention_input(memory.to(given.dtype)))
             keys = (torch.cat([remembered[0], keys[0]], dim=2), torch.cat([remembered[1], keys[1]], dim=2))
-        return self.finish(hidden, self.attention(query, keys, terms)), kept.detach()
+        return self.finish(hidden, self.attention(query, keys, terms)), given.detach()
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
@@ -161,9 +161,8 @@ class TransformerXL(LanguageModel):
 
     def full_memory(self, lanes: int, mem_len: int) -> Memory:
         """M vectors per layer, (B, M, d), as after a text that is long enough."""
-        return [
-            layer.kept(self.softmax.biases[0].new_zeros(lanes, mem_len, self.settings.d_model)) for layer in self.layers
-        ]
+        shape = (lanes, mem_len, self.settings.d_model)
+        return [layer.memorable(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
     def recompute(self, wanted: bool) -> None:
         """Let backward passes compute logits and attention probabilities again, instead of keeping them; or not."""

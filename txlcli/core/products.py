@@ -47,15 +47,20 @@ class Linear(nn.Linear):
     """nn.Linear, whose product is that of `linear`."""
 
     packed: Packed | None = None
+    """What it multiplies by instead of its weight and bias, whatever may be loaded into these later."""
 
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this matrix."""
-        bias = None if self.bias is None else self.bias.detach().to(dtype)
         if packing_pays(self.weight, dtype):
-            self.packed = Packed.of(self.weight.to(dtype), bias)
-        elif dtype != self.weight.dtype:
+            self.packed = Packed.of(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        else:
+            self.cast(dtype)
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Have weight and bias in this number format, for reading; the parameters so far are left as they are."""
+        if dtype != self.weight.dtype:
             self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
-            self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+            self.bias = None if self.bias is None else nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
 
     def forward(self, rows: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -63,7 +68,7 @@ class Linear(nn.Linear):
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`: (..., in) times the transpose of a matrix (out, in), plus a bias (out,) -> (..., out)."""
+    """`F.linear`: (..., T, in) times the transpose of a matrix (out, in), plus a bias (out,) -> (..., T, out)."""
     if not _goes_to_onednn(rows, weight):
         return F.linear(rows, weight, bias)
     if torch.is_grad_enabled():
@@ -74,12 +79,12 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _goes_to_onednn(rows: Tensor, weight: Tensor) -> bool:
     return (
-        rows.dtype == weight.dtype == torch.float32
+        not torch.compiler.is_compiling()  # the compiler has ways of its own, and could not follow the questions below
+        and rows.dtype == weight.dtype == torch.float32
         and weight.shape[1] >= NARROWEST
         and rows.device.type == "cpu"
         and onednn_is_faster()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 

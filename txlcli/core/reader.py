@@ -24,6 +24,7 @@ class Reader(ABC):
 
     def __init__(self, model: LanguageModel, *, seg_len: int, precision: str) -> None:
         self.model = _frozen(model, precision)
+        """A copy for reading, which cannot be copied again where its matrices are packed."""
         self.seg_len = seg_len
         self.device = model.device
         self._autocast = autocast(self.device, precision)
@@ -67,10 +68,13 @@ class Reader(ABC):
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:
     """A copy without dropout, whose matrices are cast and laid out once, not at every segment.
 
-    It shares all weights of which it needs no other layout.
+    It shares all weights of which it needs no other layout. A reader's own model serves another reader as it is.
     """
+    if model.read_in == precision:
+        return model
     frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
     frozen.pack(model.dtype if precision == "fp32" else DTYPES[precision])
     if precision != "fp32":
         frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, DTYPES[precision])
+    frozen.read_in = precision
     return frozen

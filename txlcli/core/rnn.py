@@ -211,7 +211,6 @@ class StateReader(Reader):
 
     def __init__(self, model: RecurrentModel, *, lanes: int, seg_len: int, precision: str = "fp32") -> None:
         super().__init__(model, seg_len=seg_len, precision=precision)
-        gather_weights(self.model)
         self._lanes = lanes
         self.reset()
 

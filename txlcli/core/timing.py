@@ -74,7 +74,7 @@ def _wait(device: torch.device) -> None:
 
 
 def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> float:
-    """The rate of a large matrix product, made as the layers make theirs: the machine's limit, measured on the spot."""
+    """The rate of a large product by the library that the layers use: the machine's limit, measured on the spot."""
     size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
     left, right = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
 

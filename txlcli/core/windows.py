@@ -64,7 +64,7 @@ def score_windows(
     """Score every target from the last `attn_len` tokens before it.
 
     Args:
-        model: in any mode; it is left in evaluation mode.
+        model: in any mode.
         inputs: (T,) tokens read.
         targets: (T,) tokens predicted; target t follows input t.
         attn_len: N.
@@ -91,6 +91,7 @@ def score_windows(
                 model, length, windows=len(firsts), precision=precision, max_distance=max_distance
             )
         decoder = decoders[len(firsts)]
+        model = decoder.model  # the others need no copy of their own
         decoder.reset()
         places = torch.tensor(firsts, device=model.device)[:, None] + torch.arange(
             length, device=model.device
@@ -118,7 +119,7 @@ class WindowReader(Reader):
     """Reads one text token by token with a model that has no memory: the window is computed anew for every token.
 
     Args:
-        model: its weights must not change while the reader is used; in fp32 it is left in evaluation mode.
+        model: its weights must not change while the reader is used.
         attn_len: N.
         precision: number format of matrix products.
         max_distance: distances beyond it share one encoding.
@@ -128,8 +129,8 @@ class WindowReader(Reader):
     """
 
     def __init__(self, model: TransformerXL, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
-        super().__init__(model, seg_len=attn_len, precision=precision)
         self._decoder = window_decoder(model, attn_len, windows=1, precision=precision, max_distance=max_distance)
+        super().__init__(self._decoder.model, seg_len=attn_len, precision=precision)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     @property
