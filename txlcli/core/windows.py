@@ -90,8 +90,8 @@ def score_windows(
             decoders[len(firsts)] = window_decoder(
                 model, length, windows=len(firsts), precision=precision, max_distance=max_distance
             )
+            model = decoders[len(firsts)].model  # the others need no copy of their own
         decoder = decoders[len(firsts)]
-        model = decoder.model  # the others need no copy of their own
         decoder.reset()
         places = torch.tensor(firsts, device=model.device)[:, None] + torch.arange(
             length, device=model.device
