@@ -34,8 +34,8 @@ class ModelSettings:
     """Draw one mask per lane and segment and share it among the positions, and one for all distances (Gal & Ghahramani
     2016); attention probabilities have no channels, so there every one is drawn."""
     word_dropout: float = 0.0
-    """Share of words whose embeddings are dropped, in every place and lane that is read at once; the softmax keeps them
-    (Gal & Ghahramani 2016)."""
+    """Share of words whose embeddings are dropped, in every place and lane that is read at once but for the first of a
+    segment; the softmax keeps them (Gal & Ghahramani 2016)."""
     cutoffs: tuple[int, ...] = ()
     """Ids at which the tail bands of adaptive softmax and adaptive input begin, rising; none is a plain softmax."""
     div_val: int = 1

@@ -111,18 +111,31 @@ def test_a_16_bit_mask_does_not_round_the_scale():
 
 
 def occurrences():
-    """Tokens (B, L) in which every word stands several times, and vectors without a zero."""
+    """Tokens (B, L) in which every word stands several times, but first in no lane; and vectors without a zero."""
     tokens = torch.arange(B * L).view(B, L) % V
+    tokens[:, 0] = V
     return tokens, torch.full((B, L, D), 3.0)
 
 
 def test_every_occurrence_of_a_word_is_dropped_together_in_all_lanes():
     torch.manual_seed(29)
     tokens, embedded = occurrences()
-    out = WordDropout(0.5, V)(embedded, tokens)
+    out = WordDropout(0.5, V + 1)(embedded, tokens)
     kinds = {word: set(out[tokens == word].flatten().tolist()) for word in range(V)}
     assert {len(values) for values in kinds.values()} == {1}
     assert set.union(*kinds.values()) == {0.0, 6.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_position_is_kept_whatever_its_word(dtype):
+    tokens = torch.zeros(B, L, dtype=torch.long)
+    seen = set()
+    for _ in range(20):
+        out = WordDropout(0.5, V)(torch.full((B, L, D), 3.0, dtype=dtype), tokens)
+        assert out.dtype == dtype
+        assert out[:, 0].unique().tolist() == [3.0]
+        seen |= set(out[:, 1:].unique().tolist())
+    assert seen == {0.0, 6.0}
 
 
 def test_word_dropout_keeps_the_expectation():
@@ -134,13 +147,13 @@ def test_word_dropout_keeps_the_expectation():
 
 def test_no_word_is_dropped_outside_training_or_with_share_0():
     tokens, embedded = occurrences()
-    assert WordDropout(0.0, V)(embedded, tokens) is embedded
-    assert WordDropout(0.9, V).eval()(embedded, tokens) is embedded
+    assert WordDropout(0.0, V + 1)(embedded, tokens) is embedded
+    assert WordDropout(0.9, V + 1).eval()(embedded, tokens) is embedded
 
 
 def test_the_generator_decides_which_words_and_channels_are_dropped():
     tokens, embedded = occurrences()
-    for one in (lambda: WordDropout(0.5, V)(embedded, tokens), lambda: Dropout(0.5, variational=True)(embedded)):
+    for one in (lambda: WordDropout(0.5, V + 1)(embedded, tokens), lambda: Dropout(0.5, variational=True)(embedded)):
         torch.manual_seed(37)
         first = one()
         torch.manual_seed(37)
@@ -150,7 +163,7 @@ def test_the_generator_decides_which_words_and_channels_are_dropped():
 def test_shapes_can_be_worked_out_without_contents():
     with FakeTensorMode():
         tokens, embedded = occurrences()
-        assert WordDropout(0.5, V)(embedded, tokens).shape == (B, L, D)
+        assert WordDropout(0.5, V + 1)(embedded, tokens).shape == (B, L, D)
         assert Dropout(0.5, variational=True)(embedded).shape == (B, L, D)
 
 

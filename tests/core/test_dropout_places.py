@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tests.core.builders import V, draw_tokens, small_model
+from tests.core.builders import V, draw_tokens, model_settings, small_model
 from txlcli.core.dropout import Dropout
+from txlcli.core.training import new_model
 
 B, L, M = 2, 5, 7
 ALL = 1 - 2**-20  # rounds to every entry
@@ -111,7 +112,7 @@ def test_a_dropped_channel_is_gone_from_all_positions_and_from_all_distances():
 def test_a_dropped_word_is_gone_wherever_it_stands_and_the_softmax_keeps_it(cutoffs):
     torch.manual_seed(5)
     model, tokens = small_model(cutoffs=cutoffs, word_dropout=0.5).train(), draw_tokens(B, 31)
-    embedded = model.embed(tokens, torch.arange(31))
+    embedded, tokens = model.embed(tokens, torch.arange(31))[:, 1:], tokens[:, 1:]  # the first position is kept
     dropped = {word for word in range(V) if not embedded[tokens == word].count_nonzero()}
     assert 0 < len(dropped & set(tokens.flatten().tolist())) < len(set(tokens.flatten().tolist()))
     for word in set(tokens.flatten().tolist()) - dropped:
@@ -119,5 +120,15 @@ def test_a_dropped_word_is_gone_wherever_it_stands_and_the_softmax_keeps_it(cuto
         assert torch.equal(vectors, vectors[:1].expand_as(vectors))
         whole = model.eval().embed(torch.tensor([[word]]), torch.arange(1))[0, 0]
         torch.testing.assert_close(vectors[0], 2 * whole, rtol=1e-12, atol=0)
-    hidden = torch.randn(B, 31, model.settings.d_model, dtype=torch.float64)
+    hidden = torch.randn(B, 30, model.settings.d_model, dtype=torch.float64)
     assert torch.equal(model.train().losses(hidden, tokens), model.eval().losses(hidden, tokens))
+
+
+def test_gradients_of_a_deep_model_are_finite_where_the_first_words_are_dropped():
+    settings = model_settings(n_layers=16, word_dropout=0.99)
+    model = new_model(settings, V, seed=1, device=torch.device("cpu")).train()  # its biases are 0, as in training
+    tokens = draw_tokens(B, L)
+    loss, *_ = model.objective(tokens, tokens.roll(-1, 1), model.first_memory(B, L), mem_len=L, part="full", progress=0)
+    loss.backward()
+    assert model.embedding.tables[0].grad.isfinite().all()
+    assert 0 < torch.nn.utils.get_total_norm([one.grad for one in model.parameters()]) < 1e4

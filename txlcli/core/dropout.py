@@ -36,10 +36,9 @@ def _keep_mask_on_cpu(shape: torch.Size, share: float) -> Tensor:
     return kept.view(shape)
 
 
-def _times(hidden: Tensor, kept: Tensor, share: float) -> Tensor:
-    """What a small mask keeps of `hidden`, times 1 / (1 - share); the mask is broadcast."""
-    exact = torch.promote_types(hidden.dtype, torch.float32)  # a 16-bit mask would round the scale
-    return (hidden * (kept.to(exact) / (1 - share))).to(hidden.dtype)
+def _scale(kept: Tensor, share: float, dtype: torch.dtype) -> Tensor:
+    """What a small mask multiplies numbers of this format by: 0, or 1 / (1 - share), which 16 bits would round."""
+    return kept.to(torch.promote_types(dtype, torch.float32)) / (1 - share)
 
 
 class Dropout(nn.Module):
@@ -68,7 +67,8 @@ class Dropout(nn.Module):
             return hidden
         if self.variational:
             shape = torch.Size((*hidden.shape[:-2], 1, hidden.shape[-1]))
-            return _times(hidden, keep_mask(shape, self.share, hidden.device), self.share)
+            scale = _scale(keep_mask(shape, self.share, hidden.device), self.share, hidden.dtype)
+            return (hidden * scale).to(hidden.dtype)
         if hidden.device.type != "cpu":
             return F.dropout(hidden, self.share)
         kept = keep_mask(hidden.shape, self.share, hidden.device)
@@ -115,6 +115,10 @@ def rectify_and_drop(hidden: Tensor, dropout: Dropout) -> Tensor:
 class WordDropout(nn.Module):
     """Zeroes the vectors of whole words while training, every occurrence together, and scales those of the others.
 
+    The first position of a segment is kept as it is. If nothing came before it and it were zero, it would stay zero up
+    to the last layer, and every layer norm on the way back multiplies the gradient of a zero by eps ** -0.5: with
+    sixteen layers of them it overflows.
+
     Args:
         share: of the vocabulary that is dropped, at least 0 and less than 1.
         vocab_size: V.
@@ -130,7 +134,9 @@ class WordDropout(nn.Module):
         if not self.training or self.share == 0:
             return embedded
         kept = keep_mask(torch.Size((self.vocab_size,)), self.share, embedded.device)
-        return _times(embedded, kept[tokens][..., None], self.share)
+        scale = _scale(kept[tokens], self.share, embedded.dtype)  # (B, L)
+        scale[:, 0] = 1.0
+        return (embedded * scale[..., None]).to(embedded.dtype)
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
