@@ -1,5 +1,7 @@
 """Products by oneDNN are those of nn.Linear, gradients included."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -72,7 +74,7 @@ def test_no_gradient_is_computed_that_nobody_needs(everywhere, learned):
     assert not linear(*tensors).requires_grad
     tensors[learned].requires_grad_()
     found = products._Linear.backward(linear(*tensors).grad_fn, torch.ones(L, OUTPUTS))
-    assert [one is not None for one in found] == [number == learned for number in range(3)]
+    assert [one is not None for one in found] == [number == learned for number in range(4)]
 
 
 @needs_onednn
@@ -92,17 +94,59 @@ def test_a_product_may_be_changed_in_place_and_keeps_rows_and_weight_alone(every
     torch.testing.assert_close(out.mul_(3), 3 * F.linear(rows, weight), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["narrow", "float64", "autocast", "another machine"])
+needs_bf16 = pytest.mark.skipif(not products.onednn_has_bf16(), reason="oneDNN has no bf16 here")
+IN_BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
+
+
+@needs_bf16
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lay", [torch.Tensor.clone, turned])
+def test_under_autocast_output_and_gradients_are_those_of_plain_products(
+    everywhere, monkeypatch, with_bias, given, lay
+):
+    found = []
+    for function in (linear, F.linear):
+        rows, weight, bias = draw(B, L, INPUTS).to(given), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS, seed=5)
+        leaves = [tensor.requires_grad_() for tensor in ((rows, weight, bias) if with_bias else (rows, weight))]
+        watched = Watched(monkeypatch)
+        with torch.autocast(**IN_BF16):
+            out = function(lay(rows), *leaves[1:])
+        grads = torch.autograd.grad((out * draw(B, L, OUTPUTS, seed=6)).sum(), leaves)
+        assert watched.count == (2 if function is linear else 0)
+        found.append((out, *grads))
+    torch.testing.assert_close(*found, rtol=0.02, atol=0.02)
+    assert [one.dtype for one in found[0]] == [torch.bfloat16, given, *[torch.float32] * (len(leaves) - 1)]
+
+
+@needs_bf16
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_backward_pass_keeps_no_cast_of_a_weight_unless_that_is_wanted(everywhere, kept):
+    weight, saved = draw(OUTPUTS, INPUTS).requires_grad_(), []
+    casts = products.kept_casts() if kept else contextlib.nullcontext()
+    saving = torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, id)
+    with casts, saving, torch.autocast(**IN_BF16):
+        linear(draw(L, INPUTS).requires_grad_(), weight)
+    matrices = [tensor for tensor in saved if OUTPUTS in tensor.shape]
+    assert [tensor.dtype for tensor in matrices] == [torch.bfloat16 if kept else torch.float32]
+    assert kept or matrices[0].data_ptr() == weight.data_ptr()
+
+
+@pytest.mark.parametrize("case", ["narrow", "float64", "autocast", "fp16", "no bf16", "another machine"])
 def test_other_products_are_pytorch_s_own(everywhere, monkeypatch, case):
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
+    autocast = {"autocast": torch.bfloat16, "fp16": torch.float16, "no bf16": torch.bfloat16}.get(case)
     if case == "narrow":
         monkeypatch.setattr(products, "NARROWEST", INPUTS + 1)
     elif case == "float64":
         module, rows = module.double(), rows.double()
+    elif case == "no bf16":
+        monkeypatch.setattr(products, "onednn_has_bf16", lambda: False)
     elif case == "another machine":
         monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
     watched = Watched(monkeypatch)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=case == "autocast"):
+    learning = case != "autocast"  # with bf16 where nothing is learned
+    with torch.set_grad_enabled(learning), torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
         found, expected = module(rows), F.linear(rows, module.weight, module.bias)
     assert watched.count == 0
     assert found.dtype == expected.dtype
@@ -148,7 +192,6 @@ def test_a_model_is_the_same_function_by_onednn(everywhere, monkeypatch, norm):
     torch.testing.assert_close(found, look(), rtol=1e-4, atol=1e-5)
 
 
-needs_bf16 = pytest.mark.skipif(not products.onednn_has_bf16(), reason="oneDNN has no bf16 here")
 PRECISIONS = [
     pytest.param(torch.float32, 1e-5, marks=needs_onednn),
     pytest.param(torch.bfloat16, 0.05, marks=needs_bf16),

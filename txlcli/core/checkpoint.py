@@ -7,7 +7,6 @@ the new one, whole.
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from txlcli.atomic import replacing
 from txlcli.core.architectures import make_model
 from txlcli.core.language_model import LanguageModel
 from txlcli.errors import RunError
@@ -65,12 +65,11 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         RunError: the disk is full or the folder cannot be written; the older checkpoint is untouched.
     """
     metadata = {KEY: json.dumps({"format": FORMAT, **checkpoint.state})}
-    beside = path.with_name(path.name + ".new")
+    tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
     try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}, beside, metadata)
-        os.replace(beside, path)
+        with replacing(path) as beside:
+            save_file(tensors, beside, metadata)
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
         raise RunError(
             f"{path}: the checkpoint cannot be written ({error}); what was saved before is untouched"
         ) from error

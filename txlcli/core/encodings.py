@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.core.attention import ScoreTerms, split_heads
+from txlcli.core.device import cast_for_products
 from txlcli.core.dropout import Dropout
 from txlcli.core.products import Linear
 from txlcli.errors import UsageError
@@ -87,7 +88,7 @@ class RelativeEncoding(Encoding):
     def terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """All of (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
         encoding = sinusoids(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
-        encoding = self.dropout(encoding)  # (n, d), one mask for all lanes and layers
+        encoding = cast_for_products(self.dropout(encoding))  # (n, d), one mask for all lanes and layers
         found = []
         for number, w_k_position in enumerate(self.w_k_position):
             pair = 0 if self.settings.tie_biases else number

@@ -15,6 +15,7 @@ from txlcli.core.architectures import make_model
 from txlcli.core.cost import softmax_columns
 from txlcli.core.device import autocast
 from txlcli.core.model import TransformerXL
+from txlcli.core.products import kept_casts
 from txlcli.model_settings import ModelSettings
 from txlcli.settings import TrainSettings
 
@@ -88,7 +89,8 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
                 stand_in.attend_by(train.attention)
         weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _precision(train):
+        casts = contextlib.nullcontext() if device.type == "cpu" else kept_casts()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _precision(train), casts:
             memory = stand_in.full_memory(lanes, train.mem_len)
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
