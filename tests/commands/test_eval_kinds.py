@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.commands.novel import done, json_of, refusal, train
+from txlcli.commands import eval_adapted
 from txlcli.core import adaptation
 
 SHORT = ["--positions", 60, "--batch-size", 2]
@@ -144,6 +145,30 @@ def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
     found = [json_of("eval", "word", "--cache", 30, "--split", split, *SHORT)["rows"][1] for split in ("test", "valid")]
     assert found[0]["adaptation"] == found[1]["adaptation"]
     assert found[0]["loss_nats"] != found[1]["loss_nats"]
+
+
+def test_the_search_reads_as_many_tokens_as_its_parameters_need(here, monkeypatch):
+    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 10)
+    monkeypatch.setattr(eval_adapted, "DYNAMIC_SEARCH_STEPS", 3)
+    _, cache, dynamic = json_of("eval", "word", "--cache", 12, "--dynamic", "--seg-len", 5, *SHORT)["rows"]
+    assert cache["adaptation"]["searched_on"] == 2 * 12 * 2  # each of two lanes fills the cache twice
+    assert dynamic["adaptation"]["searched_on"] == 3 * 5 * 2
+    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 50)
+    assert json_of("eval", "word", "--cache", 5, *SHORT)["rows"][1]["adaptation"]["searched_on"] == 50
+
+
+def test_a_cache_that_no_lane_of_valid_fills_is_said(here, monkeypatch):
+    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_FILLS", 0)
+    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 50)
+    told = "a lane of valid has 25 tokens, so that theta and lambda are those of a cache that long"
+    assert told in done("eval", "word", "--cache", 26, *SHORT).stderr
+    assert told not in done("eval", "word", "--cache", 25, *SHORT).stderr
+
+
+def test_a_step_as_long_as_any_that_was_tried_is_said(here, monkeypatch):
+    monkeypatch.setattr(adaptation, "LEARNING_RATES", (0.0, 1e-4))
+    told = "lr = 0.0001 is the largest that was tried: the model has much to learn from this text"
+    assert told in done("eval", "word", "--dynamic", *SHORT).stderr
 
 
 def test_auto_finds_the_memory_on_valid_and_applies_it_to_test(here):

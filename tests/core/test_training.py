@@ -378,6 +378,53 @@ def test_without_a_checkpoint_none_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def spoil_gradients(training, factor, *, steps=None):
+    """Multiply one matrix's gradient, in some steps or in all."""
+    weight = training.model.layers[0].attention.w_q.weight
+    weight.register_hook(lambda grad: grad * factor if steps is None or training.step + 1 in steps else grad)
+
+
+@pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])  # the last one's square is beyond float32
+@pytest.mark.parametrize("clip", [0.25, None])
+def test_a_gradient_that_is_not_finite_moves_no_weight(tmp_path, factor, clip):
+    training = new_training(tmp_path, clip=clip)
+    assert run(training, until=2)
+    good, before = training.last_path.read_bytes(), {name: one.clone() for name, one in weights(training).items()}
+    spoil_gradients(training, factor)
+    with pytest.raises(TrainingError) as caught:
+        run(training)
+    assert str(caught.value) == (
+        f"the gradient is not finite at step 3; the last good checkpoint is {training.last_path}; "
+        "lower train.lr, or train with warm-up or norm = pre"
+    )
+    assert training.last_path.read_bytes() == good
+    assert all(torch.equal(one, before[name]) for name, one in weights(training).items())
+
+
+def test_where_no_step_is_looked_at_a_report_sees_the_gradients_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(Training, "_sees_every_step", False)  # as on CUDA
+    training = new_training(tmp_path, valid=False, max_steps=6)
+    spoil_gradients(training, 1e30, steps=[2])  # whose clipped gradient is 0, so that no loss tells of it
+    with pytest.raises(TrainingError, match=r"^the gradient is not finite at step 3; lower train\.lr"):
+        run(training, report_every=3)
+    assert training.step == 3
+
+
+def test_in_fp16_gradients_that_always_overflow_end_the_training(tmp_path):
+    training = new_training(tmp_path, precision="fp16", valid=False, max_steps=60)
+    spoil_gradients(training, math.inf)
+    with pytest.raises(TrainingError, match=r"^gradients overflow in fp16 at every step up to 18; train with --prec"):
+        run(training, report_every=30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_fp16_a_few_steps_may_be_left_out(tmp_path):
+    training = new_training(tmp_path, precision="fp16", valid=False, max_steps=12)
+    spoil_gradients(training, math.inf, steps=range(1, 9))
+    assert [report.step for report in run(training)] == list(range(1, 13))
+    assert training.scaler.get_scale() == 2.0**8
+
+
 @pytest.mark.parametrize("valid", [True, False])
 def test_weights_spoilt_by_a_step_of_finite_loss_are_not_saved(tmp_path, valid):
     # The loss of step 3 is fine, its update is not: the rate is beyond every number.

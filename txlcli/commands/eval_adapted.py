@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
-CACHE_SEARCH_TOKENS = 50_000  # of valid; more move the parameters little
-DYNAMIC_SEARCH_TOKENS = 10_000
+CACHE_SEARCH_TOKENS = 50_000  # of valid, at least; more move the parameters little
+CACHE_SEARCH_FILLS = 2  # times that a lane of it fills the cache
+DYNAMIC_SEARCH_STEPS = 50  # with fewer, a decay has nothing to do
 RMS_SEGMENTS = 100  # of train, for the usual size of gradients
 FIRST_DECAY = 1e-3  # while the learning rate is searched
 
@@ -77,8 +78,13 @@ def _with_cache(
     opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, size: int, *, shown: bool
 ) -> dict[str, Any]:
     from txlcli.core.adaptation import SHARES, mixed_losses, score_with_cache, search_cache, theta_candidates
+    from txlcli.core.evaluation import Lanes
 
-    valid = eval_texts.of_split(opened, "valid", CACHE_SEARCH_TOKENS, data_dir)
+    wanted = max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * size * how.batch_size)
+    valid = eval_texts.of_split(opened, "valid", wanted, data_dir)
+    lane_len = Lanes.of(len(valid.targets), how).length
+    if lane_len < size:
+        console.say(f"a lane of valid has {lane_len:,} tokens, so that theta and lambda are those of a cache that long")
 
     def read(text: ScoredText, thetas: list[float], what: str) -> "tuple[Scores, NDArray[np.float32]]":
         with console.progress(what, total=len(text.targets), unit="tokens", shown=shown) as bar:
@@ -116,7 +122,7 @@ def _dynamic(
         score_dynamic,
     )
 
-    valid = eval_texts.of_split(opened, "valid", DYNAMIC_SEARCH_TOKENS, data_dir)
+    valid = eval_texts.of_split(opened, "valid", DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size, data_dir)
     head = head_segments(opened.store(data_dir).ids("train"), how, RMS_SEGMENTS, opened.model.device)
     rms = gradient_rms(opened.model, head, how)
 
@@ -144,6 +150,8 @@ def _dynamic(
         console.say(
             "every size of step that was tried makes valid worse: dynamic evaluation leaves this model as it is"
         )
+    if found.lr == LEARNING_RATES[-1]:
+        console.say(f"lr = {found.lr:g} is the largest that was tried: the model has much to learn from this text")
     scores = read(source, found, "dynamic evaluation")
     parameters = {"lr": found.lr, "decay": found.decay, "searched_on": len(valid.targets)}
     return _row(opened, source, how, scores, "dynamic", parameters, option="--dynamic")

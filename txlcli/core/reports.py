@@ -48,12 +48,14 @@ class Interval:
     def __init__(self, device: torch.device) -> None:
         self._nats = torch.zeros((), device=device, dtype=torch.float64)
         self.grad_norm = torch.zeros((), device=device)
+        self.largest_norm = torch.zeros((), device=device)
         self.tokens = 0
         self._started = time.perf_counter()
 
     def add(self, mean_loss: Tensor, grad_norm: Tensor, tokens: int) -> None:
         """Count one step: its mean loss and the norm of its gradient (0-d), its tokens."""
         self.grad_norm = grad_norm
+        self.largest_norm = torch.maximum(self.largest_norm, grad_norm)  # NaN, where there was one
         self._nats += mean_loss.double() * tokens
         self.tokens += tokens
 

@@ -25,7 +25,7 @@ from txlcli.core.device import autocast, send
 from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.model import TransformerXL
-from txlcli.core.optimizer import Plateau, make_optimizer, scheduled_lr
+from txlcli.core.optimizer import Plateau, clip_gradients, make_optimizer, scheduled_lr
 from txlcli.core.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.errors import RecipeError, RunError, TrainingError
@@ -33,6 +33,7 @@ from txlcli.model_settings import ModelSettings
 from txlcli.settings import EvalSettings, TrainSettings
 
 SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validations are
+LEAST_SCALE = 1.0  # of the loss in fp16: it begins at 65,536, and each step that is left out halves it
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Training:
             until_step: end after this step although the schedule goes on.
 
         Raises:
-            TrainingError: the loss is not finite; the last checkpoint is the last good one.
+            TrainingError: the loss or a gradient is not finite; the last checkpoint is the last good one.
         """
         with self.world.leading():
             yield from self._run(report_every, should_stop, until_step)
@@ -202,8 +203,7 @@ class Training:
                 self.scaler.scale(objective * (share * self.world.size)).backward()
             total += loss.detach() * share
         self.world.add_up(total)
-        asked = self.device.type == "cpu" and self.world.leads  # on CUDA asking at every step would stall the queue
-        if asked and not total.isfinite():
+        if self._sees_every_step and not total.isfinite():
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
         self.step += 1
         grad_norm = self._apply_gradients()
@@ -220,10 +220,16 @@ class Training:
         growing = self.place.segment * self.settings.seg_len < self.settings.mem_len
         return as_written() if self.settings.compile and growing else contextlib.nullcontext()
 
+    @property
+    def _sees_every_step(self) -> bool:
+        """Whether this process looks at the numbers of a step at once: on CUDA that would stall the queue."""
+        return self.device.type == "cpu" and self.world.leads
+
     def _apply_gradients(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)
-        limit = self.settings.clip if self.settings.clip is not None else math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        grad_norm = clip_gradients(self.model, self.settings.clip)
+        if self._sees_every_step:
+            self._check_gradients(grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(self.step)
         self.scaler.step(self.optimizer)
@@ -244,7 +250,24 @@ class Training:
         loss_nats, tokens_per_s = interval.mean()
         if not math.isfinite(loss_nats):
             raise self._not_finite(f"the loss is not finite at step {self.step}")
+        self._check_gradients(interval.largest_norm)
         return StepReport(self.step, self.epoch, loss_nats, self.lr(self.step), float(interval.grad_norm), tokens_per_s)
+
+    def _check_gradients(self, largest_norm: Tensor) -> None:
+        """Refuse to go on where no step is taken, or none that means anything.
+
+        The scaler of fp16 leaves out steps of gradients that are not finite, and lowers its scale until they are.
+
+        Raises:
+            TrainingError: a gradient is not finite, or the sum of its squares; with fp16 at many steps in turn.
+        """
+        if self.scaler.is_enabled():
+            if self.scaler.get_scale() < LEAST_SCALE:
+                raise self._given_up(
+                    f"gradients overflow in fp16 at every step up to {self.step}", "train with --precision bf16 or fp32"
+                )
+        elif not largest_norm.isfinite():
+            raise self._not_finite(f"the gradient is not finite at step {self.step}")
 
     def _validate(self, should_stop: Callable[[], bool]) -> Iterator[ValidReport]:
         if self.valid is None:
@@ -285,8 +308,11 @@ class Training:
         return [self.model.first_memory(len(part), self.settings.mem_len) for part in self._parts]
 
     def _not_finite(self, what: str) -> TrainingError:
+        return self._given_up(what, "lower train.lr, or train with warm-up or norm = pre")
+
+    def _given_up(self, why: str, next_step: str) -> TrainingError:
         kept = f"; the last good checkpoint is {self.last_path}" if self.last_path.exists() else ""
-        return TrainingError(f"{what}{kept}; lower train.lr, or train with warm-up or norm = pre")
+        return TrainingError(f"{why}{kept}; {next_step}")
 
     def _save(self, path: Path, more: dict[str, Tensor]) -> None:
         tensors = {**checkpoint.grouped("model", dict(self.model.named_parameters())), **more}
