@@ -27,3 +27,11 @@ def test_what_was_there_stays_when_something_stops_the_writing(tmp_path, error):
     with pytest.raises(error):
         write_half()
     assert files(tmp_path) == {"report.md": "first"}
+
+
+def test_others_may_read_it_whatever_the_writer_makes_of_its_mode(tmp_path):
+    (tmp_path / "plain").touch()
+    with replacing(tmp_path / "weights") as beside:
+        beside.unlink()
+        beside.touch(mode=0o600)
+    assert (tmp_path / "weights").stat().st_mode == (tmp_path / "plain").stat().st_mode

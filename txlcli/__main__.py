@@ -1,6 +1,23 @@
-"""Run the command line as `python -m txlcli`."""
+"""Run the command line, as `txl` or as `python -m txlcli`."""
 
-from txlcli.cli import app
+import signal
+import sys
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run it; Ctrl-C ends it in one line even while it loads."""
+    try:
+        from txlcli.cli import app
+
+        app(prog_name="txl")
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done; libraries clear away
+
 
 if __name__ == "__main__":
-    app(prog_name="txl")
+    main()

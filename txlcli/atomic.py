@@ -10,12 +10,18 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """A file beside `path` to write to: it takes that name when the block ends well, and is removed otherwise.
 
+    Others may read it as they may read what the user writes elsewhere, whatever the block leaves of its mode.
+
     Raises:
         OSError: it cannot be written, or cannot take the name; what was there before is untouched.
     """
     beside = path.with_name(path.name + ".new")
     try:
+        beside.unlink(missing_ok=True)
+        beside.touch()
+        mode = beside.stat().st_mode
         yield beside
+        beside.chmod(mode)
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -68,6 +68,8 @@ class TxlGroup(TyperGroup):
         before = signal.signal(signal.SIGTERM, _terminate)  # so that everything unfinished is cleared away
         try:
             result = super().main(args=args, prog_name=prog_name or "txl", **extra)
+            if result == CTRL_C:  # what Typer makes of it
+                raise KeyboardInterrupt
         except TxlError as error:
             if not torchrun.leads():  # the leading process finds the same, and ends the others once it has said so
                 time.sleep(SECONDS_TO_LEAD)

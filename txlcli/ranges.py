@@ -13,18 +13,22 @@ def require(good: bool, section: str, key: str, value: object, wish: str) -> Non
         raise RecipeError(f"[{section}] {key} must be {wish}, not {value!r}")
 
 
+def _finite(value: object, wish: str) -> str:
+    return "a finite number" if value == math.inf else wish
+
+
 def positive(section: str, instance: object, *keys: str) -> None:
     """Refuse numbers that are not greater than 0; None passes."""
     for key in keys:
         value = getattr(instance, key)
-        require(value is None or 0 < value < math.inf, section, key, value, "greater than 0")
+        require(value is None or 0 < value < math.inf, section, key, value, _finite(value, "greater than 0"))
 
 
 def not_negative(section: str, instance: object, *keys: str) -> None:
     """Refuse numbers below 0; None passes."""
     for key in keys:
         value = getattr(instance, key)
-        require(value is None or 0 <= value < math.inf, section, key, value, "0 or more")
+        require(value is None or 0 <= value < math.inf, section, key, value, _finite(value, "0 or more"))
 
 
 def known_words(section: str, instance: Any) -> None:

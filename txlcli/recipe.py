@@ -4,7 +4,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from txlcli.settings import Settings
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
+NO_SETTINGS = ("published",)  # what the paper says
 
 
 def packaged_names() -> list[str]:
@@ -174,6 +175,28 @@ def to_keys(section: Any) -> dict[str, Any]:
         elif field.default is not None:
             keys[field.name] = OFF_WORDS[0]
     return keys
+
+
+def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
+    """Settings by their full names where tables do not have the same; None where one is off or has no such key."""
+    names = {
+        f"{section}.{key}": (section, key)
+        for table in tables
+        for section, keys in table.items()
+        for key in keys
+        if section not in NO_SETTINGS
+    }
+    values = {name: [table[section].get(key) for table in tables] for name, (section, key) in names.items()}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
+
+
+def in_words(value: Any) -> str:
+    """A setting as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _known_section(section: str, where: str) -> None:

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ LOCKS = ".locks"
 
 
 @dataclass(frozen=True)
+class Change:
+    """Settings that a run went on with, other than it had before."""
+
+    step: int
+    """The last step with the old ones."""
+    settings: dict[str, list[Any]]
+    """Old and new value by full name; None where one is off."""
+
+
+@dataclass(frozen=True)
 class Run:
     """One training run on disk."""
 
@@ -44,6 +54,8 @@ class Run:
     parameters: int
     metric: str
     """What losses are shown as: "bpc" or "ppl"."""
+    changes: tuple[Change, ...] = ()
+    """In the order of the steps."""
 
     @property
     def name(self) -> str:
@@ -218,6 +230,7 @@ def _card(run: Run) -> dict[str, Any]:
         "vocab_size": run.vocab_size,
         "parameters": run.parameters,
         "metric": run.metric,
+        **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
     }
 
 
@@ -343,6 +356,7 @@ def open_run(folder: Path) -> Run:
             vocab_size=card["vocab_size"],
             parameters=card["parameters"],
             metric=card["metric"],
+            changes=tuple(Change(**change) for change in card.get("changes", [])),
         )
     except RecipeError as error:
         raise RunError(f"{error}; the run's settings are damaged, restore {path.name} from a copy") from error

@@ -67,9 +67,9 @@ def test_an_exported_run_comes_back_with_the_same_weights(here, run):
     json_of("import", "hf")
     assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{run}/best.safetensors")
     ours, theirs = card("runs/hf"), card(f"runs/{run}")
-    assert ours["settings"]["model"] | {"memory_start": "empty"} == {
+    assert ours["settings"]["model"] == {
         **theirs["settings"]["model"],
-        **{"d_embed": theirs["settings"]["model"].get("d_embed", 8), "memory_start": "empty"},
+        "d_embed": theirs["settings"]["model"].get("d_embed", 8),
         "tie_projections": [False, True, True][: 1 + 2 * (run == "adaptive")],
     }
     same = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
@@ -93,9 +93,21 @@ def test_a_run_whose_memory_starts_empty_says_what_differs(here):
         "predictions differ near the beginning of a text"
     ]
     assert json_of("export", "adaptive", "other")["notes"] == []
-    done("import", "hf")
-    rows = [json_of("eval", run, *READING)["rows"][0] for run in ("hf", "word")]
-    assert rows[0]["loss_nats"] != pytest.approx(rows[1]["loss_nats"], rel=1e-9)
+    done("import", "hf")  # where a key of ours says how it started
+    config = json.loads((here / "hf/config.json").read_text())
+    assert config.pop("memory_start") == "empty"
+    (here / "hf/config.json").write_text(json.dumps(config))
+    done("import", "hf", "--name", "theirs")
+    ours, back, theirs = (json_of("eval", run, *READING)["rows"][0]["loss_nats"] for run in ("word", "hf", "theirs"))
+    assert back == pytest.approx(ours, rel=1e-6)
+    assert theirs != pytest.approx(ours, rel=1e-9)
+
+
+def test_a_start_of_memory_that_nobody_knows_is_refused(here):
+    done("export", "word", "hf")
+    config = json.loads((here / "hf/config.json").read_text())
+    (here / "hf/config.json").write_text(json.dumps(config | {"memory_start": "full"}))
+    assert "memory_start must be one of empty, zeros, not 'full'" in refused("hf", code=1)
 
 
 def test_generate_and_speed_work_on_an_imported_run(here):
@@ -565,3 +577,7 @@ def test_an_export_that_fails_keeps_the_earlier_one(here):
 def test_a_place_that_is_no_folder_is_told(here):
     error = refusal("export", "adaptive", "tiny.toml/hf", code=1)
     assert error.startswith("tiny.toml/hf: cannot be written (")
+
+
+def test_a_run_needs_no_import(here):
+    assert refused("runs/byte") == "runs/byte is a run already; evaluate it with txl eval runs/byte"

@@ -79,6 +79,7 @@ def test_a_row_says_recipe_store_parameters_steps_and_the_best_validation(here):
         "max_steps": 7,
         "best_valid": pytest.approx(min(losses) / LN2),
         "best_valid_step": 7,
+        "valid_tokens": None,
         "test": None,
         "test_mem_len": None,
         "test_readings": None,
@@ -527,3 +528,28 @@ def test_a_word_that_is_no_command_gets_a_suggestion():
     result = txl("runs", "comparre")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Did you mean 'compare'?" in result.stderr
+
+
+def test_what_a_run_went_on_with_is_said_and_kept(here):
+    done("train", "tiny.toml", "--name", "stretched", "--set", "train.max_steps=2")
+    told = done("train", "--resume", "stretched", "--set", "train.max_steps=4", "--set", "train.clip=none").stderr
+    assert "train.max_steps is 4 from here on; it was 2" in told.splitlines()
+    done("train", "tiny.toml", "--name", "straight", "--set", "train.max_steps=4", "--set", "train.clip=none")
+    change = {"step": 2, "settings": {"train.max_steps": [2, 4], "train.clip": [0.25, "none"]}}
+    assert json.loads((here / "runs/stretched/run.json").read_text())["changes"] == [change]
+    assert "changes" not in json.loads((here / "runs/straight/run.json").read_text())
+    told = json_of("runs", "compare", "stretched", "straight")
+    assert [one["changes"] for one in told["runs"]] == [[change], []]
+    table = done("runs", "compare", "stretched", "straight").stdout
+    assert "The settings are the same now, but a run began with others." in table
+    assert all(told in table for told in ("after 2:", "train.max_steps 4 (was 2)", "train.clip none (was 0.25)"))
+    done("train", "--resume", "stretched", "--set", "train.max_steps=5", "--set", "train.clip=0.25")
+    changes = json.loads((here / "runs/stretched/run.json").read_text())["changes"]
+    assert [one["step"] for one in changes] == [2, 4]
+
+
+def test_a_validation_on_a_part_of_the_split_is_marked(here):
+    done("train", "tiny.toml", "--name", "part", "--set", "train.valid_tokens=30", "--set", "train.max_steps=2")
+    assert listed()["part"]["valid_tokens"] == 30
+    assert listed()["byte"]["valid_tokens"] is None
+    assert "of 30 tokens" in done("runs").stdout

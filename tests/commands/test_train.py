@@ -714,3 +714,10 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(here):
     assert refusal("train", "--resume", "other", code=1) == expected
     assert refusal("eval", "other", code=1) == expected
     assert card["vocab_fingerprint"] == saved.state["vocab_fingerprint"]
+
+
+def test_what_comes_next_is_going_on_until_the_recipe_has_ended(here):
+    told = done("train", "tiny.toml", "--max-steps", 3).stdout
+    assert ("txl train --resume runs/tiny" in told, "txl eval" in told) == (True, False)
+    told = done("train", "--resume", "tiny").stdout
+    assert ("txl train" in told, "txl eval runs/tiny" in told) == (False, True)

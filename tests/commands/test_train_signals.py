@@ -1,5 +1,6 @@
 """txl train as a process of its own: signals, a full disk, a pipe that closes."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, wait_for
+from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, txl, wait_for
+from txlcli import __main__, cli, curves, opening
 from txlcli.core import checkpoint
 
 
@@ -135,3 +137,49 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(here):
     stderr = process.stderr.read()
     assert process.wait(LONGEST_WAIT_S) == 1
     assert stderr == "generating with runs/byte, after the prompt\n"
+
+
+def test_a_second_interrupt_stops_at_once_and_says_what_is_left(here, monkeypatch):
+    def impatient(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(curves, "recording", lambda *_, **__: contextlib.nullcontext(impatient))
+    before = (here / "runs/byte/last.safetensors").read_bytes()
+    result = txl("train", "--resume", "byte", "--set", "train.max_steps=90", "--set", "log.every=1")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-2:] == [
+        "stopping after this step; saving",
+        "error: stopped at once, without saving; what was saved before is left; "
+        'go on with "txl train --resume runs/byte"',
+    ]
+    assert (here / "runs/byte/last.safetensors").read_bytes() == before
+    result = txl("train", "tiny.toml", "--set", "log.every=1")
+    assert result.stderr.splitlines()[-1] == "error: stopped at once, without saving; nothing was saved before"
+    assert not (here / "runs/tiny").exists()
+
+
+@pytest.mark.parametrize("words", [["eval", "byte"], ["generate", "byte", "--prompt", "the"]])
+def test_an_interrupt_is_said_wherever_it_comes(here, monkeypatch, words):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opening, "open_run", interrupt)
+    result = txl(*words)
+    assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
+
+
+def test_an_interrupt_while_txl_loads_is_one_line(monkeypatch, capsys):
+    def interrupt(**_):
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(cli, "app", interrupt)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            __main__.main()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"

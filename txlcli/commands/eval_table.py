@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
+LONG_ENOUGH = 10
+"""Times the memory: in shorter lanes what is missing at their start moves the result."""
+
 
 def as_result(
     opened: "OpenRun",
@@ -131,8 +134,12 @@ def _of_slowdown(result: dict[str, Any]) -> list[str]:
 
 
 def _lanes(result: dict[str, Any]) -> str:
-    lanes = result["rows"][0]["lanes"]
-    return f"{lanes} lanes, of which {lanes - 1} start without context." if lanes > 1 else "one lane."
+    lanes, longest = result["rows"][0]["lanes"], max(row["mem_len"] for row in result["rows"])
+    if lanes == 1:
+        return "one lane."
+    said = f"{lanes} lanes, of which {lanes - 1} start without context."
+    short = result["rows"][0]["tokens"] < LONG_ENOUGH * longest * lanes
+    return f"{said} They are short: --batch-size 1 gives every token all of its context." if short else said
 
 
 def _adaptations(result: dict[str, Any]) -> list[str]:

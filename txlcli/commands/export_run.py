@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console
+from txlcli.atomic import replacing
 from txlcli.errors import RunError
 from txlcli.options import RUNS_DIR, Device, Force, Json, RunsDir
 
@@ -91,7 +92,8 @@ def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folde
     try:
         shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
         draft.mkdir(parents=True)
-        save_file(to_hugging_face(model), draft / WEIGHTS, {"format": "pt"})
+        with replacing(draft / WEIGHTS) as file:
+            save_file(to_hugging_face(model), file, {"format": "pt"})
         (draft / CONFIG).write_text(json_.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / VOCAB).write_text(vocab.to_json(), encoding="utf-8")
         if vocab.kind == "word":

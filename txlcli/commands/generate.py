@@ -51,7 +51,9 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that reach this probability.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="Below 1 is bolder; 1 by default.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="Below 1 keeps to likely tokens; 1 by default.")
+    ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
     reference: Annotated[
         bool, typer.Option("--reference", help="Also print the context and how the test split really goes on.")

@@ -83,6 +83,7 @@ FACTS = (
     "max_steps",
     "best_valid",
     "best_valid_step",
+    "valid_tokens",
     "test",
     "test_mem_len",
     "test_readings",
@@ -101,6 +102,7 @@ def _facts(found: History) -> dict[str, Any]:
         run.settings.train.max_steps if found.state != "imported" else None,
         metrics.in_metric(valid["loss_nats"], run.metric) if valid else None,
         valid["step"] if valid else None,
+        run.settings.train.valid_tokens,
         metrics.in_metric(test["loss_nats"], run.metric) if test else None,
         test.get("mem_len") if test else None,
         readings if test else None,
@@ -117,6 +119,8 @@ def _row(entry: dict[str, Any]) -> list[str]:
         f"{console.measured(entry[key])}\n{entry['metric']}" if entry[key] is not None else "-"
         for key in ("best_valid", "test")
     )
+    if entry["valid_tokens"] and entry["best_valid"] is not None:
+        valid += f"\nof {entry['valid_tokens']:,} tokens"
     test += f"\nof {entry['test_readings']}" if (entry["test_readings"] or 1) > 1 else ""
     steps = f"{entry['step']:,}\n{entry['max_steps']:,}" if entry["max_steps"] else "-"
     model = f"{entry['parameters']:,}\n{entry['state']}"

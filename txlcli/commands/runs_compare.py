@@ -1,5 +1,6 @@
 """`txl runs compare`: runs side by side, their curves in one figure."""
 
+import dataclasses
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +13,7 @@ from txlcli.errors import RunError, UsageError
 from txlcli.history import History
 from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
 
-NOT_COMPARED = ("published",)  # what the paper says is no setting
+SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "Other texts or vocabularies: these losses cannot be compared."
 
 
@@ -70,7 +71,7 @@ def _result(found: Sequence[History]) -> dict[str, Any]:
     """The object that --json prints, and that the table is made of."""
     return {
         "runs": [_facts(one) for one in found],
-        "settings": _differences([recipe.to_table(one.run.settings) for one in found]),
+        "settings": recipe.differences([recipe.to_table(one.run.settings) for one in found]),
         "same_text": len({(one.run.settings.corpus.store, one.run.vocab_fingerprint) for one in found}) == 1,
     }
 
@@ -97,20 +98,8 @@ def _facts(found: History) -> dict[str, Any]:
         "last_train": loss(found.last_train),
         "test": loss(found.test_result[0]),
         "tokens_per_s": found.tokens_per_s,
+        "changes": [dataclasses.asdict(change) for change in run.changes],
     }
-
-
-def _differences(tables: Sequence[dict[str, dict[str, Any]]]) -> dict[str, list[Any]]:
-    """Settings by their full names where they are not the same everywhere; None where one is off or has no such key."""
-    names = {
-        (section, key): None
-        for table in tables
-        for section, keys in table.items()
-        for key in keys
-        if section not in NOT_COMPARED
-    }
-    values = {f"{section}.{key}": [table[section].get(key) for table in tables] for section, key in names}
-    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -139,20 +128,24 @@ def _show(result: dict[str, Any]) -> None:
         [f"last train{named}", *losses("last_train")],
         [f"test{named}", *losses("test")],
         ["tokens/s", *counts("tokens_per_s")],
-        *([name, *map(_in_words, values)] for name, values in result["settings"].items()),
+        *([name, *map(recipe.in_words, values)] for name, values in result["settings"].items()),
     ]
-    said = [] if result["settings"] else ["The settings are the same."]
+    changed = any(one["changes"] for one in facts)
+    if changed:
+        rows.append(["changed on the way", *("\n".join(map(_lines_of, one["changes"])) or "-" for one in facts)])
+    said = []
+    if not result["settings"]:
+        said.append("The settings are the same now, but a run began with others." if changed else SAME_SETTINGS)
     said += [] if result["same_text"] else [OTHER_TEXTS]
     console.show_table("runs compared", ["", *(one["name"] for one in facts)], rows, "\n".join(said))
 
 
-def _in_words(value: Any) -> str:
-    """A setting as a recipe writes it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _lines_of(change: dict[str, Any]) -> str:
+    """What a run went on with, and after which step."""
+    told = (
+        f"{name} {recipe.in_words(new)} (was {recipe.in_words(old)})" for name, (old, new) in change["settings"].items()
+    )
+    return "\n".join((f"after {change['step']:,}:", *told))
 
 
 def _curves(found: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[list[float], list[float]]]:

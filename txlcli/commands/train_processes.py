@@ -7,8 +7,6 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 
-import typer
-
 from txlcli import console
 
 SECONDS_TO_SAVE = "600"
@@ -19,7 +17,7 @@ def start(processes: int, words: Sequence[str]) -> None:
     """Carry out a command line of txl in so many processes, which `txlcli.torchrun` tells apart.
 
     Raises:
-        Exit: they have stopped or failed, and have said why.
+        SystemExit: they have stopped or failed, and have said why.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -50,6 +48,6 @@ def start(processes: int, words: Sequence[str]) -> None:
                     f"process {rank} was killed by signal {-first.exitcode}; go on with --resume from the last "
                     "checkpoint, if there is one"
                 )
-            raise typer.Exit(first.exitcode if first.exitcode > 0 else 1) from error
+            sys.exit(first.exitcode if first.exitcode > 0 else 1)
         except SignalException as stopped:
-            raise typer.Exit(128 + stopped.sigval) from stopped
+            sys.exit(128 + stopped.sigval)

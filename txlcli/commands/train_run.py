@@ -178,7 +178,7 @@ def _resumed(
     from txlcli.core.data_parallel import join
     from txlcli.opening import check_checkpoint, check_vocabulary, open_store
 
-    run = changed(run, changes)
+    before, run = run, changed(run, changes)
     settings = run.settings
     curves.check_tensorboard(settings.log)
     device = train_plan.checked_device(settings, wanted)
@@ -196,12 +196,23 @@ def _resumed(
     training.restore(saved)
     _check_unfinished(run, training, until_step)
     run.drop_metrics_after(training.step)
+    run = _with_changes(run, before, training.step)
     runs.update(run)
     console.say(
         f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
         f"{train_plan.devices(device, torchrun.world_size())}"
     )
     return run, training
+
+
+def _with_changes(run: Run, before: Run, step: int) -> Run:
+    """The run, whose card tells what it goes on with after this step; and say it."""
+    new = recipe.differences([recipe.to_table(one.settings) for one in (before, run)])
+    if not new:
+        return run
+    for name, (old, value) in new.items():
+        console.say(f"{name} is {recipe.in_words(value)} from here on; it was {recipe.in_words(old)}")
+    return dataclasses.replace(run, changes=(*run.changes, runs.Change(step, new)))
 
 
 def _check_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
@@ -306,6 +317,8 @@ def _training(
 def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, json: bool) -> None:
     last = run.settings.train.max_steps
     deadline = time.monotonic() + 60 * until.max_minutes if until.max_minutes is not None else None
+    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
+    go_on = f'go on with "{command_line("train", "--resume", str(run.folder), *processes, data_dir=data_dir)}"'
     with _signals() as caught:
 
         def should_stop() -> bool:
@@ -313,7 +326,7 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
             return bool(caught) or out_of_time or torchrun.is_orphan()
 
         every = run.settings.log.every
-        with curves.recording(run, after=training.step, json=json) as record:
+        with _impatience_told(training, go_on), curves.recording(run, after=training.step, json=json) as record:
             for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
                 try:
                     record(report)
@@ -322,8 +335,6 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
                         training.save_last()
                     raise
     saved = f"saved {training.last_path} at step {training.step:,}"
-    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
-    go_on = f'go on with "{command_line("train", "--resume", str(run.folder), *processes, data_dir=data_dir)}"'
     finished = training.step == last and not training.validation_is_due()
     if caught and (until.more_follows or not finished):
         code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
@@ -331,6 +342,16 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
         raise Interrupted(f"stopped; {reached}", code)
     if not finished:
         console.say(f"{saved} of {last:,}; {go_on}")
+
+
+@contextmanager
+def _impatience_told(training: "Training", go_on: str) -> Iterator[None]:
+    """A second Ctrl-C ends the block without the save that the first one began; say what is left."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        left = f"what was saved before is left; {go_on}" if training.last_path.exists() else "nothing was saved before"
+        raise Interrupted(f"stopped at once, without saving; {left}", SIGINT_CODE) from None
 
 
 def command_line(*words: str, data_dir: Path) -> str:

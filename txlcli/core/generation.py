@@ -22,7 +22,7 @@ class Sampling:
     """How the next token is drawn from the model's distribution."""
 
     temperature: float = 1.0
-    """Logits are divided by it; below 1 is bolder."""
+    """Logits are divided by it; below 1 keeps to likely tokens."""
     top_k: int | None = 40
     """Only the k likeliest tokens can be drawn; None is all."""
     top_p: float | None = None

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "init_std": 0.02,
     "proj_init_std": 0.01,
     "layer_norm_epsilon": 1e-5,
+    "memory_start": "zeros",  # a key of ours, that Hugging Face reads past
 }
 """What a key that a configuration leaves out means."""
 
@@ -87,7 +88,7 @@ def model_settings(config: Mapping[str, Any], where: Path) -> TransformerSetting
         "norm": "pre_released" if _flag(config, "pre_lnorm", where) else "post",
         "norm_eps": config["layer_norm_epsilon"],
         "tie_biases": not _flag(config, "untie_r", where),
-        "memory_start": "zeros",
+        "memory_start": config["memory_start"],
         "cutoffs": cutoffs,
         "div_val": config["div_val"],
         "d_embed": config["d_embed"],
@@ -186,4 +187,5 @@ def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boun
         "proj_init_std": model.proj_init_std,
         "layer_norm_epsilon": model.norm_eps,
         "eos_token_id": boundary,
+        "memory_start": model.memory_start,
     }
