@@ -422,7 +422,7 @@ def test_in_fp16_a_few_steps_may_be_left_out(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=12)
     spoil_gradients(training, math.inf, steps=range(1, 9))
     assert [report.step for report in run(training)] == list(range(1, 13))
-    assert training.scaler.get_scale() == 2.0**8
+    assert training.descent.state()["scale"] == 2.0**8
 
 
 @pytest.mark.parametrize("valid", [True, False])

@@ -1,4 +1,4 @@
-"""The optimizer, the norm of what it is given, the course of its learning rate."""
+"""The optimizer, the course of its learning rate."""
 
 import math
 
@@ -31,14 +31,6 @@ def _moments(parameter: Tensor) -> dict[str, Tensor]:
     """
     step = torch.zeros((), dtype=torch.float32, device=parameter.device)
     return {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-
-
-def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
-    """Scale all gradients together so that their norm is at most `limit`; gives their norm before (0-d)."""
-    norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
-    if limit is not None:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
-    return norm
 
 
 def scheduled_lr(settings: TrainSettings, step: int) -> float:

@@ -21,11 +21,12 @@ from txlcli.core.averaging import NoAverage, make_average
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.compilation import as_written, compile_layers
 from txlcli.core.data_parallel import ALONE, Objective, Order, World, parts_of_a_step
+from txlcli.core.descent import Descent
 from txlcli.core.device import autocast, send
 from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.model import TransformerXL
-from txlcli.core.optimizer import Plateau, clip_gradients, make_optimizer, scheduled_lr
+from txlcli.core.optimizer import Plateau, scheduled_lr
 from txlcli.core.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.segments import Place, Tokens, TrainingSegments
 from txlcli.errors import RecipeError, RunError, TrainingError
@@ -33,7 +34,6 @@ from txlcli.model_settings import ModelSettings
 from txlcli.settings import EvalSettings, TrainSettings
 
 SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validations are
-LEAST_SCALE = 1.0  # of the loss in fp16: it begins at 65,536, and each step that is left out halves it
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,9 @@ class Training:
             model.attend_by(settings.attention)
             if settings.compile:
                 compile_layers(model)
-        self.optimizer = make_optimizer(model, settings)
+        self.descent = Descent(model, settings)
         self.average = make_average(model, settings) if world.leads else NoAverage(model)
         self.plateau = Plateau(settings)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self.step = 0
         self.place = Place()
         self.validated = 0  # the step of the last validation
@@ -200,13 +199,16 @@ class Training:
                         progress=self.step / self.settings.max_steps,
                     )
                 share = len(part) / self.settings.batch_size
-                self.scaler.scale(objective * (share * self.world.size)).backward()
+                self.descent.backward(objective * (share * self.world.size))
             total += loss.detach() * share
         self.world.add_up(total)
         if self._sees_every_step and not total.isfinite():
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
         self.step += 1
-        grad_norm = self._apply_gradients()
+        grad_norm = self.descent.clip()
+        if self._sees_every_step:
+            self._check_gradients(grad_norm)
+        self.descent.step(self.lr(self.step))
         self.average.update()
         self.place = self.segments.next_place(self.place)
         return total, grad_norm, self.settings.batch_size * inputs.shape[1]
@@ -224,18 +226,6 @@ class Training:
     def _sees_every_step(self) -> bool:
         """Whether this process looks at the numbers of a step at once: on CUDA that would stall the queue."""
         return self.device.type == "cpu" and self.world.leads
-
-    def _apply_gradients(self) -> Tensor:
-        self.scaler.unscale_(self.optimizer)
-        grad_norm = clip_gradients(self.model, self.settings.clip)
-        if self._sees_every_step:
-            self._check_gradients(grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr(self.step)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.model.forget_gradients()
-        return grad_norm
 
     def lr(self, step: int) -> float:
         """The learning rate of update number `step`."""
@@ -256,17 +246,14 @@ class Training:
     def _check_gradients(self, largest_norm: Tensor) -> None:
         """Refuse to go on where no step is taken, or none that means anything.
 
-        The scaler of fp16 leaves out steps of gradients that are not finite, and lowers its scale until they are.
-
         Raises:
             TrainingError: a gradient is not finite, or the sum of its squares; with fp16 at many steps in turn.
         """
-        if self.scaler.is_enabled():
-            if self.scaler.get_scale() < LEAST_SCALE:
-                raise self._given_up(
-                    f"gradients overflow in fp16 at every step up to {self.step}", "train with --precision bf16 or fp32"
-                )
-        elif not largest_norm.isfinite():
+        if self.descent.is_stuck:
+            raise self._given_up(
+                f"gradients overflow in fp16 at every step up to {self.step}", "train with --precision bf16 or fp32"
+            )
+        if not self.descent.leaves_out_steps and not largest_norm.isfinite():
             raise self._not_finite(f"the gradient is not finite at step {self.step}")
 
     def _validate(self, should_stop: Callable[[], bool]) -> Iterator[ValidReport]:
@@ -324,7 +311,7 @@ class Training:
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
-            "scaler": self.scaler.state_dict(),
+            "scaler": self.descent.state(),
         }
         checkpoint.save(path, Checkpoint(tensors, state))
 
@@ -339,7 +326,7 @@ class Training:
         memory, rng = self._collect()
         if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
-        optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer)
+        optimizer = checkpoint.optimizer_tensors(self.model, self.descent.optimizer)
         groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.tensors()}
         self._save(
             self.last_path,
@@ -372,10 +359,9 @@ class Training:
         self.validated = state["validated"]
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
-        if state["scaler"]:  # empty where nothing was scaled: a scaler that is needed now begins as in a new run
-            self.scaler.load_state_dict(state["scaler"])
+        self.descent.restore(state["scaler"])
         self._restore_average(saved)
-        checkpoint.restore_optimizer(self.model, self.optimizer, saved.group("optimizer"))
+        checkpoint.restore_optimizer(self.model, self.descent.optimizer, saved.group("optimizer"))
         restart.restore_memories(saved.group("memory"), self.memories, self._parts)
         restart.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_from_here())
 
