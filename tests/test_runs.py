@@ -341,3 +341,13 @@ def test_a_run_that_cannot_take_the_place_of_another_puts_it_back(runs_dir, monk
 def test_runs_of_one_name_are_told_apart_by_their_folders():
     folders = [Path("here/byte"), Path("there/byte"), Path("here/word")]
     assert runs.short_names(folders) == ["here/byte", "there/byte", "word"]
+
+
+@pytest.mark.parametrize(
+    "changes", ["later", [3], [{"step": 2}], [{"step": 2, "settings": {"train.lr": [1]}}]], ids=str
+)
+def test_changes_that_are_none_are_refused(runs_dir, changes):
+    run = create(runs_dir)
+    card = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(json.dumps(card | {"changes": changes}))
+    assert refusal(runs.open_run, run.folder).startswith("runs/enwik8/run.json: damaged (")

@@ -310,6 +310,13 @@ def test_a_model_without_attention_has_no_wishes_about_it(key, value, wish):
     )
 
 
+def test_words_cannot_be_dropped_of_segments_of_one_token():
+    train = build("train", seg_len=1)
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", word_dropout=0.1), train, build("eval"))
+    assert str(caught.value) == "[model] word_dropout must be 0 with train.seg_len = 1, not 0.1"
+
+
 def test_flex_attention_drops_no_probabilities():
     train = build("train", attention="flex")
     with pytest.raises(RecipeError) as caught:

@@ -3,8 +3,6 @@
 import signal
 import sys
 
-INTERRUPTED = 130
-
 
 def main() -> None:
     """Run it; Ctrl-C ends it in one line even while it loads."""
@@ -14,7 +12,7 @@ def main() -> None:
         app(prog_name="txl")
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(128 + signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done; libraries clear away
 

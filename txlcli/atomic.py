@@ -21,7 +21,8 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.touch()
         mode = beside.stat().st_mode
         yield beside
-        beside.chmod(mode)
+        if beside.stat().st_mode != mode:
+            beside.chmod(mode)
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ from txlcli.commands import runs as runs_
 from txlcli.errors import TxlError, UsageError, did_you_mean
 from txlcli.out_of_memory import is_out_of_memory
 
-CTRL_C, TERMINATED = 130, 143
+CTRL_C, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 SECONDS_TO_LEAD = 10.0
 """For the first of several processes to say what is wrong, before another says it of itself."""
 

@@ -40,6 +40,17 @@ class Change:
     settings: dict[str, list[Any]]
     """Old and new value by full name; None where one is off."""
 
+    @classmethod
+    def of(cls, kept: dict[str, Any]) -> "Change":
+        """What a card keeps of it."""
+        return cls(int(kept["step"]), {name: [old, new] for name, (old, new) in kept["settings"].items()})
+
+    def followed_by(self, settings: dict[str, list[Any]]) -> "Change":
+        """This change and another after the same step, in one."""
+        both = {**self.settings, **settings}
+        merged = {name: [self.settings.get(name, pair)[0], pair[1]] for name, pair in both.items()}
+        return Change(self.step, {name: [old, new] for name, (old, new) in merged.items() if old != new})
+
 
 @dataclass(frozen=True)
 class Run:
@@ -356,7 +367,7 @@ def open_run(folder: Path) -> Run:
             vocab_size=card["vocab_size"],
             parameters=card["parameters"],
             metric=card["metric"],
-            changes=tuple(Change(**change) for change in card.get("changes", [])),
+            changes=tuple(Change.of(kept) for kept in card.get("changes", [])),
         )
     except RecipeError as error:
         raise RunError(f"{error}; the run's settings are damaged, restore {path.name} from a copy") from error

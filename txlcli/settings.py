@@ -238,6 +238,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what one section asks of another."""
+        dropped = self.model.word_dropout  # the first position of a segment is kept
+        require(self.train.seg_len > 1 or not dropped, "model", "word_dropout", dropped, "0 with train.seg_len = 1")
         if self.model.recurrent_state:
             self._refuse_memory()
         elif isinstance(self.model, TransformerSettings):

@@ -562,7 +562,7 @@ def test_the_papers_number_stands_beside_ours_where_model_and_corpus_are_the_pap
 
 
 def test_lanes_that_are_short_beside_the_memory_are_said(here):
-    told = "They are short: --batch-size 1 gives every token all of its context."
+    told = "The lanes are short beside M: --batch-size 1 gives every token all of its context."
     assert told in done("eval", "byte", "--mem-len", 4, "--positions", 78, "--batch-size", 2).stdout
     assert told not in done("eval", "byte", "--mem-len", 4, "--positions", 80, "--batch-size", 2).stdout
     assert told not in done("eval", "byte", "--mem-len", 40, "--positions", 78, "--batch-size", 1).stdout

@@ -149,10 +149,13 @@ def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
 
 def test_the_search_reads_as_many_tokens_as_its_parameters_need(here, monkeypatch):
     monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 10)
+    monkeypatch.setattr(eval_adapted, "DYNAMIC_SEARCH_TOKENS", 25)
     monkeypatch.setattr(eval_adapted, "DYNAMIC_SEARCH_STEPS", 3)
     _, cache, dynamic = json_of("eval", "word", "--cache", 12, "--dynamic", "--seg-len", 5, *SHORT)["rows"]
     assert cache["adaptation"]["searched_on"] == 2 * 12 * 2  # each of two lanes fills the cache twice
     assert dynamic["adaptation"]["searched_on"] == 3 * 5 * 2
+    one_lane = json_of("eval", "word", "--dynamic", "--seg-len", 5, "--positions", 60, "--batch-size", 1)["rows"][1]
+    assert one_lane["adaptation"]["searched_on"] == 25
     monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 50)
     assert json_of("eval", "word", "--cache", 5, *SHORT)["rows"][1]["adaptation"]["searched_on"] == 50
 

@@ -580,4 +580,4 @@ def test_a_place_that_is_no_folder_is_told(here):
 
 
 def test_a_run_needs_no_import(here):
-    assert refused("runs/byte") == "runs/byte is a run already; evaluate it with txl eval runs/byte"
+    assert refused("runs/byte") == 'runs/byte is a run already; evaluate it with "txl eval runs/byte"'

@@ -541,11 +541,25 @@ def test_what_a_run_went_on_with_is_said_and_kept(here):
     told = json_of("runs", "compare", "stretched", "straight")
     assert [one["changes"] for one in told["runs"]] == [[change], []]
     table = done("runs", "compare", "stretched", "straight").stdout
-    assert "The settings are the same now, but a run began with others." in table
+    assert "The settings are the same now; a run had others on the way." in table
     assert all(told in table for told in ("after 2:", "train.max_steps 4 (was 2)", "train.clip none (was 0.25)"))
     done("train", "--resume", "stretched", "--set", "train.max_steps=5", "--set", "train.clip=0.25")
     changes = json.loads((here / "runs/stretched/run.json").read_text())["changes"]
     assert [one["step"] for one in changes] == [2, 4]
+
+
+def test_changes_that_no_step_was_taken_with_are_not_kept(here):
+    done("train", "tiny.toml", "--name", "wavering", "--set", "train.max_steps=2")
+    for steps, clip in ((5, 0.5), (4, 0.25)):
+        wish = ("--set", f"train.max_steps={steps}", "--set", f"train.clip={clip}")
+        done("train", "--resume", "wavering", *wish, "--max-minutes", 0)
+    changes = json.loads((here / "runs/wavering/run.json").read_text())["changes"]
+    assert changes == [{"step": 2, "settings": {"train.max_steps": [2, 4]}}]
+    done("train", "--resume", "wavering", "--set", "train.clip=0.5", "--max-minutes", 0)
+    told = done("train", "--resume", "wavering", "--set", "train.clip=0.25", "--set", "train.max_steps=3").stderr
+    assert "train.clip is 0.25 from here on; it was 0.5" in told
+    changes = json.loads((here / "runs/wavering/run.json").read_text())["changes"]
+    assert changes == [{"step": 2, "settings": {"train.max_steps": [2, 3]}}]
 
 
 def test_a_validation_on_a_part_of_the_split_is_marked(here):
@@ -553,3 +567,5 @@ def test_a_validation_on_a_part_of_the_split_is_marked(here):
     assert listed()["part"]["valid_tokens"] == 30
     assert listed()["byte"]["valid_tokens"] is None
     assert "of 30 tokens" in done("runs").stdout
+    done("train", "tiny.toml", "--name", "all", "--set", "train.valid_tokens=1_000_000", "--set", "train.max_steps=2")
+    assert listed()["all"]["valid_tokens"] is None

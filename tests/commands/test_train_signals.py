@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, txl, wait_for
-from txlcli import __main__, cli, curves, opening
+from txlcli import __main__, curves, opening
 from txlcli.core import checkpoint
 
 
@@ -169,12 +169,26 @@ def test_an_interrupt_is_said_wherever_it_comes(here, monkeypatch, words):
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
 
 
+def test_the_signal_that_came_twice_decides_the_exit_code(here, monkeypatch):
+    def impatient(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(curves, "recording", lambda *_, **__: contextlib.nullcontext(impatient))
+    result = txl("train", "tiny.toml", "--set", "log.every=100", "--set", "train.valid_every=1")
+    assert result.exit_code == 143
+    assert result.stderr.splitlines()[-1] == (
+        "error: stopped at once, without saving; runs/tiny/best.safetensors is left, to evaluate and not to go on from"
+    )
+
+
 def test_an_interrupt_while_txl_loads_is_one_line(monkeypatch, capsys):
-    def interrupt(**_):
-        raise KeyboardInterrupt
+    class Loading:
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(cli, "app", interrupt)
+    monkeypatch.setitem(sys.modules, "txlcli.cli", Loading())
     try:
         with pytest.raises(SystemExit) as ended:
             __main__.main()

@@ -7,6 +7,7 @@ from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
 from txlcli.core import attention_lanes
 from txlcli.core.architectures import make_model
 from txlcli.core.footprint import parameters_by_part, step_bytes
+from txlcli.core.products import onednn_has_bf16
 from txlcli.settings import TrainSettings
 
 B, L, M = 3, 5, 7
@@ -168,3 +169,14 @@ def test_activations_of_an_lstm_are_counted_apart_from_the_workspace_of_its_kern
         for width in (11, 110)
     )
     assert 0 < 2 * plain < wide
+
+
+@pytest.mark.skipif(not onednn_has_bf16(), reason="oneDNN has no bf16 here")
+def test_a_forecast_for_cuda_counts_the_casts_of_weights_that_autocast_keeps_there():
+    wide = model_settings(d_model=192, d_inner=200)
+    cpu, cuda = (
+        step_bytes(wide, V, train_settings(precision="bf16", attention="reference"), device=torch.device(kind))
+        for kind in ("cpu", "cuda")
+    )
+    per_layer = 3 * 33 * 192 + 2 * 200 * 192  # queries, keys, values; feed-forward. Distances have no gradient
+    assert cuda["activations"] - cpu["activations"] == 2 * 2 * per_layer

@@ -405,7 +405,7 @@ def test_where_no_step_is_looked_at_a_report_sees_the_gradients_of_all(tmp_path,
     monkeypatch.setattr(Training, "_sees_every_step", False)  # as on CUDA
     training = new_training(tmp_path, valid=False, max_steps=6)
     spoil_gradients(training, 1e30, steps=[2])  # whose clipped gradient is 0, so that no loss tells of it
-    with pytest.raises(TrainingError, match=r"^the gradient is not finite at step 3; lower train\.lr"):
+    with pytest.raises(TrainingError, match=r"^the gradient is not finite at a step up to 3; lower train\.lr"):
         run(training, report_every=3)
     assert training.step == 3
 
@@ -413,7 +413,7 @@ def test_where_no_step_is_looked_at_a_report_sees_the_gradients_of_all(tmp_path,
 def test_in_fp16_gradients_that_always_overflow_end_the_training(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=60)
     spoil_gradients(training, math.inf)
-    with pytest.raises(TrainingError, match=r"^gradients overflow in fp16 at every step up to 18; train with --prec"):
+    with pytest.raises(TrainingError, match=r"^gradients overflow in fp16 up to step 18, however small its scale"):
         run(training, report_every=30)
     assert list(tmp_path.iterdir()) == []
 

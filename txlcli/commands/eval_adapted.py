@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CACHE_SEARCH_TOKENS = 50_000  # of valid, at least; more move the parameters little
 CACHE_SEARCH_FILLS = 2  # times that a lane of it fills the cache
+DYNAMIC_SEARCH_TOKENS = 10_000  # likewise
 DYNAMIC_SEARCH_STEPS = 50  # with fewer, a decay has nothing to do
 RMS_SEGMENTS = 100  # of train, for the usual size of gradients
 FIRST_DECAY = 1e-3  # while the learning rate is searched
@@ -122,7 +123,8 @@ def _dynamic(
         score_dynamic,
     )
 
-    valid = eval_texts.of_split(opened, "valid", DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size, data_dir)
+    wanted = max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size)
+    valid = eval_texts.of_split(opened, "valid", wanted, data_dir)
     head = head_segments(opened.store(data_dir).ids("train"), how, RMS_SEGMENTS, opened.model.device)
     rms = gradient_rms(opened.model, head, how)
 

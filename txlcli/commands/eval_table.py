@@ -109,6 +109,8 @@ def _caption(result: dict[str, Any]) -> str:
     said = [f"{star}{how_read(result)}", *_adaptations(result)]
     if _timed(result):
         said += _of_slowdown(result)
+    if any(_in_short_lanes(row) for row in result["rows"]):
+        said.append("The lanes are short beside M: --batch-size 1 gives every token all of its context.")
     if any(_overlong(row) for row in result["rows"]):
         said.append(
             "M is longer than the text in some rows: no query sees as many tokens of it, and no slowdown is timed."
@@ -118,6 +120,10 @@ def _caption(result: dict[str, Any]) -> str:
 
 def _overlong(row: dict[str, Any]) -> bool:
     return "stride" not in row and row["attn_len_max"] is not None and row["mem_len"] > row["tokens"]
+
+
+def _in_short_lanes(row: dict[str, Any]) -> bool:
+    return "stride" not in row and row["lanes"] > 1 and row["tokens"] < LONG_ENOUGH * row["mem_len"] * row["lanes"]
 
 
 def _timed(result: dict[str, Any]) -> bool:
@@ -134,12 +140,8 @@ def _of_slowdown(result: dict[str, Any]) -> list[str]:
 
 
 def _lanes(result: dict[str, Any]) -> str:
-    lanes, longest = result["rows"][0]["lanes"], max(row["mem_len"] for row in result["rows"])
-    if lanes == 1:
-        return "one lane."
-    said = f"{lanes} lanes, of which {lanes - 1} start without context."
-    short = result["rows"][0]["tokens"] < LONG_ENOUGH * longest * lanes
-    return f"{said} They are short: --batch-size 1 gives every token all of its context." if short else said
+    lanes = result["rows"][0]["lanes"]
+    return f"{lanes} lanes, of which {lanes - 1} start without context." if lanes > 1 else "one lane."
 
 
 def _adaptations(result: dict[str, Any]) -> list[str]:

@@ -63,7 +63,7 @@ def import_run(
     if not source.exists():
         raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
     if (source / runs.CARD).is_file():
-        raise RunError(f"{source} is a run already; evaluate it with txl eval {source}")
+        raise RunError(f'{source} is a run already; evaluate it with "{shlex.join(["txl", "eval", str(source)])}"')
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
     if any(change.partition("=")[0].strip() == "corpus.store" for change in overrides or []):

@@ -102,7 +102,7 @@ def _facts(found: History) -> dict[str, Any]:
         run.settings.train.max_steps if found.state != "imported" else None,
         metrics.in_metric(valid["loss_nats"], run.metric) if valid else None,
         valid["step"] if valid else None,
-        run.settings.train.valid_tokens,
+        valid["tokens"] if valid and valid["tokens"] == run.settings.train.valid_tokens else None,
         metrics.in_metric(test["loss_nats"], run.metric) if test else None,
         test.get("mem_len") if test else None,
         readings if test else None,
@@ -119,7 +119,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
         f"{console.measured(entry[key])}\n{entry['metric']}" if entry[key] is not None else "-"
         for key in ("best_valid", "test")
     )
-    if entry["valid_tokens"] and entry["best_valid"] is not None:
+    if entry["valid_tokens"]:
         valid += f"\nof {entry['valid_tokens']:,} tokens"
     test += f"\nof {entry['test_readings']}" if (entry["test_readings"] or 1) > 1 else ""
     steps = f"{entry['step']:,}\n{entry['max_steps']:,}" if entry["max_steps"] else "-"

@@ -135,7 +135,7 @@ def _show(result: dict[str, Any]) -> None:
         rows.append(["changed on the way", *("\n".join(map(_lines_of, one["changes"])) or "-" for one in facts)])
     said = []
     if not result["settings"]:
-        said.append("The settings are the same now, but a run began with others." if changed else SAME_SETTINGS)
+        said.append("The settings are the same now; a run had others on the way." if changed else SAME_SETTINGS)
     said += [] if result["same_text"] else [OTHER_TEXTS]
     console.show_table("runs compared", ["", *(one["name"] for one in facts)], rows, "\n".join(said))
 

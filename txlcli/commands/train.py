@@ -147,12 +147,6 @@ def _forecast(
         dry_run.show(plan, train_plan.in_words(plan))
 
 
-def _next(training: "Training", run: runs.Run) -> tuple[str, ...]:
-    """The command for a training that has ended, or the one for a training that has not."""
-    ended = training.step == run.settings.train.max_steps
-    return ("eval", str(run.folder)) if ended else ("train", "--resume", str(run.folder))
-
-
 def show_end(training: "Training", data_dir: Path) -> None:
     """What a training has come to, as a table."""
     run = runs.open_run(training.folder)
@@ -162,6 +156,6 @@ def show_end(training: "Training", data_dir: Path) -> None:
         ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],
         ["epochs", f"{training.epoch:.2f}"],
         [f"best valid {run.metric}", best if training.best_nats < float("inf") else "-"],
-        ["next", train_run.command_line(*_next(training, run), data_dir=data_dir)],
+        ["next", train_run.next_command(training, data_dir)],
     ]
     console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)

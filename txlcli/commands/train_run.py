@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from txlcli.core.training import Training, ValidSplit
     from txlcli.token_store import TokenStore
 
-SIGTERM_CODE, SIGINT_CODE = 143, 130
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
 VALID_KEYS = ("valid_seg_len", "valid_batch_size", "valid_tokens")  # losses of other readings are not comparable
 
@@ -212,7 +211,10 @@ def _with_changes(run: Run, before: Run, step: int) -> Run:
         return run
     for name, (old, value) in new.items():
         console.say(f"{name} is {recipe.in_words(value)} from here on; it was {recipe.in_words(old)}")
-    return dataclasses.replace(run, changes=(*run.changes, runs.Change(step, new)))
+    *earlier, last = (*run.changes, runs.Change(step, new))
+    if earlier and earlier[-1].step == step:  # no step was taken with those
+        last = earlier.pop().followed_by(new)
+    return dataclasses.replace(run, changes=(*earlier, *([last] if last.settings else [])))
 
 
 def _check_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
@@ -317,8 +319,6 @@ def _training(
 def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, json: bool) -> None:
     last = run.settings.train.max_steps
     deadline = time.monotonic() + 60 * until.max_minutes if until.max_minutes is not None else None
-    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
-    go_on = f'go on with "{command_line("train", "--resume", str(run.folder), *processes, data_dir=data_dir)}"'
     with _signals() as caught:
 
         def should_stop() -> bool:
@@ -326,7 +326,8 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
             return bool(caught) or out_of_time or torchrun.is_orphan()
 
         every = run.settings.log.every
-        with _impatience_told(training, go_on), curves.recording(run, after=training.step, json=json) as record:
+        recording = curves.recording(run, after=training.step, json=json)
+        with _impatience_told(training, caught, data_dir), recording as record:
             for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
                 try:
                     record(report)
@@ -335,23 +336,35 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
                         training.save_last()
                     raise
     saved = f"saved {training.last_path} at step {training.step:,}"
-    finished = training.step == last and not training.validation_is_due()
-    if caught and (until.more_follows or not finished):
-        code = SIGTERM_CODE if caught[0] == signal.SIGTERM else SIGINT_CODE
-        reached = f"{run.folder} has finished its {last:,} steps" if finished else f"{saved}; {go_on}"
-        raise Interrupted(f"stopped; {reached}", code)
-    if not finished:
-        console.say(f"{saved} of {last:,}; {go_on}")
+    going_on = f'go on with "{next_command(training, data_dir)}"'
+    if caught and (until.more_follows or not training.has_ended):
+        ended = f"{run.folder} has finished its {last:,} steps"
+        raise Interrupted(f"stopped; {ended if training.has_ended else f'{saved}; {going_on}'}", 128 + caught[0])
+    if not training.has_ended:
+        console.say(f"{saved} of {last:,}; {going_on}")
 
 
 @contextmanager
-def _impatience_told(training: "Training", go_on: str) -> Iterator[None]:
-    """A second Ctrl-C ends the block without the save that the first one began; say what is left."""
+def _impatience_told(training: "Training", caught: list[int], data_dir: Path) -> Iterator[None]:
+    """A second signal ends the block without the save that the first one began; say what is left."""
     try:
         yield
     except KeyboardInterrupt:
-        left = f"what was saved before is left; {go_on}" if training.last_path.exists() else "nothing was saved before"
-        raise Interrupted(f"stopped at once, without saving; {left}", SIGINT_CODE) from None
+        left = "nothing was saved before"
+        if training.last_path.exists():
+            left = f'what was saved before is left; go on with "{next_command(training, data_dir)}"'
+        elif training.best_path.exists():
+            left = f"{training.best_path} is left, to evaluate and not to go on from"
+        raise Interrupted(f"stopped at once, without saving; {left}", 128 + caught[0]) from None
+
+
+def next_command(training: "Training", data_dir: Path) -> str:
+    """The command for a training that has ended, or the one that goes on with it."""
+    folder = str(training.folder)
+    if training.has_ended:
+        return command_line("eval", folder, data_dir=data_dir)
+    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
+    return command_line("train", "--resume", folder, *processes, data_dir=data_dir)
 
 
 def command_line(*words: str, data_dir: Path) -> str:

@@ -33,7 +33,7 @@ class Descent:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether so many steps have been left out in turn that no more will be taken; asking waits for the device."""
+        """Whether gradients overflow although the loss is not scaled up any more; asking waits for the device."""
         return self._scaler.is_enabled() and self._scaler.get_scale() < LEAST_SCALE
 
     def backward(self, loss: Tensor) -> None:

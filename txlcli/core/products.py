@@ -99,7 +99,7 @@ def _onednn_format(rows: Tensor, weight: Tensor) -> torch.dtype | None:
     """The number format in which oneDNN multiplies; None where PyTorch chooses library and format."""
     if torch.compiler.is_compiling():  # the compiler has ways of its own, and could not follow the questions below
         return None
-    if weight.dtype != torch.float32 or weight.shape[1] < NARROWEST or rows.device.type != "cpu":
+    if weight.dtype != torch.float32 or weight.shape[1] < NARROWEST or rows.device.type != "cpu" or rows.dim() < 2:
         return None
     if not torch.is_autocast_enabled("cpu"):
         return torch.float32 if rows.dtype == torch.float32 and onednn_is_faster() else None

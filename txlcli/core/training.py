@@ -171,6 +171,11 @@ class Training:
         on_time = self.step % self.settings.valid_every == 0 or self.step == self.settings.max_steps
         return self.step > 0 and on_time and self.validated != self.step
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all steps are taken, and the last one is validated."""
+        return self.step == self.settings.max_steps and not self.validation_is_due()
+
     def update(self) -> tuple[Tensor, Tensor, int]:
         """Take one optimizer step: mean loss (0-d), gradient norm before clipping (0-d), tokens."""
         self.world.give(Order.update, self.plateau.scale)
@@ -251,10 +256,12 @@ class Training:
         """
         if self.descent.is_stuck:
             raise self._given_up(
-                f"gradients overflow in fp16 at every step up to {self.step}", "train with --precision bf16 or fp32"
+                f"gradients overflow in fp16 up to step {self.step}, however small its scale of the loss",
+                "train with --precision bf16 or fp32",
             )
         if not self.descent.leaves_out_steps and not largest_norm.isfinite():
-            raise self._not_finite(f"the gradient is not finite at step {self.step}")
+            when = "at step" if self._sees_every_step else "at a step up to"
+            raise self._not_finite(f"the gradient is not finite {when} {self.step}")
 
     def _validate(self, should_stop: Callable[[], bool]) -> Iterator[ValidReport]:
         if self.valid is None:
