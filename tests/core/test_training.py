@@ -353,20 +353,25 @@ def test_it_ends_early_at_a_step_asked_for_with_the_validation_of_that_step(tmp_
     assert [report.lr for report in steps_of(reports)] == [report.lr for report in whole[:2]]
 
 
+def assert_ends(training, reason):
+    """It ends with this error, and the last checkpoint is as it was."""
+    good = training.last_path.read_bytes()
+    with pytest.raises(TrainingError) as caught:
+        run(training)
+    assert str(caught.value) == (
+        f"{reason}; the last good checkpoint is {training.last_path}; "
+        "lower train.lr, or train with warm-up or norm = pre"
+    )
+    assert training.last_path.read_bytes() == good
+
+
 def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
     # The weights are spoilt before step 3; the file of step 2 is the last good one.
     training = new_training(tmp_path, max_steps=6)
     assert run(training, until=2)
-    good = training.last_path.read_bytes()
     with torch.no_grad():
         training.model.softmax.biases[0][3] = math.nan
-    with pytest.raises(TrainingError) as caught:
-        run(training)
-    assert str(caught.value) == (
-        f"the loss is not finite at step 3; the last good checkpoint is {training.last_path}; "
-        "lower train.lr, or train with warm-up or norm = pre"
-    )
-    assert training.last_path.read_bytes() == good
+    assert_ends(training, "the loss is not finite at step 3")
 
 
 def test_without_a_checkpoint_none_is_named(tmp_path):
@@ -389,15 +394,9 @@ def spoil_gradients(training, factor, *, steps=None):
 def test_a_gradient_that_is_not_finite_moves_no_weight(tmp_path, factor, clip):
     training = new_training(tmp_path, clip=clip)
     assert run(training, until=2)
-    good, before = training.last_path.read_bytes(), {name: one.clone() for name, one in weights(training).items()}
+    before = {name: one.clone() for name, one in weights(training).items()}
     spoil_gradients(training, factor)
-    with pytest.raises(TrainingError) as caught:
-        run(training)
-    assert str(caught.value) == (
-        f"the gradient is not finite at step 3; the last good checkpoint is {training.last_path}; "
-        "lower train.lr, or train with warm-up or norm = pre"
-    )
-    assert training.last_path.read_bytes() == good
+    assert_ends(training, "the gradient is not finite at step 3")
     assert all(torch.equal(one, before[name]) for name, one in weights(training).items())
 
 
