@@ -21,7 +21,7 @@ from tests.commands.novel import (
     train,
     txl,
 )
-from txlcli.core import attention, device
+from txlcli.core import attention, device, evaluation
 from txlcli.token_store import TokenStore
 
 LN2 = 0.6931471805599453
@@ -97,6 +97,7 @@ def test_json_says_everything_that_decides_the_numbers(here):
         "precision": "fp32",
         "attention": "auto",
         "search": None,
+        "complete": True,
         "slowdown_windows": 3,
         "paper": None,
     }
@@ -350,7 +351,7 @@ def test_zeros_for_which_there_is_no_room_are_refused_in_one_line(here, monkeypa
     monkeypatch.setattr(device, "_free_bytes", lambda: 1 << 30)
     assert refusal("eval", "zeros", "--mem-len", 9_999_999, code=1) == (
         # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
-        f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (9_999_999 + 2_499_999) * 4 / 2**30:.1f} gib); "
+        f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (9_999_999 + 2_499_999) * 4 / 2**30:.1f} GiB); "
         "take fewer lanes, shorter lengths or a smaller model"
     )
 
@@ -520,6 +521,42 @@ def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
     assert json.loads(ended.stdout)["rows"][0]["tokens"] > 0
     assert ended.stderr.splitlines()[-1].startswith("error: losses.h5: the losses cannot be written (")
     assert not list(here.glob("losses*"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            MemoryError("Tried to allocate 9 GB"),
+            1,
+            "out of memory (tried to allocate 9 GB); take fewer lanes, shorter lengths or a smaller model",
+        ),
+    ],
+)
+def test_a_sweep_that_is_ended_keeps_the_rows_before_it(here, monkeypatch, ending, code, said):
+    def score_but_thirteen(*arguments, **options):
+        if arguments[3].mem_len == 13:
+            raise ending
+        return score(*arguments, **options)
+
+    score = evaluation.score
+    monkeypatch.setattr(evaluation, "score", score_but_thirteen)
+    outputs = ("--losses", "losses.h5", "--plot", "curve.svg")
+    ended = txl("eval", "byte", "--mem-len", "0,5,13,20", *outputs, "--json")
+    assert ended.exit_code == code
+    assert ended.stderr.splitlines()[-1] == f"error: {said}"
+    told = json.loads(ended.stdout)
+    assert not told["complete"]
+    assert [row["mem_len"] for row in told["rows"]] == [0, 5]
+    with h5py.File("losses.h5") as file:
+        assert set(file) == {"tokens", "mem_len_0", "mem_len_5"}
+    assert (here / "curve.svg").exists()
+    kept = [json.loads(line) for line in (here / "runs/byte/evals.jsonl").read_text().splitlines()]
+    assert [row["mem_len"] for row in kept] == [0, 5]
+    table = txl("eval", "byte", "--mem-len", "0,5,13,20")
+    assert [row[0] for row in cells(table)] == ["0", "5 *"]
+    assert "It ended before the last row." in table.stdout
 
 
 def test_losses_replace_older_losses_and_nothing_else(here):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, train
+from tests.commands.novel import cells, done, json_of, refusal, train, txl
 from txlcli.commands import eval_adapted
 from txlcli.core import adaptation
 
@@ -136,9 +136,12 @@ def test_steps_so_long_that_no_loss_is_left_are_not_chosen(here, monkeypatch):
 
 def test_a_way_of_adapting_that_leaves_no_loss_is_named(here, monkeypatch):
     monkeypatch.setattr(adaptation, "LEARNING_RATES", (1e30,))
-    assert refusal("eval", "byte", "--dynamic", *SHORT, code=1) == (
-        "runs/byte: the loss of novel test is not finite; leave out --dynamic"
+    ended = txl("eval", "byte", "--dynamic", *SHORT)
+    assert ended.exit_code == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "error: runs/byte: the loss of novel test is not finite; leave out --dynamic"
     )
+    assert [row[0] for row in cells(ended)] == ["model"]  # which is kept
 
 
 def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):

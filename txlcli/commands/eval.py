@@ -1,7 +1,8 @@
 """`txl eval`: perplexity or bits per character over a sweep of the memory length."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -126,6 +127,7 @@ def evaluate(
         _write_losses(losses, made)
     if plot is not None:
         eval_table.plot_curve(plot, made.result)
+    made.finish()
 
 
 def _write_losses(path: Path, made: Evaluation) -> None:
@@ -138,16 +140,16 @@ def _write_losses(path: Path, made: Evaluation) -> None:
         "split": source.split,
         "vocab_fingerprint": run.vocab_fingerprint,
     }
-    loss_file.write(path, source.targets, [_reading_of(row, made) for row in result["rows"]], facts)
+    loss_file.write(path, source.targets, _readings(made), facts)
     console.say(f"the loss of {len(source.targets):,} tokens written to {path}")
 
 
-def _reading_of(row: dict[str, Any], made: Evaluation) -> "TokenLosses":
+def _readings(made: Evaluation) -> "Iterator[TokenLosses]":
     from txlcli.loss_file import TokenLosses
 
-    if "stride" in row:
-        length = row["attn_len_max"]
-        return TokenLosses("attn_len", length, made.per_token[length], {"stride": row["stride"]})
-    length = row["mem_len"]
-    how = {"seg_len": made.result["seg_len"], "lanes": row["lanes"], "same_length": made.result["same_length"]}
-    return TokenLosses("mem_len", length, made.per_token[length], how)
+    for row, losses in zip(made.result["rows"], made.losses_nats, strict=True):
+        if "stride" in row:
+            yield TokenLosses("attn_len", row["attn_len_max"], losses, {"stride": row["stride"]})
+        else:
+            how = {"seg_len": made.result["seg_len"], "lanes": row["lanes"], "same_length": made.result["same_length"]}
+            yield TokenLosses("mem_len", row["mem_len"], losses, how)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console
 from txlcli.commands import eval_rows, eval_texts
+from txlcli.commands.eval_rows import Row
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import UsageError
 
@@ -36,8 +38,8 @@ def rows(
     cache: int | None,
     dynamic: bool,
     shown: bool,
-) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """The model alone, then with what was asked for; and the model's own losses per token.
+) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+    """The model alone, then with what was asked for; and the loss of each token, (T,).
 
     Raises:
         UsageError: the cache is longer than a lane of the text.
@@ -52,13 +54,12 @@ def rows(
         )
     if source.split == "valid":
         console.say("valid is both searched and scored: what is found suits it better than any other text")
-    plain, per_token = eval_rows.over_memory(opened, source, how, [how.mem_len], shown=shown)
-    found = [{**plain[0], **eval_rows.NO_SLOWDOWN, "method": "model", "adaptation": {}}]
+    for plain, losses in eval_rows.over_memory(opened, source, how, [how.mem_len], shown=shown, timed=False):
+        yield {**plain, "method": "model", "adaptation": {}}, losses
     if cache is not None:
-        found.append(_with_cache(opened, source, how, data_dir, cache, shown=shown))
+        yield _with_cache(opened, source, how, data_dir, cache, shown=shown)
     if dynamic:
-        found.append(_dynamic(opened, source, how, data_dir, shown=shown))
-    return found, per_token
+        yield _dynamic(opened, source, how, data_dir, shown=shown)
 
 
 def _row(
@@ -70,14 +71,14 @@ def _row(
     found: dict[str, Any],
     *,
     option: str,
-) -> dict[str, Any]:
+) -> "tuple[Row, NDArray[np.float32]]":
     row = eval_rows.row(opened, source, how, scores, instead=f"leave out {option}")
-    return {**row, **eval_rows.NO_SLOWDOWN, "method": method, "adaptation": found}
+    return {**row, **eval_rows.NO_SLOWDOWN, "method": method, "adaptation": found}, scores.losses_nats
 
 
 def _with_cache(
     opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, size: int, *, shown: bool
-) -> dict[str, Any]:
+) -> "tuple[Row, NDArray[np.float32]]":
     from txlcli.core.adaptation import SHARES, mixed_losses, score_with_cache, search_cache, theta_candidates
     from txlcli.core.evaluation import Lanes
 
@@ -113,7 +114,7 @@ def _with_cache(
 
 def _dynamic(
     opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, *, shown: bool
-) -> dict[str, Any]:
+) -> "tuple[Row, NDArray[np.float32]]":
     from txlcli.core.adaptation import (
         DECAYS,
         LEARNING_RATES,

@@ -1,6 +1,7 @@
 """Scores a text for `txl eval`, one row per way of reading it."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console, metrics
@@ -8,9 +9,15 @@ from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import TrainingError, UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from txlcli.core.evaluation import Scores
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
+
+Row = dict[str, Any]
+"""What one way of reading gave, as --json has it."""
 
 SLOWDOWN_WINDOWS = 3
 NO_SLOWDOWN = {"one_lane_ms_per_token": None, "vanilla_ms_per_token": None, "slowdown": None}
@@ -24,15 +31,13 @@ def over_memory(
     *,
     shown: bool,
     timed: bool = True,
-) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """A row for each memory length, with its slowdown where it is timed; and the losses per token by it."""
-    rows, per_token = [], {}
+) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+    """A row for each memory length, with its slowdown where it is timed; and the loss of each token, (T,)."""
     for length in lengths:
         how = dataclasses.replace(reading, mem_len=length)
         scores = _score(opened, source, how, shown=shown)
-        rows.append({**row(opened, source, how, scores), **(_slowdown(opened, source, how) if timed else NO_SLOWDOWN)})
-        per_token[length] = scores.losses_nats
-    return rows, per_token
+        found = row(opened, source, how, scores)
+        yield {**found, **(_slowdown(opened, source, how) if timed else NO_SLOWDOWN)}, scores.losses_nats
 
 
 def over_windows(
@@ -44,14 +49,13 @@ def over_windows(
     *,
     windows: int | None,
     shown: bool,
-) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """A row for each window length, and the losses per token by it; `windows` are read side by side."""
+) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+    """A row for each window length, and the loss of each token, (T,); `windows` are read side by side."""
     from txlcli.core.model import TransformerXL
     from txlcli.core.windows import score_windows
 
     if not isinstance(opened.model, TransformerXL):
         raise UsageError(f"{opened.run.folder} carries a state and reads no windows; leave out --attn-len")
-    rows, per_token = [], {}
     for length in lengths:
         with console.progress(f"N = {length}", total=len(source.targets), unit="tokens", shown=shown) as bar:
             scores = score_windows(
@@ -66,10 +70,8 @@ def over_windows(
                 on_tokens=bar.reach,
             )
         how = dataclasses.replace(reading, mem_len=0, seg_len=length)
-        plain = {**row(opened, source, how, scores), **NO_SLOWDOWN}
-        rows.append({**plain, "attn_len_min": length - stride + 1, "attn_len_max": length, "stride": stride})
-        per_token[length] = scores.losses_nats
-    return rows, per_token
+        seen = {"attn_len_min": length - stride + 1, "attn_len_max": length, "stride": stride}
+        yield {**row(opened, source, how, scores), **NO_SLOWDOWN, **seen}, scores.losses_nats
 
 
 def _score(opened: "OpenRun", source: ScoredText, how: "EvalSettings", *, shown: bool) -> "Scores":
@@ -81,7 +83,7 @@ def _score(opened: "OpenRun", source: ScoredText, how: "EvalSettings", *, shown:
 
 def row(
     opened: "OpenRun", source: ScoredText, how: "EvalSettings", scores: "Scores", *, instead: str = "train it again"
-) -> dict[str, Any]:
+) -> Row:
     """What one reading gave, apart from the slowdown; a model that carries a state attends to nothing.
 
     Args:

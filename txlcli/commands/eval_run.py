@@ -1,12 +1,13 @@
 """What `txl eval` does: opens a run, reads a text in the ways that are asked for, keeps the rows with the run."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from txlcli import console
 from txlcli.commands import eval_adapted, eval_record, eval_rows, eval_search, eval_table, eval_texts
+from txlcli.commands.eval_rows import Row
 from txlcli.commands.eval_search import AUTO
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import UnknownNameError, UsageError
@@ -14,6 +15,9 @@ from txlcli.options import DATA_DIR, RUNS_DIR, Device, Precision, parse_lengths
 from txlcli.settings import AttentionKind
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from txlcli.core.model import TransformerXL
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
@@ -130,12 +134,19 @@ class Evaluation:
     source: ScoredText
     result: dict[str, Any]
     """What --json prints."""
-    per_token: dict[int, Any]
-    """The losses (T,) by length."""
+    losses_nats: "list[NDArray[np.float32]]"
+    """The loss of each token, (T,), for each row of the result."""
+    ended_by: BaseException | None
+    """What came between: an error, or Ctrl-C; the result then lacks the rows that were still to come."""
 
     def keep(self) -> None:
         """Add the rows to the run's own."""
         eval_record.keep(self.opened, self.source, self.result)
+
+    def finish(self) -> None:
+        """Raise what came between, now that no row is lost by it."""
+        if self.ended_by is not None:
+            raise self.ended_by
 
 
 def evaluation(
@@ -148,7 +159,7 @@ def evaluation(
     runs_dir: Path = RUNS_DIR,
     shown: bool = True,
 ) -> Evaluation:
-    """Read a run, the newest where none is named, and keep nothing.
+    """Read a run, the newest where none is named, and keep nothing; what comes between ends it after the first row.
 
     Raises:
         RunError: there is no such run, or it cannot be opened.
@@ -176,10 +187,21 @@ def evaluation(
     if wishes.searched:
         search = eval_search.search(opened, reading, wishes, data_dir, shown=shown)
         wishes = wishes.found(search["found"])
-    rows, per_token = _rows(opened, source, reading, wishes, data_dir, shown=shown)
+    rows: list[Row] = []
+    losses: list[NDArray[np.float32]] = []
+    ended_by = None
+    try:
+        for row, of_tokens in _rows(opened, source, reading, wishes, data_dir, shown=shown):
+            rows.append(row)
+            losses.append(of_tokens)
+    except BaseException as error:  # a sweep takes hours: what it has found is shown and kept first
+        if not rows:
+            raise
+        ended_by = error
     best = min(rows, key=lambda row: row["loss_nats"])
     marked = [{**row, "best": row is best} for row in rows]
-    return Evaluation(opened, source, eval_table.as_result(opened, source, reading, marked, search), per_token)
+    result = eval_table.as_result(opened, source, reading, marked, search, complete=ended_by is None)
+    return Evaluation(opened, source, result, losses, ended_by)
 
 
 def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:
@@ -195,8 +217,8 @@ def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:
 
 def _rows(
     opened: "OpenRun", source: ScoredText, reading: "EvalSettings", wishes: Wishes, data_dir: Path, *, shown: bool
-) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """A row for each way of reading, and the losses per token by length."""
+) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+    """A row for each way of reading, with the loss of each token."""
     mem_lens = wishes.mem_lens or [reading.mem_len]
     if wishes.adapts:
         how = dataclasses.replace(reading, mem_len=mem_lens[0])

@@ -47,15 +47,14 @@ def search(
 
     def loss_at(length: int) -> float:
         if recurrent:
-            rows, _ = eval_rows.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
+            found = eval_rows.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
         else:
-            rows, _ = eval_rows.over_windows(
+            found = eval_rows.over_windows(
                 opened, valid, reading, [length], stride, windows=wishes.batch_size, shown=shown
             )
-        console.say(
-            f"{option} {length}: valid perplexity {console.measured(rows[0]['ppl'])}, {rows[0]['bpc']:.4f} bits"
-        )
-        return float(rows[0]["loss_nats"])
+        row, _ = next(found)
+        console.say(f"{option} {length}: valid perplexity {console.measured(row['ppl'])}, {row['bpc']:.4f} bits")
+        return float(row["loss_nats"])
 
     # Where every query sees M keys, M = 0 is another reading: 1 to L keys, those of the segment.
     least = 0 if recurrent and reading.same_length == "off" else step

@@ -23,6 +23,8 @@ def as_result(
     reading: "EvalSettings",
     rows: list[dict[str, Any]],
     search: dict[str, Any] | None = None,
+    *,
+    complete: bool = True,
 ) -> dict[str, Any]:
     """The object that --json prints, and that the table is made of."""
     model = opened.run.settings.model
@@ -43,6 +45,7 @@ def as_result(
         "slowdown_windows": SLOWDOWN_WINDOWS,
         "paper": source.paper,
         "search": search,
+        "complete": complete,
         "rows": rows,
     }
 
@@ -107,6 +110,8 @@ def how_read(result: dict[str, Any]) -> str:
 def _caption(result: dict[str, Any]) -> str:
     star = "* best. " if len(result["rows"]) > 1 else ""
     said = [f"{star}{how_read(result)}", *_adaptations(result)]
+    if not result["complete"]:
+        said.append("It ended before the last row.")
     if _timed(result):
         said += _of_slowdown(result)
     if any(_in_short_lanes(row) for row in result["rows"]):

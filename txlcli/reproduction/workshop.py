@@ -98,6 +98,7 @@ class Workshop:
             runs_dir=self.runs_dir,
         )
         made.keep()
+        made.finish()
         reading = eval_table.how_read(made.result)
         if reading not in self.notes.readings:
             self.notes.readings.append(reading)
