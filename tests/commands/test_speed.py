@@ -72,6 +72,12 @@ def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
 
 
+def test_lanes_that_are_left_out_of_the_timing_are_said(here):
+    timed = done("speed", "tiny.toml", "--set", "train.batch_size=300", *QUICK)
+    assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
+    assert "training was timed with 204 of 300 lanes: on a CPU more would change little" in timed.stderr
+
+
 def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
     told = json_of("speed", "tiny.toml", "--set", "train.mem_len=0", "--set", "eval.mem_len=0", *QUICK)
     assert [row["work"] for row in told["throughput"]] == [

@@ -112,7 +112,11 @@ class Bench:
             mem_len=train.mem_len,
             lanes=train.batch_size,
         )
-        title = f"training, {train.batch_size} lanes, L {train.seg_len}{self._memory(train)}"
+        lanes, whole = f"{train.batch_size} lanes", self.settings.train.batch_size
+        if train.batch_size < whole:
+            lanes = f"{train.batch_size} of {whole} lanes"
+            console.say(f"training was timed with {lanes}: on a CPU more would change little")
+        title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
         return self._throughput_row(title, timing, flops, memory)
 
     def _reading_flops(self, how: "EvalSettings") -> float:
