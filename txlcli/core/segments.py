@@ -114,11 +114,11 @@ class _SentenceOrder:
     """One epoch's order of the sentences, readable from any position of the reordered stream."""
 
     def __init__(self, starts: Tokens, total: int, epoch: int, seed: int) -> None:
-        self.epoch = epoch
-        lengths = np.diff(starts, append=total)
-        order = np.random.default_rng((seed, epoch)).permutation(len(starts))
-        self._sources = np.asarray(starts)[order]
-        self._ends = np.cumsum(lengths[order])  # where each sentence ends in the reordered stream
+        self.epoch, self._starts = epoch, starts
+        self._order = np.arange(len(starts), dtype=np.uint32)  # tens of millions of sentences: 32 bits each are enough
+        np.random.default_rng((seed, epoch)).shuffle(self._order)
+        self._ends = np.diff(starts, append=np.int64(total))[self._order]  # of each sentence in the reordered stream
+        np.cumsum(self._ends, out=self._ends)
 
     def window(self, ids: Tokens, first: int, count: int) -> Tokens:
         pieces = []
@@ -126,7 +126,7 @@ class _SentenceOrder:
         while count > 0:
             begin = int(self._ends[sentence - 1]) if sentence else 0
             taken = min(int(self._ends[sentence]) - first, count)
-            source = int(self._sources[sentence]) + first - begin
+            source = int(self._starts[self._order[sentence]]) + first - begin
             pieces.append(ids[source : source + taken])
             first, count, sentence = first + taken, count - taken, sentence + 1
         return np.concatenate(pieces)
