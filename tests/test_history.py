@@ -38,6 +38,7 @@ def read(run, *reports, evals=()):
     for line in reports:
         run.append_metrics(line)
     if evals:
+        save(run, "best.safetensors", step=20)
         history.record(run, evals)
     return history.read(run)
 
@@ -102,7 +103,8 @@ def test_best_and_last_validation_are_told_apart(run):
 
 
 def row(loss_nats, **changed):
-    return {"split": "test", "whole": True, "loss_nats": loss_nats, **changed}
+    common = {"split": "test", "whole": True, "loss_nats": loss_nats, "step": 20, "weights": "best.safetensors"}
+    return {**common, **changed}
 
 
 def test_a_result_is_of_a_whole_split_by_the_model_alone(run):
@@ -145,6 +147,23 @@ def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(
     evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
     result, readings = read(run, evals=evals).test_result
     assert (result["mem_len"], readings) == (128, 3)
+
+
+def test_results_of_weights_that_are_gone_count_no_more(run):
+    save(run, step=40)  # what the run would go on from is not what is evaluated
+    evals = [
+        row(1.0, step=10, split="valid"),
+        row(1.1, step=10),
+        row(1.2, weights="last.safetensors"),
+        row(1.5),
+        row(1.3, step=40, weights="last.safetensors"),
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.5, 1)
+    save(run, "best.safetensors", step=30)
+    assert history.read(run).test_result == (None, 0)
+    (run.folder / "best.safetensors").unlink()
+    assert history.read(run).test_result[0]["loss_nats"] == 1.3
 
 
 def test_without_evaluations_there_is_no_result(run):

@@ -28,6 +28,8 @@ class History:
     """The lines of evals.jsonl, in order."""
     saved: Report
     """The plain data of the checkpoint; empty where there is none."""
+    evaluated_step: int | None
+    """The step of the weights that `txl eval` reads now; None where there are none."""
 
     def of_kind(self, kind: str) -> list[Report]:
         """The reports of a kind, "train" or "valid"."""
@@ -70,11 +72,13 @@ class History:
         return next(reversed(self.of_kind("train")), None)
 
     def evals_of(self, split: str) -> list[Report]:
-        """The recorded evaluations of a whole split by the model alone."""
+        """The recorded evaluations of a whole split by the model alone, with the weights that `txl eval` reads now."""
+        now = {"split": split, "whole": True, "step": self.evaluated_step, "weights": self.run.best_or_last.name}
         return [
             row
             for row in self.evals
-            if row.get("split") == split and row.get("whole") and row.get("method", MODEL_ALONE) == MODEL_ALONE
+            if all(row.get(key) == value for key, value in now.items())
+            and row.get("method", MODEL_ALONE) == MODEL_ALONE
         ]
 
     @cached_property
@@ -130,8 +134,6 @@ class History:
 
 
 READING = (
-    "step",
-    "weights",
     "mem_len",
     "attn_len_min",
     "attn_len_max",
@@ -166,7 +168,8 @@ def read(run: Run) -> History:
         RunError: a line of metrics.jsonl or evals.jsonl, or a checkpoint, is damaged.
     """
     reports = tuple(_lines(run.folder / runs.METRICS, ("kind", "step", "loss_nats")))
-    return History(run, reports, tuple(_lines(run.folder / runs.EVALS, ("loss_nats",))), _saved(run))
+    evals = tuple(_lines(run.folder / runs.EVALS, ("loss_nats",)))
+    return History(run, reports, evals, _saved(run), _plain_data(run.best_or_last).get("step"))
 
 
 def check_finished(run: Run) -> None:
@@ -215,15 +218,14 @@ def _fits(key: str, value: object) -> bool:
 
 
 def _saved(run: Run) -> Report:
-    """The plain data of the checkpoint to go on from, else of the best one; read without the tensors."""
-    for name in (runs.LAST, runs.BEST):
-        path = run.folder / name
-        if path.exists():
-            return _plain_data(path)
-    return {}
+    """The plain data of the checkpoint to go on from, else of the best one."""
+    return _plain_data(run.folder / runs.LAST) or _plain_data(run.folder / runs.BEST)
 
 
 def _plain_data(path: Path) -> Report:
+    """The plain data of a checkpoint, read without the tensors; empty where there is none."""
+    if not path.exists():
+        return {}
     # A safetensors file begins with the length of its JSON header; reading that by hand needs no torch.
     try:
         with path.open("rb") as file:

@@ -391,7 +391,7 @@ def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [
         {"corpus": store.partition("-")[0], "split": "test", "whole": True, "loss_nats": loss, "tokens": tokens}
-        | {"attn_len_max": 140, "mem_len": 140, "step": 7}
+        | {"attn_len_max": 140, "mem_len": 140, "step": 7, "weights": "best.safetensors"}
         for loss, tokens in test
     ]
     (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
