@@ -371,6 +371,12 @@ def test_what_a_model_that_carries_a_state_has_no_use_for_is_refused(section, ke
             "[train] seg_len must be at most model.n_positions (4), not 5",
         ),
         (
+            {"position": "learned", "n_positions": 6},
+            {"valid_seg_len": 7},
+            {},
+            "[train] valid_seg_len must be at most model.n_positions (6), not 7",
+        ),
+        (
             {"position": "learned", "n_positions": 5},
             {"mem_len": 0},
             {"mem_len": 0, "seg_len": 6},

@@ -211,6 +211,11 @@ def alone(folder: Path) -> AbstractContextManager[None]:
     )
 
 
+def replaces(run: Run) -> bool:
+    """Whether another run waits aside, which `settle` would delete and `undo` put back."""
+    return _aside(run.folder).exists()
+
+
 def settle(run: Run) -> None:
     """The new run has saved weights: delete the one that it replaced."""
     shutil.rmtree(_aside(run.folder), ignore_errors=True)

@@ -282,6 +282,9 @@ class Settings:
         for section, length in (("train", self.train.seg_len), ("eval", self.eval.seg_len)):
             fits = known is None or length <= known
             require(fits, section, "seg_len", length, f"at most model.n_positions ({known})")
+        valid_seg_len = self.train.valid_seg_len if self.train.mem_len else None  # without memory it is seg_len
+        fits = known is None or valid_seg_len is None or valid_seg_len <= known
+        require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({known})")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
         require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
         far = self.eval.max_distance

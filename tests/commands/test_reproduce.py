@@ -101,7 +101,7 @@ def test_a_training_that_stopped_goes_on(shrunk):
 
 
 def test_a_stop_that_comes_with_the_last_save_of_a_training_stops_all(shrunk, monkeypatch):
-    interrupt_at_save(1, monkeypatch)
+    interrupt_at_save(2, monkeypatch)
     message = refusal("reproduce", "table7", code=130)
     assert message == "stopped; runs/tiny-short-xl-1111 has finished its 3 steps"
     assert [path.name for path in Path("runs").glob("tiny-short-*")] == ["tiny-short-xl-1111"]

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -15,8 +17,10 @@ from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, 
 from txlcli import recipe, runs
 from txlcli.commands import train_plan
 from txlcli.core import checkpoint
+from txlcli.core import training as training_module
 from txlcli.core.attention_kernels import sdpa
 from txlcli.core.checkpoint import Checkpoint
+from txlcli.core.training import Training
 from txlcli.errors import UsageError
 from txlcli.token_store import TokenStore
 
@@ -176,6 +180,44 @@ def test_no_time_at_all_still_leaves_something_to_go_on_from(here):
     assert Saved(here / "runs/parts/last.safetensors") == Saved(here / "runs/whole/last.safetensors")
 
 
+def test_a_run_is_not_replaced_by_one_that_took_no_step(here, monkeypatch):
+    def interrupt(_):
+        os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+    before = {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()}
+    for code, stop in ((1, ["--max-minutes", 0]), (130, [])):
+        if not stop:
+            monkeypatch.setattr(Training, "validation_is_due", interrupt)  # which is asked before the first step
+        message = refusal("train", "tiny.toml", "--name", "byte", "--force", *stop, code=code)
+        assert message.removeprefix("stopped; ") == "no step was taken; runs/byte is the run that it was"
+        assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
+        assert not list((here / "runs").glob(".byte*"))
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_step_beyond_the_schedule_is_no_step_to_stop_after(here, dry):
+    message = "--max-steps 50: the schedule ends at step 7, and this option only stops earlier; for a longer one give "
+    assert refusal("train", "tiny.toml", "--max-steps", 50, *dry) == message + "--set train.max_steps=50"
+    assert not (here / "runs/tiny").exists()
+    if not dry:
+        train("--max-steps", 3)
+        assert refusal("train", "--resume", "tiny", "--max-steps", 50) == message + "--set train.max_steps=50"
+
+
+def test_a_validation_that_fails_costs_no_step(here, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Tried to allocate 9 GB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training_module, "score", fail)
+        assert refusal("train", "tiny.toml", code=1).startswith("out of memory (tried to allocate 9 GB)")
+    assert step_of(here / "runs/tiny/last.safetensors") == 4  # where the first validation was due
+    result = done("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
+    assert "train.valid_batch_size is 1 from here on; it was 2" in result.stderr
+    assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "valid"] == [4, 7]
+
+
 def test_a_run_goes_on_from_any_folder(here, monkeypatch):
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
@@ -219,15 +261,15 @@ def test_a_validation_that_was_cut_short_is_made_up_for_without_a_step(here):
 
 
 def test_a_stop_that_comes_with_the_last_save_leaves_a_finished_run(here, monkeypatch):
-    interrupt_at_save(2, monkeypatch)
-    result = train()  # which saves after the validation at step 4, and at its end
+    interrupt_at_save(4, monkeypatch)
+    result = train()  # which saves around the validation at step 4, before the one at its end, and then
     assert result.stderr.endswith("stopping after this step; saving\n")
     assert "7 of 7" in result.stdout
     assert refusal("train", "--resume", "tiny", code=1).startswith("runs/tiny has finished its 7 steps; ")
 
 
 def test_a_stop_that_comes_with_another_save_leaves_something_to_go_on_with(here, monkeypatch):
-    interrupt_at_save(2, monkeypatch)
+    interrupt_at_save(3, monkeypatch)
     message = refusal("train", "tiny.toml", "--max-steps", 6, code=130)
     assert message == ('stopped; saved runs/tiny/last.safetensors at step 6; go on with "txl train --resume runs/tiny"')
     done("train", "--resume", "tiny")
@@ -256,7 +298,6 @@ def test_what_may_change_is_changed_and_kept(here):
         (["--set", "train.seed=3"], "train.seed"),
         (["--set", "train.valid_tokens=30"], "train.valid_tokens"),
         (["--set", "train.valid_seg_len=3"], "train.valid_seg_len"),
-        (["--set", "train.valid_batch_size=1"], "train.valid_batch_size"),
     ],
 )
 def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):

@@ -94,7 +94,7 @@ def train(
         if max_minutes is not None:
             raise UsageError("--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps")
         if torchrun.leads():
-            settings = train_run.loaded(wanted, changes)
+            settings = train_run.loaded(wanted, changes, until_step=max_steps)
             folder = train_run.new_folder(wanted, name, runs_dir, force=force)
             _forecast(wanted, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json)
         return

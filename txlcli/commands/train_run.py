@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txlcli.token_store import TokenStore
 
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
-VALID_KEYS = ("valid_seg_len", "valid_batch_size", "valid_tokens")  # losses of other readings are not comparable
+VALID_KEYS = ("valid_seg_len", "valid_tokens")  # losses of other readings are not comparable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,14 +61,14 @@ def learn(
     Raises:
         Interrupted: Ctrl-C or SIGTERM stopped it; as it ended, only where more follows.
     """
-    settings = loaded(wanted, changes)
+    settings = loaded(wanted, changes, until_step=until.max_steps)
     folder = new_folder(wanted, name, runs_dir, force=force)
     store = _store_for(settings, data_dir)
     run = _new_run(wanted, settings, folder, store)
     training = _begun(run, store, device, until_step=until.max_steps)
     with runs.alone(run.folder):
         runs.create(run, store.vocab.to_json(), force=force)
-        with _kept_only_with_weights(run):
+        with _kept_only_with_weights(run, training):
             _carry_out(run, training, data_dir, until, json=json)
     return training
 
@@ -91,16 +91,27 @@ def go_on(
     run = runs.find(resume, runs_dir)
     with runs.alone(run.folder):
         run, training = _resumed(run, changes, data_dir, device, until_step=until.max_steps)
-        with _kept_only_with_weights(run):
+        with _kept_only_with_weights(run, training):
             _carry_out(run, training, data_dir, until, json=json)
     return training
 
 
-def loaded(wanted: str, changes: list[str]) -> Settings:
-    """A recipe with changes, whose curves can be written here."""
+def loaded(wanted: str, changes: list[str], *, until_step: int | None = None) -> Settings:
+    """A recipe with changes, whose curves can be written here, and which takes as many steps as are wanted."""
     settings = recipe.load(wanted, changes)
     curves.check_tensorboard(settings.log)
+    _check_schedule(settings, until_step)
     return settings
+
+
+def _check_schedule(settings: Settings, until_step: int | None) -> None:
+    """Refuse to stop after a step that is never taken."""
+    last = settings.train.max_steps
+    if until_step is not None and until_step > last:
+        raise UsageError(
+            f"--max-steps {until_step}: the schedule ends at step {last:,}, and this option only stops earlier; for a "
+            f"longer one give --set train.max_steps={until_step}"
+        )
 
 
 def new_folder(wanted: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
@@ -115,15 +126,23 @@ def new_folder(wanted: str, name: str | None, runs_dir: Path, *, force: bool) ->
 
 
 @contextmanager
-def _kept_only_with_weights(run: Run) -> Iterator[None]:
-    """A new run that ends before its first checkpoint leaves the runs folder as it was."""
+def _kept_only_with_weights(run: Run, training: "Training") -> Iterator[None]:
+    """A new run that ends before its first checkpoint leaves the runs folder as it was.
+
+    One that replaces another must have taken a step.
+    """
     try:
         yield
     finally:
-        if run.best_or_last.exists():
+        if run.best_or_last.exists() and not _comes_to_nothing(run, training):
             runs.settle(run)
         else:
             runs.undo(run)
+
+
+def _comes_to_nothing(run: Run, training: "Training") -> bool:
+    """Whether the run is to replace another and has not taken a step."""
+    return training.step == 0 and runs.replaces(run)
 
 
 def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
@@ -180,6 +199,7 @@ def _resumed(
     before, run = run, changed(run, changes)
     settings = run.settings
     curves.check_tensorboard(settings.log)
+    _check_schedule(settings, until_step)
     device = train_plan.checked_device(settings, wanted)
     store = open_store(settings.corpus.store, data_dir)
     check_vocabulary(run, store)
@@ -337,6 +357,9 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
                     raise
     saved = f"saved {training.last_path} at step {training.step:,}"
     going_on = f'go on with "{next_command(training, data_dir)}"'
+    if _comes_to_nothing(run, training):
+        code = 128 + caught[0] if caught else TxlError.exit_code
+        raise Interrupted(f"no step was taken; {run.folder} is the run that it was", code)
     if caught and (until.more_follows or not training.has_ended):
         ended = f"{run.folder} has finished its {last:,} steps"
         raise Interrupted(f"stopped; {ended if training.has_ended else f'{saved}; {going_on}'}", 128 + caught[0])
@@ -353,8 +376,6 @@ def _impatience_told(training: "Training", caught: list[int], data_dir: Path) ->
         left = "nothing was saved before"
         if training.last_path.exists():
             left = f'what was saved before is left; go on with "{next_command(training, data_dir)}"'
-        elif training.best_path.exists():
-            left = f"{training.best_path} is left, to evaluate and not to go on from"
         raise Interrupted(f"stopped at once, without saving; {left}", 128 + caught[0]) from None
 
 

@@ -59,10 +59,6 @@ class Interval:
         self._nats += mean_loss.double() * tokens
         self.tokens += tokens
 
-    def pause(self, seconds: float) -> None:
-        """Do not count time that was spent on something else."""
-        self._started += seconds
-
     def mean(self) -> tuple[float, float]:
         """The mean loss in nats, and tokens per second."""
         nats = float(self._nats)  # waits for the device, so the clock below is honest

@@ -33,7 +33,7 @@ from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.model_settings import ModelSettings
 from txlcli.settings import EvalSettings, TrainSettings
 
-SAVE_INTERVAL_S = 600.0  # a crash costs at most this much, however rare validations are
+SAVE_INTERVAL_S = 600.0  # a crash costs at most this much of training, however rare validations are
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Training:
     def run(
         self, *, report_every: int, should_stop: Callable[[], bool], until_step: int | None = None
     ) -> Iterator[Report]:
-        """Train up to max_steps; save at every validation, now and then between, and at the end or a stop.
+        """Train up to max_steps; save around every validation, now and then between, and at the end or a stop.
 
         Other processes follow until this ends.
 
@@ -144,17 +144,20 @@ class Training:
     def _run(self, report_every: int, should_stop: Callable[[], bool], until_step: int | None) -> Iterator[Report]:
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
         interval = Interval(self.device)
-        saved_at = time.monotonic()
+        saved_at, saved_step = time.monotonic(), self.step
         while True:
-            if validate := self.validation_is_due():
-                pause = time.perf_counter()
-                yield from self._validate(should_stop)
-                interval.pause(time.perf_counter() - pause)
-            if self.step >= last_step or should_stop():
-                break
-            if validate or time.monotonic() - saved_at > SAVE_INTERVAL_S:
+            validate = self.validation_is_due()
+            if self.step > saved_step and (validate or time.monotonic() - saved_at > SAVE_INTERVAL_S):
                 if interval.tokens:
                     yield self._step_report(interval)  # which also sees that the loss is finite
+                self.save_last()  # before a validation, too: it may take long, or find no room
+                interval = Interval(self.device)
+                saved_at, saved_step = time.monotonic(), self.step
+            if validate:
+                yield from self._validate(should_stop)
+            if self.step >= last_step or should_stop():
+                break
+            if validate:
                 self.save_last()
                 interval = Interval(self.device)
                 saved_at = time.monotonic()
