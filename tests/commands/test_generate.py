@@ -108,7 +108,12 @@ def test_greedy_takes_what_the_model_holds_likeliest(here, kind):
 def test_a_small_share_of_probability_leaves_the_likeliest(here):
     wish = ["word", "--prompt", "the fox", "--tokens", 23]
     assert tokens_of(*wish, "--top-p", 0.01) == tokens_of(*wish, "--greedy")
-    assert tokens_of(*wish, "--top-p", 1.0) == tokens_of(*wish)
+
+
+def test_a_share_of_probability_alone_leaves_out_nothing_more(here):
+    wish = ["byte", "--prompt", "the", "--tokens", 60]
+    assert tokens_of(*wish, "--top-p", 1.0) == tokens_of(*wish, "--top-k", 0)
+    assert tokens_of(*wish, "--top-p", 1.0, "--top-k", 40) == tokens_of(*wish)
 
 
 def test_top_k_is_40_by_default_and_0_is_all(here):

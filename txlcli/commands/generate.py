@@ -46,7 +46,8 @@ def generate(
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to draw.")] = 500,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Texts to draw, one after the other.")] = 1,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 40 by default, 0 is all.")
+        int | None,
+        typer.Option("--top-k", min=0, help="Draw from the k likeliest tokens; 0 is all; without --top-p 40."),
     ] = None,
     top_p: Annotated[
         float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that reach this probability.")
@@ -86,9 +87,11 @@ def generate(
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"--top-p {top_p}: must be greater than 0 and at most 1")
     opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
+    if top_k is None and top_p is None:
+        top_k = TOP_K
     how = Sampling(
         temperature=1.0 if temperature is None else temperature,
-        top_k=(TOP_K if top_k is None else top_k) or None,
+        top_k=top_k or None,
         top_p=top_p,
         greedy=greedy,
     )
