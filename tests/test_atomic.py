@@ -1,5 +1,7 @@
 """Files are replaced whole or not at all."""
 
+import os
+
 import pytest
 
 from txlcli.atomic import replacing
@@ -35,3 +37,13 @@ def test_others_may_read_it_whatever_the_writer_makes_of_its_mode(tmp_path):
         beside.unlink()
         beside.touch(mode=0o600)
     assert (tmp_path / "weights").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_file_is_on_the_disk_before_it_takes_the_name(tmp_path, monkeypatch):
+    done = []
+    flush, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.fstat(file).st_size), flush(file)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("named"), replace(*names)))
+    with replacing(tmp_path / "report.md") as beside:
+        beside.write_text("first")
+    assert done == [5, "named"]
