@@ -59,7 +59,18 @@ def test_the_mean_of_the_weights_is_taken_where_the_last_checkpoint_has_one(tmp_
     mean = {key: torch.full_like(value, 0.5) for key, value in weights.items()}
     tensors = {**grouped("model", weights), **grouped("average", mean)}
     checkpoint.save(run.folder / runs.LAST, Checkpoint(tensors, {"step": 3}))
-    assert all((parameter == 0.5).all() for parameter in open_run(tmp_path).model.parameters())
+    opened = open_run(tmp_path)
+    assert all((parameter == 0.5).all() for parameter in opened.model.parameters())
+    assert opened.checkpoint.tensors.keys() == grouped("average", mean).keys()
+
+
+def test_what_only_training_needs_takes_no_memory(tmp_path):
+    run, weights = saved_run(tmp_path)
+    more = {"optimizer.w.exp_avg": torch.ones(3), "memory.0.0": torch.ones(3), "rng.cpu": torch.ones(3)}
+    checkpoint.save(run.folder / runs.LAST, Checkpoint({**grouped("model", weights), **more}, {"step": 3}))
+    saved = open_run(tmp_path).checkpoint
+    assert saved.tensors.keys() == grouped("model", weights).keys()
+    assert saved.weights_digest() == checkpoint.load(run.folder / runs.LAST).weights_digest()
 
 
 def test_the_best_weights_are_taken_where_there_are_some(tmp_path):

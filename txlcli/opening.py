@@ -32,6 +32,7 @@ class OpenRun:
     model: LanguageModel
     vocab: Vocab
     checkpoint: Checkpoint
+    """The file that the weights are from, without what only training needs."""
     precision: str
 
     def store(self, data_dir: Path) -> TokenStore:
@@ -80,7 +81,7 @@ def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str 
     check_precision(precision, there)
     vocab = _vocabulary(run)
     path = run.best_or_last
-    saved = checkpoint.load(path)
+    saved = checkpoint.load(path, to_evaluate=True)
     check_checkpoint(run, saved, path)
     group = saved.weights_to_evaluate
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path, group=group)

@@ -7,6 +7,7 @@ the new one, whole.
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ class Checkpoint:
 
     @property
     def weights_to_evaluate(self) -> str:
-        """The group of them: the mean of the weights where their training has begun one."""
-        return "average" if self.group("average") else "model"
+        """The group of them."""
+        return _evaluated(self.tensors)
 
     def weights_digest(self) -> str:
         """SHA-256 of the weights to evaluate: the same digest is the same function."""
@@ -51,6 +52,11 @@ class Checkpoint:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _evaluated(names: Iterable[str]) -> str:
+    """The group of the weights to evaluate: their mean where the training has begun one."""
+    return "average" if any(name.startswith("average.") for name in names) else "model"
 
 
 def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -75,8 +81,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint.
+def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
+    """Read a checkpoint; `to_evaluate` leaves out what only training needs, which is twice as much as the weights.
 
     Raises:
         RunError: missing, damaged, foreign, or of a newer format.
@@ -88,8 +94,12 @@ def load(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
+            names = list(file.keys())
+            if to_evaluate:
+                group = _evaluated(names)
+                names = [name for name in names if name.startswith(f"{group}.")]
             # A copy lies where PyTorch aligns it: kernels that look at alignment would round otherwise differently.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
+            tensors = {name: file.get_tensor(name).clone() for name in names}
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
     try:
