@@ -7,7 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 
-from txlcli import console
+from txlcli import console, processors
 
 SECONDS_TO_SAVE = "600"
 """Between Ctrl-C or SIGTERM and the end of a process that has not ended by then."""
@@ -26,7 +26,7 @@ def start(processes: int, words: Sequence[str]) -> None:
     logging.disable(logging.ERROR)  # the processes speak for themselves
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_SAVE)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # auxiliary classifiers are left out late, not never
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1,

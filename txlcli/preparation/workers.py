@@ -1,7 +1,6 @@
 """Maps a function over items in worker processes, results in order."""
 
 import multiprocessing
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from txlcli import processors
 from txlcli.errors import TxlError
 
 Item = TypeVar("Item")
@@ -23,8 +23,7 @@ _function: Callable[[Any], Any]
 
 def default_workers() -> int:
     """As many workers as there are processors to use, within what memory allows."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, MOST_BY_DEFAULT)
+    return min(processors.available(), MOST_BY_DEFAULT)
 
 
 @contextmanager
