@@ -60,9 +60,9 @@ class TrainSettings:
     """Compute attention probabilities and logits again in the backward pass, piece by piece, instead of keeping them:
     the same gradients in less memory, for a few percent more operations."""
     attention: AttentionKind = "auto"
-    """How attention is computed; the function is the same. auto: txl's own, lane by lane, on every device; reference:
-    written out; sdpa: PyTorch's fused attention with the position score as its mask; flex:
-    FlexAttention, on CUDA and without dropout of attention."""
+    """How attention is computed; the function is the same. auto: txl's own, lane by lane on a CPU; reference: written
+    out; sdpa: PyTorch's fused attention with the position score as its mask; flex: FlexAttention, on CUDA and without
+    dropout of attention."""
     compile: bool = False
     """Let torch.compile make few kernels of the many small operations of each layer; it takes some seconds at first.
     For CUDA, where every kernel has its price: on a CPU nothing is gained."""

@@ -109,7 +109,7 @@ class Vocab:
         ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
         if ids.size and ids.min() < 0:
             if self.unknown is None:
-                raise self._lacks(f'"{symbols[int(np.argmin(ids))]}"')
+                raise self._lacks(json.dumps(symbols[int(np.argmin(ids))], ensure_ascii=False))
             ids[ids < 0] = self.unknown
         return ids
 

@@ -502,6 +502,9 @@ def test_a_text_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
     done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
     message = refusal("eval", "--text", "-", stdin="abc", code=1)
     assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
+    message = refusal("eval", "--text", "-", stdin="a\nb", code=1)
+    assert message == 'the vocabulary (char, 3 symbols) lacks "\\n"; leave it out of the text'
+    assert only_row("--text", "-", stdin="ab ab\n")["tokens"] == 4  # an editor's line end is none of the text
 
 
 def test_bytes_that_are_dropped_are_not_scored(untouched):

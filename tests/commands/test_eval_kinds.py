@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.commands.novel import cells, done, json_of, refusal, train, txl
+from txlcli import opening
 from txlcli.commands import eval_adapted
 from txlcli.core import adaptation
 
@@ -250,6 +251,12 @@ def test_learned_positions_with_memory_are_scored_although_no_window_is_that_lon
 )
 def test_an_adaptation_that_cannot_be_is_refused(here, options, message):
     assert refusal("eval", "byte", *options) == message
+
+
+def test_learning_from_the_text_in_fp16_is_refused(here, monkeypatch):
+    monkeypatch.setattr(opening, "check_precision", lambda *_: None)  # as on a GPU
+    message = refusal("eval", "byte", "--dynamic", "--precision", "fp16")
+    assert message == "--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32"
 
 
 def test_that_valid_is_searched_and_scored_is_said(here):

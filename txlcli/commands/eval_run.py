@@ -174,6 +174,8 @@ def evaluation(
     opened.run.settings.check_memory(
         max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
     )
+    if wishes.dynamic and opened.precision == "fp16":
+        raise UsageError("--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32")
     if wishes.attention is not None:
         _attend_by(wishes.attention, opened)
     run = opened.run
