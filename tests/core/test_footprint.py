@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
-from txlcli.core import attention_lanes
+from txlcli.core import attention_lanes, footprint
 from txlcli.core.architectures import make_model
 from txlcli.core.footprint import parameters_by_part, step_bytes
 from txlcli.core.products import onednn_has_bf16
@@ -92,6 +92,26 @@ def test_activations_are_what_a_real_step_keeps(dropout, accumulate, precision):
     settings = model_settings(dropout=dropout, attention_dropout=dropout)
     needed = step_bytes(settings, V, train_settings(accumulate=accumulate, precision=precision))
     assert needed["activations"] == saved_by_a_real_step(settings, B // accumulate, precision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        model_settings(n_layers=5),
+        model_settings(n_layers=5, norm="pre", dropout=0.1, attention_dropout=0.1, variational_dropout=True),
+        model_settings(n_layers=5, position="learned", n_positions=5, auxiliary_losses=True),
+        model_settings(n_layers=5, position="shaw", n_positions=5),
+        rnn_settings("lstm", n_layers=5),
+        rnn_settings("qrnn", n_layers=5),
+    ],
+)
+def test_many_lanes_and_layers_are_counted_from_a_few(model, precision, monkeypatch):
+    memory = {"mem_len": 0, "seg_len": L} if model.recurrent_state or model.auxiliary_losses else {}
+    train = train_settings(batch_size=7, precision=precision, **memory)
+    found = step_bytes(model, V, train)
+    monkeypatch.setattr(footprint, "_on_a_line", lambda count, at, between: count(at))
+    assert step_bytes(model, V, train) == found
 
 
 def test_a_gpu_keeps_what_a_cpu_leaves_out_by_blocks_of_queries(monkeypatch):

@@ -5,6 +5,7 @@ Axes: B lanes, L segment, M memory, d model width, N layers.
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -69,10 +70,35 @@ def step_bytes(
 
 
 def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:
-    lanes = train.batch_size // train.accumulate
+    """Counted at two small sizes each of lanes, layers and softmax, which takes seconds: each further one adds alike.
+
+    A single lane may be read where several are copied; the first and the last layer may be other than those between.
+    """
     # Which rows a tail computes depends on the text; a plain softmax as wide as the bands are on average stands for it.
-    columns = round(softmax_columns(bands(model, vocab_size)))
+    width = round(softmax_columns(bands(model, vocab_size)))
     plain = dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
+
+    def of_lanes(lanes: int) -> int:
+        return _on_a_line(lambda n_layers: of_layers(lanes, n_layers), model.n_layers, between=(2, 3))
+
+    def of_layers(lanes: int, n_layers: int) -> int:
+        layered = dataclasses.replace(plain, n_layers=n_layers)
+        return _on_a_line(lambda ids: _saved_bytes(layered, ids, train, device, lanes), width, between=(500, 1000))
+
+    return _on_a_line(of_lanes, train.batch_size // train.accumulate, between=(2, 3))
+
+
+def _on_a_line(count: Callable[[int], int], at: int, *, between: tuple[int, int]) -> int:
+    """The count at a number, from those at two numbers where it is beyond them."""
+    first, second = between
+    if at <= second:
+        return count(at)
+    nearer, farther = count(first), count(second)
+    return nearer + (farther - nearer) * (at - first) // (second - first)
+
+
+def _saved_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device, lanes: int) -> int:
+    """What a step of so many lanes saves for its backward pass, beside the weights."""
     found: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -80,7 +106,7 @@ def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSetting
         return tensor
 
     with FakeTensorMode():
-        stand_in = make_model(plain, columns).train()
+        stand_in = make_model(model, vocab_size).train()
         # FlexAttention, which cannot be had here, keeps no probabilities, but scores by distance, which are as many.
         stand_in.recompute(train.recompute)
         if isinstance(stand_in, TransformerXL):
