@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def recording(run: Run, *, after: int, json: bool) -> Iterator[Callable[["Report"], None]]:
-    """A function that records one report everywhere, while a live bar shows how far the training is.
+def recording(run: Run, *, after: int, json: bool) -> Iterator["Recorder"]:
+    """Records reports everywhere, while a live bar shows how far the training is.
 
     Args:
         run: its folder gets the files.
@@ -26,33 +26,31 @@ def recording(run: Run, *, after: int, json: bool) -> Iterator[Callable[["Report
     """
     steps = run.settings.train.max_steps
     with _tensorboard(run, after) as write_curve, console.progress("training", steps, "steps") as bar:
-        shown = _Shown(run, bar, json=json)
-
-        def record(report: "Report") -> None:
-            line = as_line(report, run.metric)
-            run.append_metrics(line)
-            write_curve(line)
-            shown.show(report, line)
-
-        yield record
+        yield Recorder(run, bar, write_curve, after=after, json=json)
 
 
-def as_line(report: "Report", metric: str) -> dict[str, Any]:
-    """A report as one flat JSON object, units in the keys, the corpus's metric beside the nats."""
-    line: dict[str, Any] = {"kind": report.kind, **dataclasses.asdict(report)}
-    line[metric] = metrics.in_metric(report.loss_nats, metric)
-    # JSON has no infinity: a perplexity may be too large, a gradient of fp16 too (its step is left out).
-    return {key: metrics.finite(value) if isinstance(value, float) else value for key, value in line.items()}
+class Recorder:
+    """Writes reports down, and shows people a training: a live bar, or plain lines, or JSON lines."""
 
+    def __init__(
+        self, run: Run, bar: console.Step, write_curve: Callable[[dict[str, Any]], None], *, after: int, json: bool
+    ) -> None:
+        self._run, self._bar, self._write_curve, self._json = run, bar, write_curve, json
+        self._step, self._valid = after, ""
 
-class _Shown:
-    """What people see of a training: a live bar, or plain lines, or JSON lines."""
+    def record(self, report: "Report") -> None:
+        """Write a report down and show it."""
+        line = as_line(report, self._run.metric)
+        self._run.append_metrics(line)
+        self._write_curve(line)
+        self._step = report.step
+        self._show(report, line)
 
-    def __init__(self, run: Run, bar: console.Step, *, json: bool) -> None:
-        self._run, self._bar, self._json = run, bar, json
-        self._valid = ""
+    def validating(self, tokens: int) -> None:
+        """Show how many tokens a validation has scored so far."""
+        self._bar.reach(self._step, f"validating, {tokens:,} tokens")
 
-    def show(self, report: "Report", line: dict[str, Any]) -> None:
+    def _show(self, report: "Report", line: dict[str, Any]) -> None:
         metric = self._run.metric
         value = metrics.in_metric(report.loss_nats, metric)
         if self._json:
@@ -66,6 +64,14 @@ class _Shown:
         best = " (best so far)" if line["best"] else ""
         averaged = " with averaged weights" if line["averaged"] else ""
         console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{averaged}{best}")
+
+
+def as_line(report: "Report", metric: str) -> dict[str, Any]:
+    """A report as one flat JSON object, units in the keys, the corpus's metric beside the nats."""
+    line: dict[str, Any] = {"kind": report.kind, **dataclasses.asdict(report)}
+    line[metric] = metrics.in_metric(report.loss_nats, metric)
+    # JSON has no infinity: a perplexity may be too large, a gradient of fp16 too (its step is left out).
+    return {key: metrics.finite(value) if isinstance(value, float) else value for key, value in line.items()}
 
 
 def check_tensorboard(log: LogSettings) -> None:

@@ -243,14 +243,20 @@ class StoreWriter:
 
 
 @contextmanager
-def writing(path: Path, facts: StoreFacts, vocab: Vocab) -> Iterator[StoreWriter]:
-    """Write a store under a temporary name beside `path`; it takes its name when the block ends well.
+def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = None) -> Iterator[StoreWriter]:
+    """Write a store under a temporary name; it takes its own when the block ends well.
+
+    Args:
+        path: of the store.
+        facts: what it says of itself.
+        vocab: the vocabulary.
+        work: a folder on the same disk for the draft; that of the store by default.
 
     Raises:
         StoreError: the disk is full or refuses; nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         with h5py.File(draft, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as file:
             file.attrs["format"], file.attrs["version"] = FORMAT, VERSION

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -14,10 +15,9 @@ from safetensors.torch import save_file
 
 import corpora
 from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, refusal, reports, txl
-from txlcli import recipe, runs
+from txlcli import console, recipe, runs
 from txlcli.commands import train_plan
-from txlcli.core import checkpoint
-from txlcli.core import training as training_module
+from txlcli.core import checkpoint, validation
 from txlcli.core.attention_kernels import sdpa
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.training import Training
@@ -205,12 +205,24 @@ def test_a_step_beyond_the_schedule_is_no_step_to_stop_after(here, dry):
         assert refusal("train", "--resume", "tiny", "--max-steps", 50) == message + "--set train.max_steps=50"
 
 
+def test_a_long_validation_says_how_far_it_is(here, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
+    result = train("--max-steps", 4)
+    lines = [line for line in result.stderr.splitlines() if "validating" in line]
+    scored = [int(re.search(r"validating, ([\d,]+) tokens", line)[1].replace(",", "")) for line in lines]
+    tokens = reports("runs/tiny")[-1]["tokens"]
+    assert scored == sorted(scored)
+    assert len(set(scored)) > 1
+    assert scored[-1] == tokens
+    assert lines[0].startswith("training: 57%, ")  # of the steps
+
+
 def test_a_validation_that_fails_costs_no_step(here, monkeypatch):
     def fail(*_, **__):
         raise MemoryError("Tried to allocate 9 GB")
 
     with monkeypatch.context() as patched:
-        patched.setattr(training_module, "score", fail)
+        patched.setattr(validation, "score", fail)
         assert refusal("train", "tiny.toml", code=1).startswith("out of memory (tried to allocate 9 GB)")
     assert step_of(here / "runs/tiny/last.safetensors") == 4  # where the first validation was due
     result = done("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")

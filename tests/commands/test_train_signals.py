@@ -1,6 +1,5 @@
 """txl train as a process of its own: signals, a full disk, a pipe that closes."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -144,7 +143,7 @@ def test_a_second_interrupt_stops_at_once_and_says_what_is_left(here, monkeypatc
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(curves, "recording", lambda *_, **__: contextlib.nullcontext(impatient))
+    monkeypatch.setattr(curves.Recorder, "record", impatient)
     before = (here / "runs/byte/last.safetensors").read_bytes()
     result = txl("train", "--resume", "byte", "--set", "train.max_steps=90", "--set", "log.every=1")
     assert result.exit_code == 130
@@ -174,7 +173,7 @@ def test_the_signal_that_came_twice_decides_the_exit_code(here, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(curves, "recording", lambda *_, **__: contextlib.nullcontext(impatient))
+    monkeypatch.setattr(curves.Recorder, "record", impatient)
     result = txl("train", "tiny.toml", "--set", "log.every=1")
     assert result.exit_code == 143
     assert result.stderr.splitlines()[-1] == "error: stopped at once, without saving; nothing was saved before"

@@ -9,7 +9,7 @@ from txlcli.core import checkpoint
 from txlcli.core.averaging import AveragedSgd, ExponentialAverage
 from txlcli.core.evaluation import score
 from txlcli.core.reports import StepReport, ValidReport
-from txlcli.core.training import valid_reading
+from txlcli.core.validation import valid_reading
 from txlcli.errors import RecipeError
 
 RISING = {"optimizer": "sgd", "lr": 3.0, "clip": None, "schedule": "constant", "valid_every": 1, "max_steps": 12}

@@ -14,7 +14,8 @@ from txlcli.core.data_parallel import ALONE
 from txlcli.core.evaluation import score
 from txlcli.core.reports import StepReport, ValidReport
 from txlcli.core.segments import TrainingSegments, scored_stream
-from txlcli.core.training import Training, ValidSplit, new_model, valid_reading
+from txlcli.core.training import Training, new_model
+from txlcli.core.validation import ValidSplit, valid_reading
 from txlcli.errors import TrainingError, UsageError
 from txlcli.settings import EvalSettings, TrainSettings
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from txlcli.core.data_parallel import World
     from txlcli.core.language_model import LanguageModel
     from txlcli.core.segments import TrainingSegments
-    from txlcli.core.training import Training, ValidSplit
+    from txlcli.core.training import Training
+    from txlcli.core.validation import ValidSplit
     from txlcli.token_store import TokenStore
 
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
@@ -287,7 +288,7 @@ def _store_for(settings: Settings, data_dir: Path) -> "TokenStore":
 def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments, ValidSplit | None]":
     """The training split in lanes and the validation split, None where the store has none."""
     from txlcli.core.segments import TrainingSegments, scored_stream
-    from txlcli.core.training import ValidSplit
+    from txlcli.core.validation import ValidSplit
 
     starts = None
     if settings.corpus.shuffle_sentences:
@@ -347,10 +348,15 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
 
         every = run.settings.log.every
         recording = curves.recording(run, after=training.step, json=json)
-        with _impatience_told(training, caught, data_dir), recording as record:
-            for report in training.run(report_every=every, should_stop=should_stop, until_step=until.max_steps):
+        with _impatience_told(training, caught, data_dir), recording as recorder:
+            for report in training.run(
+                report_every=every,
+                should_stop=should_stop,
+                until_step=until.max_steps,
+                on_valid_tokens=recorder.validating,
+            ):
                 try:
-                    record(report)
+                    recorder.record(report)
                 except (OSError, TxlError):  # nobody reads it any more, or the disk is full
                     with suppress(TxlError):
                         training.save_last()

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,17 @@ from txlcli.core.compilation import as_written, compile_layers
 from txlcli.core.data_parallel import ALONE, Objective, Order, World, parts_of_a_step
 from txlcli.core.descent import Descent
 from txlcli.core.device import autocast, send
-from txlcli.core.evaluation import score
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.model import TransformerXL
 from txlcli.core.optimizer import Plateau, scheduled_lr
 from txlcli.core.reports import Interval, Report, StepReport, ValidReport
-from txlcli.core.segments import Place, Tokens, TrainingSegments
+from txlcli.core.segments import Place, TrainingSegments
+from txlcli.core.validation import ValidSplit, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.model_settings import ModelSettings
-from txlcli.settings import EvalSettings, TrainSettings
+from txlcli.settings import TrainSettings
 
 SAVE_INTERVAL_S = 600.0  # a crash costs at most this much of training, however rare validations are
-
-
-@dataclass(frozen=True)
-class ValidSplit:
-    """What validation reads and predicts, (T,) each."""
-
-    inputs: Tokens
-    targets: Tokens
-
-
-class _Stopped(Exception):  # noqa: N818 - leaves a validation early
-    pass
 
 
 class Training:
@@ -112,7 +100,12 @@ class Training:
         return self.folder / "best.safetensors"
 
     def run(
-        self, *, report_every: int, should_stop: Callable[[], bool], until_step: int | None = None
+        self,
+        *,
+        report_every: int,
+        should_stop: Callable[[], bool],
+        until_step: int | None = None,
+        on_valid_tokens: Callable[[int], None] | None = None,
     ) -> Iterator[Report]:
         """Train up to max_steps; save around every validation, now and then between, and at the end or a stop.
 
@@ -122,12 +115,13 @@ class Training:
             report_every: steps between two StepReports.
             should_stop: asked between steps and during validations; True saves and ends.
             until_step: end after this step although the schedule goes on.
+            on_valid_tokens: called during a validation with the number of tokens that it has scored so far.
 
         Raises:
             TrainingError: the loss or a gradient is not finite; the last checkpoint is the last good one.
         """
         with self.world.leading():
-            yield from self._run(report_every, should_stop, until_step)
+            yield from self._run(report_every, should_stop, until_step, on_valid_tokens)
 
     def follow(self) -> None:
         """Do what the leading process orders, until it ends."""
@@ -141,7 +135,13 @@ class Training:
             else:
                 return
 
-    def _run(self, report_every: int, should_stop: Callable[[], bool], until_step: int | None) -> Iterator[Report]:
+    def _run(
+        self,
+        report_every: int,
+        should_stop: Callable[[], bool],
+        until_step: int | None,
+        on_valid_tokens: Callable[[int], None] | None,
+    ) -> Iterator[Report]:
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
         interval = Interval(self.device)
         saved_at, saved_step = time.monotonic(), self.step
@@ -154,7 +154,7 @@ class Training:
                 interval = Interval(self.device)
                 saved_at, saved_step = time.monotonic(), self.step
             if validate:
-                yield from self._validate(should_stop)
+                yield from self._validate(should_stop, on_valid_tokens)
             if self.step >= last_step or should_stop():
                 break
             if validate:
@@ -266,26 +266,16 @@ class Training:
             when = "at step" if self._sees_every_step else "at a step up to"
             raise self._not_finite(f"the gradient is not finite {when} {self.step}")
 
-    def _validate(self, should_stop: Callable[[], bool]) -> Iterator[ValidReport]:
+    def _validate(
+        self, should_stop: Callable[[], bool], on_valid_tokens: Callable[[int], None] | None
+    ) -> Iterator[ValidReport]:
         if self.valid is None:
             self.validated = self.step
             return
 
-        def stop_early(_: int) -> None:
-            if should_stop():
-                raise _Stopped
-
-        try:
-            with self.average.in_place():
-                scores = score(
-                    self.model,
-                    self.valid.inputs,
-                    self.valid.targets,
-                    valid_reading(self.settings),
-                    precision=self.settings.precision,
-                    on_tokens=stop_early,
-                )
-        except _Stopped:
+        with self.average.in_place():
+            scores = validate(self.model, self.valid, self.settings, should_stop=should_stop, on_tokens=on_valid_tokens)
+        if scores is None:
             return
         loss_nats = scores.total_nats / len(scores.losses_nats)
         if not math.isfinite(loss_nats):
@@ -397,13 +387,3 @@ def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: to
     """A model with fresh weights; dropout goes on from the same seed."""
     torch.manual_seed(seed)
     return make_model(settings, vocab_size).to(device)
-
-
-def valid_reading(settings: TrainSettings) -> EvalSettings:
-    """How validation reads: segments of valid_seg_len with as many keys in all as a training segment has.
-
-    Without recurrence a segment is all the context there is, so validation reads the segments of training.
-    """
-    seg_len = (settings.valid_seg_len or settings.seg_len) if settings.mem_len else settings.seg_len
-    mem_len = settings.mem_len + settings.seg_len - seg_len
-    return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=settings.valid_batch_size, same_length="off")

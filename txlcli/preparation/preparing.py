@@ -1,6 +1,5 @@
 """Carries out a preparation: from the text of a corpus to a token store."""
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from txlcli.preparation.vocabulary_rules import (
     strangers,
 )
 from txlcli.preparation.workers import mapping
+from txlcli.preparation.workplace import workplace
 from txlcli.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing
 from txlcli.vocab import Vocab, smallest_kind
 
@@ -77,8 +77,8 @@ def carry_out(plan: Plan, progress: Progress = silent) -> TokenStore:
     folder = plan.store.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".preparing-", dir=folder, ignore_cleanup_errors=True) as work:
-            return _Preparation(plan, Path(work), progress).run()
+        with workplace(folder) as work:
+            return _Preparation(plan, work, progress).run()
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
@@ -122,7 +122,7 @@ class _Preparation:
             _refuse_without_tokens(counts)
             notes = (*text.notes, *notes, *remarks(plan, self._rule, text, vocab.size, counts))
             facts = _facts(plan, text, vocab, notes, source.result())
-        with writing(plan.store, facts, vocab) as writer:
+        with writing(plan.store, facts, vocab, work=self._work) as writer:
             self._write_all(writer, done, counts, final, vocab)
         return TokenStore.open(plan.store)
 

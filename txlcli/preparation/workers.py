@@ -1,7 +1,9 @@
 """Maps a function over items in worker processes, results in order."""
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -51,6 +53,15 @@ def _begin(function: Callable[[Any], Any]) -> None:
     global _function  # noqa: PLW0603 - sent once per process, not once per item
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    """Let a worker end whose parent was killed, which would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _call(item: Any) -> Any:
