@@ -141,10 +141,11 @@ def test_dynamic_evaluation_follows_its_definition_step_by_step():
     np.testing.assert_allclose(given, expected, rtol=1e-5)
 
 
-def test_without_a_step_dynamic_evaluation_is_the_evaluation():
+@pytest.mark.parametrize("lr", [0.0, 1e-30])
+def test_with_steps_of_no_length_dynamic_evaluation_is_the_evaluation(lr):
     model, (inputs, targets) = small_model(), stream(23)
     rms = [torch.ones_like(parameter) for parameter in model.parameters()]
-    given = score_dynamic(model, inputs, targets, HOW, DynamicSettings(lr=0.0, decay=0.0), rms)
+    given = score_dynamic(model, inputs, targets, HOW, DynamicSettings(lr=lr, decay=0.0), rms)
     np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, HOW).losses_nats, rtol=1e-5)
 
 
@@ -203,7 +204,7 @@ def test_gradients_of_an_lstm_are_taken_in_its_training_mode_with_all_dropout_of
     segments = [(draw_tokens(B, L), draw_tokens(B, L, seed=9))]
     how = EvalSettings(seg_len=L, mem_len=0, batch_size=1)
     rms = gradient_rms(model, iter(segments), how)
-    given = score_dynamic(model, inputs, targets, how, DynamicSettings(lr=0.0, decay=0.0), rms)
+    given = score_dynamic(model, inputs, targets, how, DynamicSettings(lr=1e-30, decay=0.0), rms)
     assert modes == {nn.LSTM: {True}, Dropout: {False}}
     assert not any(module.training for module in model.modules())
     np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, how).losses_nats, rtol=1e-5)

@@ -90,6 +90,11 @@ def test_the_sentence_mark_of_one_billion_word_is_a_boundary(tmp_path):
     assert (read.boundary, read.unknown) == (0, 2)
 
 
+def test_a_word_that_a_list_has_twice_is_one_as_the_released_code_reads_it(tmp_path):
+    (tmp_path / "vocab.txt").write_text("<S>\nthe\n<UNK>\nthe\nfox\n")
+    assert vocabularies.read(tmp_path / "vocab.txt").symbols == ["<S>", "the", "<UNK>", "fox"]
+
+
 def test_words_without_marks_have_neither(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     read = vocabularies.read(tmp_path / "vocab.txt")
@@ -125,7 +130,6 @@ def test_a_missing_file_is_told(tmp_path):
 TWICE = "the word 'b' stands there twice, so ids would not be words; give a list with each word once"
 NO_LIST = f"holds no list of words; {AS_TEXT}"
 BAD_TEXTS = {
-    "duplicates": (b"a\nb\nb\n", TWICE),
     "empty": (b"", NO_LIST),
     "blank": (b" \n\n", NO_LIST),
 }

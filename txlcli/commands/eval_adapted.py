@@ -1,6 +1,7 @@
 """Scores a text for `txl eval --cache` and `--dynamic`: parameters searched on valid, applied to what was asked for."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,7 @@ def _dynamic(
                 on_tokens=bar.reach,
             )
 
+    @functools.cache
     def loss_on_valid(settings: "DynamicSettings") -> float:
         nats = read(valid, settings, "dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # steps may be so long that no number is left

@@ -77,7 +77,8 @@ def over_windows(
 def _score(opened: "OpenRun", source: ScoredText, how: "EvalSettings", *, shown: bool) -> "Scores":
     from txlcli.core.evaluation import score
 
-    with console.progress(f"M = {how.mem_len}", total=len(source.targets), unit="tokens", shown=shown) as bar:
+    what = "reading" if opened.run.settings.model.recurrent_state else f"M = {how.mem_len}"
+    with console.progress(what, total=len(source.targets), unit="tokens", shown=shown) as bar:
         return score(opened.model, source.inputs, source.targets, how, precision=opened.precision, on_tokens=bar.reach)
 
 

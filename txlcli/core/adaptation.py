@@ -196,6 +196,8 @@ def score_dynamic(
         precision: number format of matrix products.
         on_tokens: called with the number of tokens scored so far.
     """
+    if settings.lr == 0:  # nothing is learned, so no gradient is needed
+        return score(model, inputs, targets, how, precision=precision, on_tokens=on_tokens)
     adapted = copy.deepcopy(model).eval()
     gather_weights(adapted)
     trained, parameters = [one.detach() for one in model.parameters()], list(adapted.parameters())

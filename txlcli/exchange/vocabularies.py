@@ -60,9 +60,13 @@ def _from_fields(path: Path, fields: Any) -> Vocab:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """The first field of every line: word lists may carry counts."""
+    """The first field of every line, since word lists may carry counts, each once: so the released code reads them.
+
+    The list of One Billion Word has a word twice.
+    """
     try:
-        return [fields[0] for line in path.read_text(encoding="utf-8-sig").split("\n") if (fields := line.split())]
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        return list(dict.fromkeys(fields[0] for line in lines if (fields := line.split())))
     except (OSError, UnicodeDecodeError) as error:
         raise VocabularyError(f"{path}: cannot be read as a list of words ({error}); save it as UTF-8 text") from error
 
