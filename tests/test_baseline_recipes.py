@@ -45,6 +45,12 @@ def test_the_vanilla_model_has_two_classifiers_for_every_layer(name):
     assert f"{in_use:,}" in recipe.packaged(name)[1]
 
 
+@pytest.mark.parametrize("name", ["vanilla-enwik8", "vanilla-enwik8-64l"])
+def test_the_vanilla_models_optimizer_is_that_of_al_rfou_et_al_and_clips_nothing(name):
+    train = recipe.load(name).train
+    assert (train.optimizer, train.momentum, train.lr, train.clip) == ("sgd", 0.99, 0.003, None)
+
+
 def test_adaptive_input_shares_tables_and_projections():
     n, d, inner, vocab_size = 16, 1024, 4096, 267_735
     bands = [(20_000, 1024), (40_000, 256), (vocab_size - 60_000, 64)]
