@@ -10,7 +10,7 @@ from tests.commands.test_eval import cells, headings
 from tests.commands.test_recurrent import recipe_of
 from tests.test_plots import MAGIC
 from txlcli import opening
-from txlcli.commands.attention_figures import Wishes, make
+from txlcli.commands.attention_figures import AttentionWishes, make
 from txlcli.core.maps import strongest
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
@@ -214,7 +214,7 @@ def test_a_run_with_figures_is_still_a_run(here):
 
 def test_other_code_can_make_the_figures(here):
     opened = opening.open_run("byte", here / "runs", device="cpu", precision=None)
-    wishes = Wishes(figures=(5,), positions=20)
+    wishes = AttentionWishes(figures=(5,), positions=20)
     result = make(opened, wishes, folder=here / "own", ending="pdf", force=False, data_dir=here / "data", shown=False)
     assert result["files"] == [str(here / "own/figure5.pdf")]
     assert (here / "own/figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])

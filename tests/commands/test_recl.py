@@ -245,7 +245,7 @@ def test_the_figures_hold_a_curve_for_every_model(group):
 
 
 def test_the_work_is_a_function_of_its_own(here):
-    result = recl.measure(["byte"], recl.Wishes(start=3, step=4, longest=15, positions=40), shown=False)
+    result = recl.measure(["byte"], recl.ReclWishes(start=3, step=4, longest=15, positions=40), shown=False)
     assert result == json_of("recl", "byte", *SMALL)
 
 

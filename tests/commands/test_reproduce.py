@@ -39,7 +39,7 @@ def shrunk(here, monkeypatch):
     scale = scales.Scale(
         name="tiny",
         says="Of no use.",
-        texts={"novel": scales.Text("novel", "novel")},
+        texts={"novel": scales.ScaleText("novel", "novel")},
         models=models(),
         positions=40,
         stride=1,

@@ -9,7 +9,7 @@ import typer
 
 from txlcli import console, history, runs
 from txlcli.commands import attention_figures
-from txlcli.commands.attention_figures import FIGURES, Wishes
+from txlcli.commands.attention_figures import FIGURES, AttentionWishes
 from txlcli.commands.attention_found import Head
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.model_settings import ABSOLUTE_POSITIONS
@@ -93,7 +93,7 @@ def attention(
     given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
     if given and figures and 6 not in figures:
         raise UsageError(f"{given[0]} is about Figure 6; leave it out, or add 6 to --figure {figure}")
-    wishes = Wishes(
+    wishes = AttentionWishes(
         figures=figures,
         heads=_parse_heads(heads) if heads is not None else (),
         widest=auto,

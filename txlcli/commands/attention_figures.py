@@ -26,7 +26,7 @@ MOST_HEADS = 24  # that one picture can show
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class AttentionWishes:
     """What somebody wants to see of a run."""
 
     figures: tuple[int, ...] | None = None
@@ -46,7 +46,7 @@ class Wishes:
 
 
 def make(
-    opened: "OpenRun", wishes: Wishes, *, folder: Path, ending: str, force: bool, data_dir: Path, shown: bool
+    opened: "OpenRun", wishes: AttentionWishes, *, folder: Path, ending: str, force: bool, data_dir: Path, shown: bool
 ) -> dict[str, Any]:
     """Measure and draw; gives the object that --json prints, with the paths of the figures as "files".
 
@@ -93,7 +93,7 @@ def _attending(opened: "OpenRun") -> "TransformerXL":
     return opened.model
 
 
-def _figures(opened: "OpenRun", position: str, wishes: Wishes) -> tuple[int, ...]:
+def _figures(opened: "OpenRun", position: str, wishes: AttentionWishes) -> tuple[int, ...]:
     """The figures to draw."""
     from txlcli.core.maps import terms_of
 
@@ -108,7 +108,7 @@ def _figures(opened: "OpenRun", position: str, wishes: Wishes) -> tuple[int, ...
     return wishes.figures
 
 
-def _check_heads(opened: "OpenRun", settings: "TransformerSettings", wishes: Wishes) -> None:
+def _check_heads(opened: "OpenRun", settings: "TransformerSettings", wishes: AttentionWishes) -> None:
     layers, heads = settings.n_layers, settings.n_heads
     for layer, head in wishes.heads:
         if not (1 <= layer <= layers and 1 <= head <= heads):
@@ -138,7 +138,7 @@ def _make_folder(folder: Path) -> None:
         raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --out") from error
 
 
-def _reading(opened: "OpenRun", wishes: Wishes) -> "EvalSettings":
+def _reading(opened: "OpenRun", wishes: AttentionWishes) -> "EvalSettings":
     """How the split is read: as `txl eval` would, in one lane."""
     wanted = {"mem_len": wishes.mem_len, "seg_len": wishes.seg_len}
     changes = {key: value for key, value in wanted.items() if value is not None}
@@ -147,7 +147,9 @@ def _reading(opened: "OpenRun", wishes: Wishes) -> "EvalSettings":
     return reading
 
 
-def _source(opened: "OpenRun", wishes: Wishes, reading: "EvalSettings", data_dir: Path) -> "tuple[ScoredText, int]":
+def _source(
+    opened: "OpenRun", wishes: AttentionWishes, reading: "EvalSettings", data_dir: Path
+) -> "tuple[ScoredText, int]":
     """The text to read, and how many of its queries count."""
     from txlcli.core.maps import first_query
 
@@ -177,7 +179,7 @@ def _observe(
     model: "TransformerXL",
     source: "ScoredText",
     reading: "EvalSettings",
-    wishes: Wishes,
+    wishes: AttentionWishes,
     positions: int,
     *,
     by_term: bool,

@@ -8,7 +8,7 @@ import typer
 
 from txlcli import console
 from txlcli.commands import eval_table
-from txlcli.commands.eval_run import Evaluation, Wishes, evaluation
+from txlcli.commands.eval_run import Evaluation, EvalWishes, evaluation
 from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -93,7 +93,7 @@ def evaluate(
         loss_file.check_path(losses)
         if cache is not None or dynamic:
             raise UsageError("--losses holds the losses of the model alone; leave out --cache and --dynamic")
-    wishes = Wishes(
+    wishes = EvalWishes(
         split=split,
         text=text,
         positions=positions,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wishes:
+class EvalWishes:
     """What is evaluated of a run, and how it is read; None leaves it to the recipe.
 
     Raises:
@@ -110,7 +110,7 @@ class Wishes:
         """Whether the text changes what is predicted of it, beyond the memory."""
         return self.cache is not None or self.dynamic
 
-    def found(self, length: int) -> "Wishes":
+    def found(self, length: int) -> "EvalWishes":
         """The same with the length that a search has found."""
         option = "mem_len" if self.searched == "--mem-len" else "attn_len"
         return dataclasses.replace(self, **{option: str(length)})  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ class Evaluation:
 
 def evaluation(
     wanted: str | None,
-    wishes: Wishes,
+    wishes: EvalWishes,
     *,
     device: Device = Device.auto,
     precision: Precision | None = None,
@@ -218,7 +218,7 @@ def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:
 
 
 def _rows(
-    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", wishes: Wishes, data_dir: Path, *, shown: bool
+    opened: "OpenRun", source: ScoredText, reading: "EvalSettings", wishes: EvalWishes, data_dir: Path, *, shown: bool
 ) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
     """A row for each way of reading, with the loss of each token."""
     mem_lens = wishes.mem_lens or [reading.mem_len]
@@ -237,7 +237,7 @@ def _given(options: Mapping[str, object]) -> str | None:
     return next((option for option, value in options.items() if value is not None), None)
 
 
-def _check_state(opened: "OpenRun", wishes: Wishes) -> None:
+def _check_state(opened: "OpenRun", wishes: EvalWishes) -> None:
     """Refuse what asks for a length of memory or attention of a model that carries a state."""
     lengths = {
         "--mem-len": wishes.mem_len,
@@ -254,7 +254,7 @@ def _check_state(opened: "OpenRun", wishes: Wishes) -> None:
         )
 
 
-def _check_distance(opened: "OpenRun", wishes: Wishes) -> None:
+def _check_distance(opened: "OpenRun", wishes: EvalWishes) -> None:
     """Refuse a limit on distance of a model that knows no distances."""
     model = opened.run.settings.model
     if wishes.max_distance is not None and not model.knows_distances:

@@ -8,7 +8,7 @@ from txlcli.commands import eval_rows, eval_texts
 from txlcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from txlcli.commands.eval_run import Wishes
+    from txlcli.commands.eval_run import EvalWishes
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
@@ -17,7 +17,7 @@ STEPS = 16  # parts of the trained length that lengths are told apart by
 
 
 def search(
-    opened: "OpenRun", reading: "EvalSettings", wishes: "Wishes", data_dir: Path, *, shown: bool
+    opened: "OpenRun", reading: "EvalSettings", wishes: "EvalWishes", data_dir: Path, *, shown: bool
 ) -> dict[str, Any]:
     """The shortest memory or window, whichever is wished, that does no worse than longer ones.
 

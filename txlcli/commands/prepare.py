@@ -76,9 +76,9 @@ def prepare(
 
     Example: txl prepare stdlib
     """
-    from txlcli.preparation.planning import Wishes, make_plan
+    from txlcli.preparation.planning import PrepareWishes, make_plan
 
-    wishes = Wishes(
+    wishes = PrepareWishes(
         source=source,
         name=name,
         tokenizer=tokenizer.value if tokenizer else None,
@@ -91,7 +91,7 @@ def prepare(
         workers=workers,
     )
     if listed:
-        if what is not None or wishes != Wishes() or force:
+        if what is not None or wishes != PrepareWishes() or force:
             raise UsageError("--list shows what is there and goes with --data-dir and --json only")
         _show_list(data_dir, json)
         return

@@ -40,7 +40,7 @@ LOSSES = "recl.h5"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wishes:
+class ReclWishes:
     """What is measured of a group.
 
     Raises:
@@ -138,7 +138,7 @@ def recl(
         if path is not None:
             plots.check_path(path, option)
     shares = _parse_shares(top_r)
-    wishes = Wishes(
+    wishes = ReclWishes(
         split=split,
         start=start,
         step=step,
@@ -172,7 +172,7 @@ def recl(
 
 def measure(
     wanted: Sequence[str],
-    wishes: Wishes,
+    wishes: ReclWishes,
     *,
     losses: Path | None = None,
     batch_size: int | None = None,
@@ -227,7 +227,7 @@ def _parse_shares(text: str) -> tuple[float, ...]:
         raise UsageError(f"--top-r {text}: write numbers like 0.1,0.5,1.0") from None
 
 
-def _positions(text: "ScoredText", wishes: Wishes) -> "NDArray[np.int64]":
+def _positions(text: "ScoredText", wishes: ReclWishes) -> "NDArray[np.int64]":
     """The positions that are scored, the same for all models and context lengths."""
     from txlcli.core.contexts import eligible_positions, sample_positions
 
@@ -247,7 +247,7 @@ def _positions(text: "ScoredText", wishes: Wishes) -> "NDArray[np.int64]":
 
 
 def _as_result(
-    group: Sequence[Member], text: "ScoredText", losses: "NDArray[np.float32]", wishes: Wishes
+    group: Sequence[Member], text: "ScoredText", losses: "NDArray[np.float32]", wishes: ReclWishes
 ) -> dict[str, Any]:
     from txlcli.core.recl import gains
 

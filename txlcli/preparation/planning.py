@@ -17,7 +17,7 @@ SHARES_SUM = 100.0
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PrepareWishes:
     """What the user asked for; None means that the corpus decides."""
 
     source: Path | None = None
@@ -57,7 +57,7 @@ class Plan:
         return self.store.parent / "downloads" / self.corpus.name
 
 
-def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False) -> Plan:
+def make_plan(what: str, data_dir: Path, wishes: PrepareWishes, *, force: bool = False) -> Plan:
     """Check the wishes and fill in what the corpus decides.
 
     Raises:
@@ -93,7 +93,7 @@ def make_plan(what: str, data_dir: Path, wishes: Wishes, *, force: bool = False)
     )
 
 
-def _given_vocabulary(wishes: Wishes) -> Vocab | None:
+def _given_vocabulary(wishes: PrepareWishes) -> Vocab | None:
     """The vocabulary of a file that the user names, which settles everything that would build one."""
     if wishes.vocab is None:
         return None
@@ -110,7 +110,7 @@ def _given_vocabulary(wishes: Wishes) -> Vocab | None:
     return vocabularies.read(wishes.vocab)
 
 
-def _find(what: str, wishes: Wishes) -> tuple[Corpus, Path | None]:
+def _find(what: str, wishes: PrepareWishes) -> tuple[Corpus, Path | None]:
     """The corpus of that name and its source, or the own text at that path."""
     source = wishes.source
     if what not in corpora.CORPORA:
@@ -127,7 +127,7 @@ def _find(what: str, wishes: Wishes) -> tuple[Corpus, Path | None]:
     return corpus, source or (corpus.home() if corpus.home else None)
 
 
-def _refuse_idle(wishes: Wishes, corpus: Corpus, kind: Kind, own: bool) -> None:
+def _refuse_idle(wishes: PrepareWishes, corpus: Corpus, kind: Kind, own: bool) -> None:
     """Refuse options that would change nothing."""
     fixed = f"the {kind} vocabulary of {corpus.name} is fixed" if own else f"--tokenizer is {kind}"
     if wishes.vocab_size is not None and (own or kind not in ("word", "sentencepiece")):
@@ -143,7 +143,7 @@ def _refuse_idle(wishes: Wishes, corpus: Corpus, kind: Kind, own: bool) -> None:
         raise UsageError(f"--released-convention does nothing here; it goes with {known} and their own tokenizer")
 
 
-def _suffix(wishes: Wishes, kind: Kind, own: bool, pieces: int | None, bpe: bool) -> str:
+def _suffix(wishes: PrepareWishes, kind: Kind, own: bool, pieces: int | None, bpe: bool) -> str:
     if kind == "sentencepiece":
         return f"-{'bpe' if bpe else 'sp'}{pieces}"
     if wishes.released_convention:
@@ -151,7 +151,7 @@ def _suffix(wishes: Wishes, kind: Kind, own: bool, pieces: int | None, bpe: bool
     return "" if own else f"-{kind}"
 
 
-def _store_name(wishes: Wishes, corpus: Corpus, source: Path | None, suffix: str) -> str:
+def _store_name(wishes: PrepareWishes, corpus: Corpus, source: Path | None, suffix: str) -> str:
     if wishes.name is not None:
         if not re.fullmatch(PLAIN_NAME, wishes.name):
             raise UsageError(f'--name "{wishes.name}" is no plain name; use letters, digits, ".", "-" and "_"')

@@ -17,7 +17,7 @@ from txlcli.pieces import BOUNDARY, UNKNOWN
 from txlcli.pieces import train as train_pieces
 from txlcli.preparation.chunks import CHUNK, between_characters, chunks_of, read
 from txlcli.preparation.inventory import Inventory, Spool
-from txlcli.preparation.planning import Plan, Wishes, make_plan
+from txlcli.preparation.planning import Plan, PrepareWishes, make_plan
 from txlcli.preparation.sources import Progress, Step, digest, locate
 from txlcli.preparation.tally import Job, Tally, Tokenizer, decode
 from txlcli.preparation.vocabulary_rules import (
@@ -55,7 +55,7 @@ def silent(description: str, total: float | None = None, unit: str = "") -> Iter
 
 
 def prepare(
-    what: str, data_dir: Path, wishes: Wishes | None = None, *, force: bool = False, progress: Progress = silent
+    what: str, data_dir: Path, wishes: PrepareWishes | None = None, *, force: bool = False, progress: Progress = silent
 ) -> TokenStore:
     """Prepare a corpus by name, or own text by path, into `data_dir`.
 
@@ -64,7 +64,7 @@ def prepare(
         CorpusInputError: the text cannot be had or read.
         StoreError: the store exists already, or cannot be written.
     """
-    return carry_out(make_plan(what, data_dir, wishes or Wishes(), force=force), progress)
+    return carry_out(make_plan(what, data_dir, wishes or PrepareWishes(), force=force), progress)
 
 
 def carry_out(plan: Plan, progress: Progress = silent) -> TokenStore:

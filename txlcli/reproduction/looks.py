@@ -20,7 +20,7 @@ def figure(shop: Workshop, number: int, folder: Path) -> Section:
     run = shop.run(SUBJECT)
     shop.note("attention", str(run.folder), "--figure", str(number), "--out", str(folder), "--force")
     opened = opening.open_run(str(run.folder), shop.runs_dir, device=shop.device.value, precision=None)
-    wishes = attention_figures.Wishes(figures=(number,))
+    wishes = attention_figures.AttentionWishes(figures=(number,))
     result = attention_figures.make(
         opened, wishes, folder=folder, ending="png", force=True, data_dir=shop.data_dir, shown=True
     )

@@ -71,7 +71,7 @@ def _measure(shop: Workshop) -> dict[str, Any]:
 def _of_group(shop: Workshop, group: tuple[str, ...], *drawing: str) -> dict[str, Any]:
     runs = [shop.run(key) for key in group]
     scale = shop.scale
-    wishes = recl.Wishes(
+    wishes = recl.ReclWishes(
         split="test",
         start=scale.recl_start,
         step=scale.recl_start,

@@ -9,7 +9,7 @@ from txlcli.settings import Settings
 
 
 @dataclass(frozen=True)
-class Text:
+class ScaleText:
     """A token store, and how it is made where it is not there."""
 
     store: str
@@ -40,7 +40,7 @@ class Scale:
     name: str
     says: str
     """What its numbers are worth, in plain words."""
-    texts: Mapping[str, Text]
+    texts: Mapping[str, ScaleText]
     """By store."""
     models: Mapping[str, Model]
     """By the part that they play in the paper."""
@@ -137,7 +137,7 @@ PAPER_MODELS = {
     **_ablation("ablation", (), "wt103-ablation", 128, (176, 172)),
     **_sentences((), "lm1b-ablation", 32),
 }
-BENCHMARKS = {name: Text(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb")}
+BENCHMARKS = {name: ScaleText(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb")}
 
 PAPER = Scale(
     name="paper",
@@ -187,8 +187,8 @@ def small() -> Scale:
 
 # At tiny scale the source of Python's standard library stands for every corpus: bytes for enwik8, characters for text8,
 # words for the others, and Penn Treebank itself where it has been prepared.
-WORDS = Text("tiny-words", "stdlib", {"tokenizer": "word", "vocab_size": 8000})
-CHARS = Text("tiny-chars", "stdlib", {"tokenizer": "char", "min_count": 20})
+WORDS = ScaleText("tiny-words", "stdlib", {"tokenizer": "word", "vocab_size": 8000})
+CHARS = ScaleText("tiny-chars", "stdlib", {"tokenizer": "char", "min_count": 20})
 TINY_STEPS = (
     "train.max_steps=500",
     "train.valid_every=500",
@@ -240,8 +240,8 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
 
 def tiny(*, ptb_is_here: bool) -> Scale:
     """Minutes per table on two processor cores, without a network."""
-    ptb = Text("ptb", "ptb") if ptb_is_here else WORDS
-    texts = {text.store: text for text in (WORDS, CHARS, Text("stdlib", "stdlib"), ptb)}
+    ptb = ScaleText("ptb", "ptb") if ptb_is_here else WORDS
+    texts = {text.store: text for text in (WORDS, CHARS, ScaleText("stdlib", "stdlib"), ptb)}
     return Scale(
         name="tiny",
         says=(

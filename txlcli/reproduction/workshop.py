@@ -12,7 +12,7 @@ from txlcli import console, history, recipe, runs
 from txlcli.commands import eval_run, eval_table, generate, speed, train_run
 from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
-from txlcli.preparation.planning import Wishes
+from txlcli.preparation.planning import PrepareWishes
 from txlcli.preparation.preparing import prepare
 from txlcli.reproduction.scales import Model, Scale
 from txlcli.runs import Run
@@ -92,7 +92,7 @@ class Workshop:
         self.note("eval", str(run.folder), "--split", split, *_as_words(options))
         made = eval_run.evaluation(
             str(run.folder),
-            eval_run.Wishes(split=split, timed=False, **options),
+            eval_run.EvalWishes(split=split, timed=False, **options),
             device=self.device,
             data_dir=self.data_dir,
             runs_dir=self.runs_dir,
@@ -132,7 +132,7 @@ class Workshop:
         self.note("prepare", text.source, *_as_words(options))
         if not (self.data_dir / f"{store}.h5").exists():
             console.say(f"preparing {store}")
-            prepare(text.source, self.data_dir, Wishes(**options), progress=console.progress)  # type: ignore[arg-type]
+            prepare(text.source, self.data_dir, PrepareWishes(**options), progress=console.progress)  # type: ignore[arg-type]
 
     def note(self, *words: str) -> None:
         """Keep a command line that says what is done; folders are added where they are not the usual ones."""
