@@ -52,9 +52,9 @@ def watched(monkeypatch):
             super().__init__(*args, **options)
             decoders.append(options)
 
-        def _run(self, tokens, *, wanted):
+        def _run(self, tokens, *, count):
             seen.append((*tokens.shape, self._end - self._start))
-            return super()._run(tokens, wanted=wanted)
+            return super()._run(tokens, count=count)
 
     for module in (windows, architectures):
         monkeypatch.setattr(module, "Decoder", Watched)
@@ -95,8 +95,8 @@ def where_each_reading_ends(monkeypatch):
     ends = []
 
     class Noted(Decoder):
-        def _run(self, tokens, *, wanted):
-            hidden = super()._run(tokens, wanted=wanted)
+        def _run(self, tokens, *, count):
+            hidden = super()._run(tokens, count=count)
             ends.append(self._end)
             return hidden
 

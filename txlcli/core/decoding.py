@@ -146,22 +146,22 @@ class Decoder(Reader):
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (B, l), l <= L, and give its last hidden states (B, l, d)."""
-        return self._run(tokens, wanted=tokens.shape[1])
+        return self._run(tokens, count=tokens.shape[1])
 
     @torch.inference_mode()
-    def read_last(self, tokens: Tensor, wanted: int = 1) -> Tensor:
-        """Read (B, T), T any length, and give the last hidden states of the last `wanted` positions, (B, wanted, d).
+    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
+        """Read (B, T), T any length, and give the last hidden states of the last `count` positions, (B, count, d).
 
-        The last layer projects keys for all positions but attends from the wanted ones alone.
+        The last layer projects keys for all positions but attends from those `count` alone.
         """
-        found, before = [], tokens.shape[1] - wanted
+        hidden, before = [], tokens.shape[1] - count
         for part in tokens.split(self.seg_len, dim=1):
-            found.append(self._run(part, wanted=min(part.shape[1], max(0, part.shape[1] - before))))
+            hidden.append(self._run(part, count=min(part.shape[1], max(0, part.shape[1] - before))))
             before -= part.shape[1]
-        return torch.cat(found, dim=1)
+        return torch.cat(hidden, dim=1)
 
-    def _run(self, tokens: Tensor, *, wanted: int) -> Tensor:
-        """Read a segment (B, l); gives the last hidden states of its last `wanted` positions."""
+    def _run(self, tokens: Tensor, *, count: int) -> Tensor:
+        """Read a segment (B, l); gives the last hidden states of its last `count` positions."""
         self._make_room(tokens.shape[1])
         keys = range(self._start, self._end + tokens.shape[1])  # places in the buffers
         reach = min(len(keys), self._limit or len(keys))
@@ -170,28 +170,28 @@ class Decoder(Reader):
             hidden = self.model.embed(tokens, positions)
             if tokens.shape[1] == 1 and records_steps(self.device) and not self.watched:
                 hidden = self._step_for(hidden).read(hidden, at=self._end, reach=reach, position=positions)
-                hidden = hidden[:, 1 - wanted :]
+                hidden = hidden[:, 1 - count :]
             else:
-                hidden = self._through_layers(hidden, positions, keys, reach=reach, wanted=wanted)
+                hidden = self._through_layers(hidden, positions, keys, reach=reach, count=count)
         self._end = keys.stop
         self._start = max(self._start, self._end - self.mem_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
-    def _through_layers(self, hidden: Tensor, positions: Tensor, keys: range, *, reach: int, wanted: int) -> Tensor:
-        """The last layer's output (B, wanted, d) for embeddings (B, l, d), which are the last of the keys."""
+    def _through_layers(self, hidden: Tensor, positions: Tensor, keys: range, *, reach: int, count: int) -> Tensor:
+        """The last layer's output (B, count, d) for embeddings (B, l, d), which are the last of the keys."""
         last, length = len(self._buffers) - 1, hidden.shape[1]
         for number, (layer, buffer) in enumerate(zip(self.model.layers, self._buffers, strict=True)):
             hidden = self.model.encoding.add(hidden, number, positions)
-            given = layer.attention_input(hidden)
-            if number < last or wanted == length:
-                query, new = layer.attention.project(given)
+            attention_input = layer.attention_input(hidden)
+            if number < last or count == length:
+                query, new = layer.attention.project(attention_input)
             else:
                 query, new = (
-                    layer.attention.project_queries(given[:, length - wanted :]),
-                    layer.attention.project_keys(given),
+                    layer.attention.project_queries(attention_input[:, length - count :]),
+                    layer.attention.project_keys(attention_input),
                 )
-                hidden = hidden[:, length - wanted :]
+                hidden = hidden[:, length - count :]
             buffer.write(new, self._end)
             if not query.shape[2]:
                 break  # nothing of the last layer's output is asked for

@@ -96,7 +96,7 @@ def score_windows(
         places = torch.tensor(firsts, device=model.device)[:, None] + torch.arange(
             length, device=model.device
         )  # (W, N)
-        hidden = decoder.read_last(read[places], wanted=counted)
+        hidden = decoder.read_last(read[places], count=counted)
         scored = places[:, length - counted :]
         losses[scored] = decoder.losses(hidden, wanted[scored]).float()
         if on_tokens:
