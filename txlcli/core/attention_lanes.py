@@ -184,21 +184,21 @@ def _attend(
     """The output (B, H, L, D), each pass's probabilities (lanes*H, l, k) if `save`, and the mask of dropout."""
     query, key = inputs.query, inputs.key
     plan = _Plan.of(inputs, workspace)
-    made = _Probabilities(inputs, plan, workspace)
-    kept = keep_mask(torch.Size((*query.shape[:3], inputs.key_len)), dropout, key.device) if dropout else None
+    probabilities = _Probabilities(inputs, plan, workspace)
+    mask = keep_mask(torch.Size((*query.shape[:3], inputs.key_len)), dropout, key.device) if dropout else None
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     saved: list[Tensor] = []
     for part in plan.passes(inputs):
-        probability = made.of(part, keep=save)
+        probability = probabilities.of(part, keep=save)
         if save:
             saved.append(probability)
-        if kept is not None:
-            probability = probability * part.of_scores(kept)
+        if mask is not None:
+            probability = probability * part.of_scores(mask)
         _multiply_into(part.of_queries(out), probability, _dense(part.of_keys(inputs.value)))
-    if kept is not None:
+    if mask is not None:
         out.mul_(1 / (1 - dropout))
-    made.finish()
-    return out, saved, kept
+    probabilities.finish()
+    return out, saved, mask
 
 
 class _Attention(torch.autograd.Function):
@@ -209,21 +209,21 @@ class _Attention(torch.autograd.Function):
         query, key, value, content_bias, position_bias, position_key = tensors
         inputs = AttentionInputs(query, key, value, content_bias, position_bias, position_key, reach)
         ctx.drawn_from = _generator_state(inputs.key.device) if recompute and dropout else None
-        out, probabilities, kept = _attend(inputs, dropout=dropout, save=not recompute, workspace=workspace)
-        ctx.save_for_backward(*tensors, None if recompute else kept, *probabilities)
+        out, probabilities, mask = _attend(inputs, dropout=dropout, save=not recompute, workspace=workspace)
+        ctx.save_for_backward(*tensors, None if recompute else mask, *probabilities)
         ctx.reach, ctx.dropout, ctx.recompute, ctx.workspace = reach, dropout, recompute, workspace
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, content_bias, position_bias, position_key, kept, *saved = ctx.saved_tensors
+        query, key, value, content_bias, position_bias, position_key, mask, *saved = ctx.saved_tensors
         inputs = AttentionInputs(query, key, value, content_bias, position_bias, position_key, ctx.reach)
         plan = _Plan.of(inputs, ctx.workspace)
-        made = _Probabilities(inputs, plan, ctx.workspace) if ctx.recompute else None
+        recomputed = _Probabilities(inputs, plan, ctx.workspace) if ctx.recompute else None
         if ctx.drawn_from is not None:
             shape = torch.Size((*query.shape[:3], inputs.key_len))
-            kept = _drawn_again(ctx.drawn_from, shape, ctx.dropout, key.device)
+            mask = _drawn_again(ctx.drawn_from, shape, ctx.dropout, key.device)
         exact = torch.promote_types(key.dtype, torch.float32)  # sums over passes need more than 16 bits
         of_keys = key.dtype if plan.queries == inputs.seg_len else exact
         grad_content = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -232,27 +232,27 @@ class _Attention(torch.autograd.Function):
         if position_key is not None:
             position = _PositionGradients(inputs, position_key, plan, ctx.workspace)
         # What dropout keeps is scaled here, in rows of D, not of K.
-        grad_all = grad_outputs[0] if kept is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
+        grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
         for number, part in enumerate(plan.passes(inputs)):
             grad_out = part.of_queries(grad_all)  # (lanes*H, l, D)
-            probability = made.of(part) if made else saved[number]  # (lanes*H, l, k)
+            probability = recomputed.of(part) if recomputed else saved[number]  # (lanes*H, l, k)
             used = probability
             grad_probability = torch.bmm(_dense(grad_out), _dense(part.of_keys(value)).mT)
-            if kept is not None:
-                used = probability * part.of_scores(kept)
-                grad_probability.mul_(part.of_scores(kept))
+            if mask is not None:
+                used = probability * part.of_scores(mask)
+                grad_probability.mul_(part.of_scores(mask))
             grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
             _multiply_into(part.of_queries(grad_content), grad_score, _dense(part.of_keys(key)))
             _collect(part, grad_key, grad_score.mT, part.biased(query, content_bias))
             _collect(part, grad_value, used.mT, _dense(grad_out))
             if position is not None:
                 position.add(grad_score, part)
-        if made is not None:
-            made.finish()
+        if recomputed is not None:
+            recomputed.finish()
         grad_content_bias = None if content_bias is None else _of_bias(grad_content)
         grad_query, grad_position_bias, grad_position_key = grad_content, None, None
         if position is not None:
-            grad_position, grad_position_key = position.found()
+            grad_position, grad_position_key = position.finish()
             grad_position_bias = None if position_bias is None else _of_bias(grad_position)
             grad_query = grad_content.add_(grad_position)
         grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
@@ -333,7 +333,7 @@ class _PositionGradients:
             by_row = torch.bmm(by_distance.mT, query)  # (lanes*H, n, D)
             grad_key += by_row.unflatten(0, (part.lanes, self._heads)).sum(0) if part.lanes > 1 else by_row
 
-    def found(self) -> tuple[Tensor, Tensor]:
+    def finish(self) -> tuple[Tensor, Tensor]:
         """The gradients of the queries (B, H, L, D) and of the position keys (H, n, D); nothing is added later."""
         self._workspace.put_back(self._space)
         return self._grad_query, self._grad_key.to(self._dtype)

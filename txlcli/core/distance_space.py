@@ -68,11 +68,11 @@ class DistanceSpace:
         """The same memory for fewer queries and fewer keys."""
         if (seg_len, key_len) == self.by_key.shape[1:]:
             return self
-        found = copy.copy(self)
-        found.by_distance = self.by_distance[:, -seg_len:, -key_len:]
-        found.by_key = self.by_key[:, -seg_len:, -key_len:]
-        found._foreign = max(0, seg_len - 1 - (key_len - found.by_distance.shape[2]))
-        return found
+        view = copy.copy(self)
+        view.by_distance = self.by_distance[:, -seg_len:, -key_len:]
+        view.by_key = self.by_key[:, -seg_len:, -key_len:]
+        view._foreign = max(0, seg_len - 1 - (key_len - view.by_distance.shape[2]))
+        return view
 
     def place(self, by_key: Tensor) -> None:
         """Write (rows, L, K) numbers by key; `by_distance` then holds these and zeros."""
@@ -132,10 +132,10 @@ class DistanceRows:
         """The same memory for fewer queries and fewer keys; it holds the numbers of one part at a time."""
         if self.mask.shape == (seg_len, key_len):
             return self
-        found = copy.copy(self)
-        found.mask = self.mask[-seg_len:, -key_len:]
-        found._look(seg_len, key_len)
-        return found
+        view = copy.copy(self)
+        view.mask = self.mask[-seg_len:, -key_len:]
+        view._look(seg_len, key_len)
+        return view
 
     def multiply(self, query: Tensor, position_key: Tensor) -> None:
         """Score queries (rows, L, D) against the position keys (rows, m, D)."""
@@ -191,21 +191,21 @@ class Workspace:
             known: m, distances that have a position key; all by default.
         """
         known = reach if known is None else known
-        wanted = (purpose, rows, seg_len, key_len, reach, known, like.dtype, like.device)
+        request = (purpose, rows, seg_len, key_len, reach, known, like.dtype, like.device)
         idle = self._idle.pop(purpose, None)
-        if idle is not None and idle.made_for == wanted:
+        if idle is not None and idle.made_for == request:
             return idle
         sizes = {"rows": rows, "seg_len": seg_len, "key_len": key_len, "reach": reach}
         with torch.inference_mode(False):  # a later use may be one in training
-            made: Space
+            space: Space
             if purpose == "gradients":
-                made = DistanceSpace(like, **sizes, fill=0.0)
+                space = DistanceSpace(like, **sizes, fill=0.0)
             elif like.device.type == "cpu" and (like.dtype not in SHORT or seg_len == 1):
-                made = DistanceRows(like, **sizes, known=known)
+                space = DistanceRows(like, **sizes, known=known)
             else:
-                made = DistanceSpace(like, **sizes, fill=-math.inf, known=known)
-        made.made_for = wanted
-        return made
+                space = DistanceSpace(like, **sizes, fill=-math.inf, known=known)
+        space.made_for = request
+        return space
 
     def put_back(self, space: Space) -> None:
         """Let others use it."""
