@@ -74,9 +74,9 @@ class LanguageModel(nn.Module, ABC):
         For reading only, as long as no weight changes. Softmax and embedding stay as they are.
         """
 
-    def recompute(self, wanted: bool) -> None:
+    def recompute(self, enabled: bool) -> None:
         """Let backward passes compute logits again, and what else is large, instead of keeping it; or let them not."""
-        self.softmax.recompute = wanted
+        self.softmax.recompute = enabled
 
     def forget_gradients(self) -> None:
         """Drop all gradients. On a CPU the next step's gradients of tables get the memory of this step's."""

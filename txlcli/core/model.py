@@ -86,12 +86,12 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> tuple[Tensor, Tensor]:
         """One segment (B, L, d) with the layer's memory (B, M, d); gives its output and what to keep of its input."""
-        given = self.memorable(hidden)
-        query, keys = self.attention.project(self.attention_input(given))
+        layer_input = self.memorable(hidden)
+        query, keys = self.attention.project(self.attention_input(layer_input))
         if memory.shape[1]:  # projected apart from the segment: no gradient goes into memory (3.2)
-            remembered = self.attention.project_keys(self.attention_input(memory.to(given.dtype)))
+            remembered = self.attention.project_keys(self.attention_input(memory.to(layer_input.dtype)))
             keys = (torch.cat([remembered[0], keys[0]], dim=2), torch.cat([remembered[1], keys[1]], dim=2))
-        return self.finish(hidden, self.attention(query, keys, terms)), given.detach()
+        return self.finish(hidden, self.attention(query, keys, terms)), layer_input.detach()
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
@@ -164,11 +164,11 @@ class TransformerXL(LanguageModel):
         shape = (lanes, mem_len, self.settings.d_model)
         return [layer.memorable(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
-    def recompute(self, wanted: bool) -> None:
+    def recompute(self, enabled: bool) -> None:
         """Let backward passes compute logits and attention probabilities again, instead of keeping them; or not."""
-        super().recompute(wanted)
+        super().recompute(enabled)
         for layer in self.layers:
-            layer.attention.recompute = wanted
+            layer.attention.recompute = enabled
 
     def pack(self, dtype: torch.dtype) -> None:
         """Lay out the matrices of attention and feed-forward for reading."""
@@ -215,8 +215,10 @@ class TransformerXL(LanguageModel):
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
-        outputs, kept = self._read(tokens, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance)
-        return self._finished(outputs[-1]), kept
+        outputs, new_memory = self._read(
+            tokens, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance
+        )
+        return self._finished(outputs[-1]), new_memory
 
     def _read(
         self, tokens: Tensor, memory: Memory, *, mem_len: int, key_limit: int | None, max_distance: int | None
@@ -226,14 +228,14 @@ class TransformerXL(LanguageModel):
         terms = self.score_terms(min(key_len, key_limit or key_len), max_distance=max_distance)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.embed(tokens, positions)
-        kept, outputs = [], []
+        new_memory, outputs = [], []
         for number, (layer, past) in enumerate(zip(self.layers, memory, strict=True)):
             hidden = self.encoding.add(hidden, number, positions)
             # Layer n reads layer n-1's past, so memory keeps layer inputs (3.2).
-            hidden, given = layer(hidden, past, terms[number])
-            kept.append(update_memory(past, given, mem_len=mem_len))
+            hidden, layer_input = layer(hidden, past, terms[number])
+            new_memory.append(update_memory(past, layer_input, mem_len=mem_len))
             outputs.append(hidden)
-        return outputs, kept
+        return outputs, new_memory
 
     def _finished(self, hidden: Tensor) -> Tensor:
         """What the softmax reads of a layer's output (B, L, d)."""
