@@ -31,14 +31,14 @@ def _keep_mask_on_cpu(shape: torch.Size, share: float) -> Tensor:
         return torch.zeros(shape, dtype=torch.uint8)
     count = shape.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    kept = torch.empty(count, dtype=torch.uint8)
-    torch.ge(words.view(torch.int16)[:count], dropped - STEPS // 2, out=kept)
-    return kept.view(shape)
+    mask = torch.empty(count, dtype=torch.uint8)
+    torch.ge(words.view(torch.int16)[:count], dropped - STEPS // 2, out=mask)
+    return mask.view(shape)
 
 
-def _scale(kept: Tensor, share: float, dtype: torch.dtype) -> Tensor:
+def _scale(mask: Tensor, share: float, dtype: torch.dtype) -> Tensor:
     """What a small mask multiplies numbers of this format by: 0, or 1 / (1 - share), which 16 bits would round."""
-    return kept.to(torch.promote_types(dtype, torch.float32)) / (1 - share)
+    return mask.to(torch.promote_types(dtype, torch.float32)) / (1 - share)
 
 
 class Dropout(nn.Module):
@@ -71,8 +71,8 @@ class Dropout(nn.Module):
             return (hidden * scale).to(hidden.dtype)
         if hidden.device.type != "cpu":
             return F.dropout(hidden, self.share)
-        kept = keep_mask(hidden.shape, self.share, hidden.device)
-        return torch.mul(hidden, kept, out=out).mul_(1 / (1 - self.share))
+        mask = keep_mask(hidden.shape, self.share, hidden.device)
+        return torch.mul(hidden, mask, out=out).mul_(1 / (1 - self.share))
 
     def extra_repr(self) -> str:
         """What print(model) shows."""
@@ -133,8 +133,8 @@ class WordDropout(nn.Module):
         """The embeddings (B, L, d) of tokens (B, L) -> the same shape."""
         if not self.training or self.share == 0:
             return embedded
-        kept = keep_mask(torch.Size((self.vocab_size,)), self.share, embedded.device)
-        scale = _scale(kept[tokens], self.share, embedded.dtype)  # (B, L)
+        mask = keep_mask(torch.Size((self.vocab_size,)), self.share, embedded.device)
+        scale = _scale(mask[tokens], self.share, embedded.dtype)  # (B, L)
         scale[:, 0] = 1.0
         return (embedded * scale[..., None]).to(embedded.dtype)
 

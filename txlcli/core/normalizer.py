@@ -62,8 +62,8 @@ def normalize(
         recompute: keep no logits for the backward pass, which computes them again.
     """
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias)):
-        found: tuple[Tensor, Tensor] = _Normalizer.apply(hidden, table, bias, chosen, spare, recompute)
-        return found
+        total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(hidden, table, bias, chosen, spare, recompute)
+        return total_and_logit
     total, logit, _ = _normalize(hidden, table, bias, chosen, keep=False)
     return total, logit
 
@@ -111,18 +111,18 @@ def _normalize(
     total = torch.full((len(hidden),), -torch.inf, dtype=exact, device=hidden.device)
     logit = torch.zeros_like(total)
     above = _Room(hidden, len(table), exact)
-    kept: list[Tensor] = []
+    saved_logits: list[Tensor] = []
     for rows, ids in _pieces(hidden, len(table)):
         logits = linear(hidden[rows].to(dtype), table[ids].to(dtype), bias[ids].to(dtype))
         if keep:
-            kept.append(logits)
+            saved_logits.append(logits)
         place, here = _within(chosen[rows], ids)
         logit[rows] = torch.where(here, logits.gather(1, place[:, None])[:, 0].to(exact), logit[rows])
         most = logits.amax(dim=-1, keepdim=True).to(exact)
         piece = torch.sub(logits, most, out=above.of(*logits.shape)).exp_().sum(dim=-1).log_().add_(most[:, 0])
         total[rows] = torch.logaddexp(total[rows], piece)
         del logits  # before the next piece has its own
-    return total, logit, kept
+    return total, logit, saved_logits
 
 
 def _within(chosen: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
@@ -144,15 +144,15 @@ class _Normalizer(torch.autograd.Function):
         spare: SpareGradient,
         recompute: bool,
     ) -> tuple[Tensor, Tensor]:
-        total, logit, kept = _normalize(hidden, table, bias, chosen, keep=not recompute)
+        total, logit, saved_logits = _normalize(hidden, table, bias, chosen, keep=not recompute)
         ctx.dtype, ctx.spare = _product_dtype(hidden, table), spare
-        ctx.save_for_backward(hidden, table, bias, chosen, total, *kept)
+        ctx.save_for_backward(hidden, table, bias, chosen, total, *saved_logits)
         return total, logit
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad_logit: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, table, bias, chosen, total, *kept = ctx.saved_tensors
+        hidden, table, bias, chosen, total, *saved_logits = ctx.saved_tensors
         grad_hidden = torch.zeros(hidden.shape, dtype=total.dtype, device=hidden.device)
         grad_table, grad_bias = ctx.spare.take(table), torch.zeros_like(bias)
         if not len(hidden):
@@ -160,7 +160,7 @@ class _Normalizer(torch.autograd.Function):
         room = _Room(hidden, len(table), total.dtype)
         for number, (rows, ids) in enumerate(_pieces(hidden, len(table))):
             read, weight = hidden[rows].to(ctx.dtype), table[ids].to(ctx.dtype)
-            logits = kept[number] if kept else linear(read, weight, bias[ids].to(ctx.dtype))
+            logits = saved_logits[number] if saved_logits else linear(read, weight, bias[ids].to(ctx.dtype))
             grad = torch.sub(logits, total[rows, None], out=room.of(*logits.shape))  # (t, c)
             grad.exp_().mul_(grad_total[rows, None])
             place, here = _within(chosen[rows], ids)
