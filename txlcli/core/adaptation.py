@@ -79,9 +79,9 @@ class ContinuousCache:
         scores = hidden @ states.mT  # (B, L, C + L)
         same = tokens[:, None, :] == targets[:, :, None]
         shares = ((theta * scores).masked_fill(~seen, -torch.inf).softmax(-1) for theta in self._thetas)
-        found = torch.stack([(share * same).sum(-1) for share in shares])
+        probabilities = torch.stack([(share * same).sum(-1) for share in shares])
         self._states, self._tokens = states[:, -self._size :], tokens[:, -self._size :]
-        return found
+        return probabilities
 
 
 def score_with_cache(
@@ -102,9 +102,9 @@ def score_with_cache(
     cache = ContinuousCache(size, thetas)
     cached: list[Tensor] = []  # (K, B, l) of each segment
 
-    def look(hidden: Tensor, wanted: Tensor, losses: Tensor) -> None:
-        found = cache.read(hidden.float(), send(wanted, hidden.device))
-        cached.append(torch.where(found.isnan(), (-losses).exp(), found))
+    def look(hidden: Tensor, segment_targets: Tensor, losses: Tensor) -> None:
+        probabilities = cache.read(hidden.float(), send(segment_targets, hidden.device))
+        cached.append(torch.where(probabilities.isnan(), (-losses).exp(), probabilities))
 
     with torch.inference_mode():
         scores = score(model, inputs, targets, how, precision=precision, on_tokens=on_tokens, on_segment=look)
@@ -164,9 +164,9 @@ def gradient_rms(model: LanguageModel, segments: Iterator[tuple[Tensor, Tensor]]
     parameters = list(model.parameters())
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     memory, count = None, 0
-    for read, wanted in segments:
+    for read, targets in segments:
         memory = memory or model.first_memory(len(read), how.mem_len)
-        losses, memory = _losses(model, read, wanted, memory, how)
+        losses, memory = _losses(model, read, targets, memory, how)
         for square, gradient in zip(squares, _gradients(losses.mean(), parameters), strict=True):
             square.addcmul_(gradient, gradient)
         count += 1
@@ -205,14 +205,14 @@ def score_dynamic(
     scales = [one + typical for one in rms]
     pull = [(settings.decay * one / typical).clamp(max=1.0) for one in rms]
     lanes = Lanes.of(len(targets), how)
-    read, wanted = (lanes.cut(tokens, model.device) for tokens in (inputs, targets))
+    input_lanes, target_lanes = (lanes.cut(tokens, model.device) for tokens in (inputs, targets))
     real = lanes.cut(np.ones(lanes.count, dtype=np.int64), model.device).bool()
     losses = torch.empty(lanes.number, lanes.length, device=model.device)
     memory = adapted.first_memory(lanes.number, how.mem_len)
     started = time.perf_counter()
     for part in lanes.parts(how.seg_len):
         with autocast(model.device, precision):
-            scored, memory = _losses(adapted, read[:, part], wanted[:, part], memory, how)
+            scored, memory = _losses(adapted, input_lanes[:, part], target_lanes[:, part], memory, how)
         losses[:, part] = scored.detach().float()
         gradients = _gradients(scored[real[:, part]].mean(), parameters)
         with torch.no_grad():
@@ -234,21 +234,21 @@ def head_segments(ids: Tokens, how: EvalSettings, count: int, device: torch.devi
 
 
 def _losses(
-    model: LanguageModel, read: Tensor, wanted: Tensor, memory: Memory, how: EvalSettings
+    model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, how: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """The losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
     limits = {}
     if not model.settings.recurrent_state:
         limits = {"key_limit": key_limit(how.same_length, how.mem_len), "max_distance": how.max_distance}
     with differentiable(model):
-        hidden, memory = model(read, memory, mem_len=how.mem_len, **limits)
-    return model.losses(hidden, wanted), memory
+        hidden, memory = model(inputs, memory, mem_len=how.mem_len, **limits)
+    return model.losses(hidden, targets), memory
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of a loss (0-d) by each parameter; zeros where it does not depend on one."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
         torch.zeros_like(parameter) if gradient is None else gradient
-        for gradient, parameter in zip(found, parameters, strict=True)
+        for gradient, parameter in zip(gradients, parameters, strict=True)
     ]

@@ -227,7 +227,7 @@ def observe(
             sums.begin = begin
             decoder.read(tokens[:, begin : begin + how.seg_len])
             _report(on_tokens, min(begin + how.seg_len, len(inputs)))
-    return sums.found(first, len(inputs) - first)
+    return sums.averages(first, len(inputs) - first)
 
 
 def _report(on_tokens: Callable[[int], None] | None, done: int) -> None:
@@ -268,8 +268,8 @@ class _Sums:
             for handle in handles:
                 handle.remove()
 
-    def _see(self, layer: int, attention: Attention, given: tuple[Any, ...], _: Tensor) -> None:
-        query, (keys, _values), terms = given
+    def _see(self, layer: int, attention: Attention, inputs: tuple[Any, ...], _: Tensor) -> None:
+        query, (keys, _values), terms = inputs
         seg_len, key_len = query.shape[2], keys.shape[2]
         row_bytes = attention.n_heads * (key_len + seg_len) * torch.promote_types(keys.dtype, torch.float32).itemsize
         step = max(1, SCORE_BYTES // row_bytes)
@@ -291,13 +291,13 @@ class _Sums:
         for name, sums in self._terms.items():
             sums[layer, :, -reach:] += getattr(scores, name).softmax(-1).expand_as(attention).sum(1)
         begin = self.begin + first
-        wanted = range(max(begin, self._at), min(begin + attention.shape[1], self._at + self._rows.shape[2]))
-        if wanted:
-            kept = attention.masked_fill(total.isneginf(), math.nan)[:, wanted.start - begin : wanted.stop - begin]
-            into = slice(wanted.start - self._at, wanted.stop - self._at)
-            self._rows[layer, :, into, :reach] = kept.flip(-1).float().cpu().numpy()
+        shown = range(max(begin, self._at), min(begin + attention.shape[1], self._at + self._rows.shape[2]))
+        if shown:
+            rows = attention.masked_fill(total.isneginf(), math.nan)[:, shown.start - begin : shown.stop - begin]
+            into = slice(shown.start - self._at, shown.stop - self._at)
+            self._rows[layer, :, into, :reach] = rows.flip(-1).float().cpu().numpy()
 
-    def found(self, first: int, queries: int) -> AttentionMaps:
+    def averages(self, first: int, queries: int) -> AttentionMaps:
         """The averages over `queries` queries from place `first` on."""
 
         def averaged(sums: Tensor) -> Numbers:
