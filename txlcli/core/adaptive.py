@@ -53,14 +53,14 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
         )
     edges = list(pairwise((0, *settings.cutoffs, vocab_size)))
     tied = settings.tie_projections or [number > 0 for number in range(len(edges))]
-    found = []
+    all_bands = []
     for number, ((first, end), shared) in enumerate(zip(edges, tied, strict=True)):
         width = settings.embed_width // settings.div_val**number
         always = settings.div_val > 1 and settings.project_same_width
         # Bands of one width are parts of one embedding, with one projection.
         projection = (number if settings.div_val > 1 else 0) if always or width != settings.d_model else None
-        found.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
-    return found
+        all_bands.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
+    return all_bands
 
 
 def _matrix(rows: int, columns: int) -> nn.Parameter:
@@ -258,8 +258,8 @@ class AdaptiveSoftmax(nn.Module):
         for tail in reached.argsort(descending=True).tolist():
             if len(scores) == count and reached[tail] <= scores[-1]:
                 break
-            found = reached[tail] + self._within(tail + 1, hidden, embedding)[0]
-            more, ids = found.topk(min(count, len(found)))
+            log_probs = reached[tail] + self._within(tail + 1, hidden, embedding)[0]
+            more, ids = log_probs.topk(min(count, len(log_probs)))
             tokens = torch.cat([tokens, ids + self.bands[tail + 1].first])
             scores = torch.cat([scores, more])
             scores, order = scores.topk(min(count, len(scores)))

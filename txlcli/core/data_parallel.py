@@ -121,11 +121,11 @@ class World:
         if not self.leads:
             distributed.send(tensor, dst=0, group=self.hosts)
             return []
-        found = [tensor]
+        tensors = [tensor]
         for rank in range(1, self.size):
-            found.append(torch.empty(lengths[rank], *tensor.shape[1:], dtype=tensor.dtype))
-            distributed.recv(found[rank], src=rank, group=self.hosts)
-        return found
+            tensors.append(torch.empty(lengths[rank], *tensor.shape[1:], dtype=tensor.dtype))
+            distributed.recv(tensors[rank], src=rank, group=self.hosts)
+        return tensors
 
 
 ALONE = World()

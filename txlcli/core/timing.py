@@ -226,17 +226,17 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
 
     On CUDA what tensors took; on a CPU what the whole process held (Linux only, where the mark can be set back).
     """
-    found: list[int] = []
+    peak_bytes: list[int] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        yield found
-        found.append(torch.cuda.max_memory_allocated(device))
+        yield peak_bytes
+        peak_bytes.append(torch.cuda.max_memory_allocated(device))
         return
     can_tell = _reset_high_water_mark()
-    yield found
+    yield peak_bytes
     if can_tell:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+        peak_bytes += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
 
 
 def _reset_high_water_mark() -> bool:
