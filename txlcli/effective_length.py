@@ -38,11 +38,11 @@ def find(loss_at: Callable[[int], float], *, least: int, step: int, longest: int
         ended = bool(before) and relative_gain(min(before), min(tried.values())) < THRESHOLD
         length *= 2
     while True:
-        found = _shortest(tried)
-        below = max((one for one in tried if one < found), default=found)
-        middle = (below + found) // 2 // step * step
-        if not below < middle < found:
-            return Search(found, dict(sorted(tried.items())), ended)
+        shortest = _shortest(tried)
+        below = max((one for one in tried if one < shortest), default=shortest)
+        middle = (below + shortest) // 2 // step * step
+        if not below < middle < shortest:
+            return Search(shortest, dict(sorted(tried.items())), ended)
         tried[middle] = loss_at(middle)
 
 

@@ -68,14 +68,14 @@ def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
         )
 
 
-def open_run(wanted: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
+def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
     """A run by folder or name, or the newest, with its best weights on the device.
 
     Raises:
         RunError, UnknownNameError, VocabularyError: see `runs.find`, `checkpoint.load`.
         UsageError: device or precision cannot be had.
     """
-    run = runs.find(wanted, runs_dir)
+    run = runs.find(run_name, runs_dir)
     there = pick_device(device)
     precision = precision or run.settings.train.precision
     check_precision(precision, there)

@@ -39,7 +39,7 @@ class Format(StrEnum):
 
 
 def attention(
-    wanted: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
+    run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
     figure: Annotated[
         str, typer.Option("--figure", metavar="5,6,7|all", help="Figures of the paper; all that the model has.")
     ] = "all",
@@ -105,8 +105,8 @@ def attention(
         seg_len=seg_len,
     )
     if not unfinished:
-        history.check_finished(runs.find(wanted, runs_dir))
-    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
+        history.check_finished(runs.find(run_name, runs_dir))
+    opened = opening.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
     folder = opened.run.folder / FOLDER if out is None else out
     result = attention_figures.make(
         opened, wishes, folder=folder, ending=kind.value, force=force, data_dir=data_dir, shown=not json

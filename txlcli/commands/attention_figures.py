@@ -140,8 +140,8 @@ def _make_folder(folder: Path) -> None:
 
 def _reading(opened: "OpenRun", wishes: AttentionWishes) -> "EvalSettings":
     """How the split is read: as `txl eval` would, in one lane."""
-    wanted = {"mem_len": wishes.mem_len, "seg_len": wishes.seg_len}
-    changes = {key: value for key, value in wanted.items() if value is not None}
+    lengths = {"mem_len": wishes.mem_len, "seg_len": wishes.seg_len}
+    changes = {key: value for key, value in lengths.items() if value is not None}
     reading = opened.run.settings.reading(batch_size=1, **changes)
     opened.run.settings.check_memory(reading.mem_len, run=opened.run.folder, instead="give --mem-len 0")
     return reading

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    wanted: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
+    run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="train, valid or test (the default).")] = None,
     mem_len: Annotated[
         str | None,
@@ -109,8 +109,8 @@ def evaluate(
         plotted=plot is not None,
         attention=attention.value if attention else None,
     )
-    made = evaluation(
-        wanted,
+    evaluated = evaluation(
+        run_name,
         wishes,
         device=device,
         precision=precision,
@@ -119,37 +119,41 @@ def evaluate(
         shown=not json,
     )
     if json:
-        console.show_json(made.result)
+        console.show_json(evaluated.result)
     else:
-        eval_table.show(made.result)
-    made.keep()
+        eval_table.show(evaluated.result)
+    evaluated.keep()
     if losses is not None:  # after the result: a full disk must not cost it
-        _write_losses(losses, made)
+        _write_losses(losses, evaluated)
     if plot is not None:
-        eval_table.plot_curve(plot, made.result)
-    made.finish()
+        eval_table.plot_curve(plot, evaluated.result)
+    evaluated.finish()
 
 
-def _write_losses(path: Path, made: Evaluation) -> None:
+def _write_losses(path: Path, evaluated: Evaluation) -> None:
     from txlcli import loss_file
 
-    source, result, run = made.source, made.result, made.opened.run
+    source, result, run = evaluated.source, evaluated.result, evaluated.opened.run
     facts = {
         **{key: result[key] for key in ("run", "step", "text", "precision", "max_distance")},
         "store": run.settings.corpus.store if source.split else None,
         "split": source.split,
         "vocab_fingerprint": run.vocab_fingerprint,
     }
-    loss_file.write(path, source.targets, _readings(made), facts)
+    loss_file.write(path, source.targets, _readings(evaluated), facts)
     console.say(f"the loss of {len(source.targets):,} tokens written to {path}")
 
 
-def _readings(made: Evaluation) -> "Iterator[TokenLosses]":
+def _readings(evaluated: Evaluation) -> "Iterator[TokenLosses]":
     from txlcli.loss_file import TokenLosses
 
-    for row, losses in zip(made.result["rows"], made.losses_nats, strict=True):
+    for row, losses in zip(evaluated.result["rows"], evaluated.losses_nats, strict=True):
         if "stride" in row:
             yield TokenLosses("attn_len", row["attn_len_max"], losses, {"stride": row["stride"]})
         else:
-            how = {"seg_len": made.result["seg_len"], "lanes": row["lanes"], "same_length": made.result["same_length"]}
+            how = {
+                "seg_len": evaluated.result["seg_len"],
+                "lanes": row["lanes"],
+                "same_length": evaluated.result["same_length"],
+            }
             yield TokenLosses("mem_len", row["mem_len"], losses, how)

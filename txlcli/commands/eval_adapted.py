@@ -69,12 +69,12 @@ def _row(
     how: "EvalSettings",
     scores: "Scores",
     method: str,
-    found: dict[str, Any],
+    adaptation: dict[str, Any],
     *,
     option: str,
 ) -> "tuple[Row, NDArray[np.float32]]":
     row = eval_rows.row(opened, source, how, scores, instead=f"leave out {option}")
-    return {**row, **eval_rows.NO_SLOWDOWN, "method": method, "adaptation": found}, scores.losses_nats
+    return {**row, **eval_rows.NO_SLOWDOWN, "method": method, "adaptation": adaptation}, scores.losses_nats
 
 
 def _with_cache(
@@ -83,8 +83,8 @@ def _with_cache(
     from txlcli.core.adaptation import SHARES, mixed_losses, score_with_cache, search_cache, theta_candidates
     from txlcli.core.evaluation import Lanes
 
-    wanted = max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * size * how.batch_size)
-    valid = eval_texts.of_split(opened, "valid", wanted, data_dir)
+    search_tokens = max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * size * how.batch_size)
+    valid = eval_texts.of_split(opened, "valid", search_tokens, data_dir)
     lane_len = Lanes.of(len(valid.targets), how).length
     if lane_len < size:
         console.say(f"a lane of valid has {lane_len:,} tokens, so that theta and lambda are those of a cache that long")
@@ -125,8 +125,8 @@ def _dynamic(
         score_dynamic,
     )
 
-    wanted = max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size)
-    valid = eval_texts.of_split(opened, "valid", wanted, data_dir)
+    search_tokens = max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size)
+    valid = eval_texts.of_split(opened, "valid", search_tokens, data_dir)
     head = head_segments(opened.store(data_dir).ids("train"), how, RMS_SEGMENTS, opened.model.device)
     rms = gradient_rms(opened.model, head, how)
 
@@ -148,15 +148,15 @@ def _dynamic(
         nats = read(valid, settings, "dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # steps may be so long that no number is left
 
-    found = min((DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in LEARNING_RATES), key=loss_on_valid)
-    if found.lr > 0:
-        found = min((dataclasses.replace(found, decay=decay) for decay in DECAYS), key=loss_on_valid)
+    best = min((DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in LEARNING_RATES), key=loss_on_valid)
+    if best.lr > 0:
+        best = min((dataclasses.replace(best, decay=decay) for decay in DECAYS), key=loss_on_valid)
     else:
         console.say(
             "every size of step that was tried makes valid worse: dynamic evaluation leaves this model as it is"
         )
-    if found.lr == LEARNING_RATES[-1]:
-        console.say(f"lr = {found.lr:g} is the largest that was tried: the model has much to learn from this text")
-    scores = read(source, found, "dynamic evaluation")
-    parameters = {"lr": found.lr, "decay": found.decay, "searched_on": len(valid.targets)}
+    if best.lr == LEARNING_RATES[-1]:
+        console.say(f"lr = {best.lr:g} is the largest that was tried: the model has much to learn from this text")
+    scores = read(source, best, "dynamic evaluation")
+    parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.targets)}
     return _row(opened, source, how, scores, "dynamic", parameters, option="--dynamic")

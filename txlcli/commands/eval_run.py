@@ -80,8 +80,8 @@ class EvalWishes:
         if self.adapts and (self.attn_len is not None or self.searched or len(mem_lens or [0]) > 1):
             raise UsageError("--cache and --dynamic take one --mem-len and no --attn-len")
         unread = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, self.same_length_option: self.same_length}
-        if self.attn_len is not None and (given := _given(unread)):
-            raise UsageError(f"--attn-len evaluates windows without memory; {given} means nothing there, leave it out")
+        if self.attn_len is not None and (option := _first_option(unread)):
+            raise UsageError(f"--attn-len evaluates windows without memory; {option} means nothing there, leave it out")
 
     @property
     def mem_lens(self) -> list[int] | None:
@@ -110,7 +110,7 @@ class EvalWishes:
         """Whether the text changes what is predicted of it, beyond the memory."""
         return self.cache is not None or self.dynamic
 
-    def found(self, length: int) -> "EvalWishes":
+    def with_length(self, length: int) -> "EvalWishes":
         """The same with the length that a search has found."""
         option = "mem_len" if self.searched == "--mem-len" else "attn_len"
         return dataclasses.replace(self, **{option: str(length)})  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ class Evaluation:
 
 
 def evaluation(
-    wanted: str | None,
+    run_name: str | None,
     wishes: EvalWishes,
     *,
     device: Device = Device.auto,
@@ -168,7 +168,7 @@ def evaluation(
     """
     from txlcli import opening
 
-    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
+    opened = opening.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
     _check_state(opened, wishes)
     _check_distance(opened, wishes)
     opened.run.settings.check_memory(
@@ -188,7 +188,7 @@ def evaluation(
     search = None
     if wishes.searched:
         search = eval_search.search(opened, reading, wishes, data_dir, shown=shown)
-        wishes = wishes.found(search["found"])
+        wishes = wishes.with_length(search["found"])
     rows: list[Row] = []
     losses: list[NDArray[np.float32]] = []
     ended_by = None
@@ -232,7 +232,7 @@ def _rows(
     return eval_rows.over_memory(opened, source, reading, mem_lens, shown=shown, timed=wishes.timed)
 
 
-def _given(options: Mapping[str, object]) -> str | None:
+def _first_option(options: Mapping[str, object]) -> str | None:
     """The first option that has a value."""
     return next((option for option, value in options.items() if value is not None), None)
 
@@ -247,10 +247,10 @@ def _check_state(opened: "OpenRun", wishes: EvalWishes) -> None:
         wishes.same_length_option: wishes.same_length,
         "--attention": wishes.attention,
     }
-    if (given := _given(lengths)) and opened.run.settings.model.recurrent_state:
+    if (option := _first_option(lengths)) and opened.run.settings.model.recurrent_state:
         arch = opened.run.settings.model.arch
         raise UsageError(
-            f'{opened.run.folder} carries a state (arch = "{arch}"), which is all its memory; leave out {given}'
+            f'{opened.run.folder} carries a state (arch = "{arch}"), which is all its memory; leave out {option}'
         )
 
 

@@ -47,26 +47,26 @@ def search(
 
     def loss_at(length: int) -> float:
         if recurrent:
-            found = eval_rows.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
+            rows = eval_rows.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
         else:
-            found = eval_rows.over_windows(
+            rows = eval_rows.over_windows(
                 opened, valid, reading, [length], stride, windows=wishes.batch_size, shown=shown
             )
-        row, _ = next(found)
+        row, _ = next(rows)
         console.say(f"{option} {length}: valid perplexity {console.measured(row['ppl'])}, {row['bpc']:.4f} bits")
         return float(row["loss_nats"])
 
     # Where every query sees M keys, M = 0 is another reading: 1 to L keys, those of the segment.
     least = 0 if recurrent and reading.same_length == "off" else step
-    found = effective_length.find(loss_at, least=least, step=step, longest=longest)
+    outcome = effective_length.find(loss_at, least=least, step=step, longest=longest)
     console.say(
-        f"found {option} {found.length}{'' if found.ended else '; the longest that could be tried still gains'}"
+        f"found {option} {outcome.length}{'' if outcome.ended else '; the longest that could be tried still gains'}"
     )
     return {
         "option": option,
         "split": "valid",
         "threshold": effective_length.THRESHOLD,
-        "found": found.length,
-        "gains_ended": found.ended,
-        "tried": [{"length": length, "loss_nats": loss} for length, loss in found.tried.items()],
+        "found": outcome.length,
+        "gains_ended": outcome.ended,
+        "tried": [{"length": length, "loss_nats": loss} for length, loss in outcome.tried.items()],
     }

@@ -26,7 +26,7 @@ COLD_START = (
 
 
 def export_run(
-    wanted: Annotated[str, typer.Argument(metavar="RUN", help="A run.")],
+    run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files go; made where it is missing.")],
     force: Force = False,
     runs_dir: RunsDir = RUNS_DIR,
@@ -43,7 +43,7 @@ def export_run(
     from txlcli.core.model import TransformerXL
     from txlcli.exchange import huggingface
 
-    opened = opening.open_run(wanted, runs_dir, device=Device.cpu.value, precision="fp32")
+    opened = opening.open_run(run_name, runs_dir, device=Device.cpu.value, precision="fp32")
     run, model = opened.run, opened.model
     boundary = opened.vocab.boundary
     config = huggingface.config_of(model.settings, run.settings.reading(), model.vocab_size, boundary)

@@ -34,7 +34,7 @@ LEAST_TEMPERATURE = 1e-3
 
 
 def generate(
-    wanted: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
+    run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", metavar="TEXT", help="Text to go on with; - is stdin.")
     ] = None,
@@ -86,7 +86,7 @@ def generate(
         )
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"--top-p {top_p}: must be greater than 0 and at most 1")
-    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=precision.value if precision else None)
+    opened = opening.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
     if top_k is None and top_p is None:
         top_k = TOP_K
     how = Sampling(
@@ -117,13 +117,13 @@ def generate(
 
 
 def draw_beside_reference(
-    wanted: str, *, tokens: int, context: int, seed: int, device: Device, data_dir: Path, runs_dir: Path
+    run_name: str, *, tokens: int, context: int, seed: int, device: Device, data_dir: Path, runs_dir: Path
 ) -> dict[str, Any]:
     """One text from a random place of the test split, as `txl generate --reference --json` prints it."""
     from txlcli import opening
     from txlcli.core.generation import Sampling
 
-    opened = opening.open_run(wanted, runs_dir, device=device.value, precision=None)
+    opened = opening.open_run(run_name, runs_dir, device=device.value, precision=None)
     start = _from_split(opened, data_dir, at=None, context=context, tokens=tokens, seed=seed, needs_reference=True)
     console.say(f"generating with {opened.run.folder}, after {start.title}")
     texts = _Texts(opened, start, reference=True, json=True)

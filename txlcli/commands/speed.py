@@ -38,7 +38,7 @@ TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
 
 
 def speed(
-    wanted: Annotated[
+    subject: Annotated[
         str | None,
         typer.Argument(metavar="[RUN|RECIPE]", help="A run, or a recipe with random weights; the newest run."),
     ] = None,
@@ -72,7 +72,7 @@ def speed(
     if plot is not None:
         plots.check_path(plot)
     result = measure(
-        wanted,
+        subject,
         attn_len=attn_len,
         repeat=repeat,
         plot=plot,
@@ -93,7 +93,7 @@ def speed(
 
 
 def measure(
-    wanted: str | None,
+    subject: str | None,
     *,
     attn_len: str | None = None,
     repeat: int = 3,
@@ -109,15 +109,15 @@ def measure(
     """Time a run or a recipe as `txl speed` does, and give the object that --json prints."""
     from txlcli.core.device import check_precision, describe
 
-    given = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
+    attn_lens = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
     title, settings, model = _subject(
-        wanted, overrides or [], device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
+        subject, overrides or [], device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
     )
     if settings.model.recurrent_state:
         _refuse_attention(title, {"--attn-len": attn_len, "--attention": attention, "--plot": plot})
         lengths = []
     else:
-        lengths = _lengths(given, title, settings.model.longest_window)
+        lengths = _lengths(attn_lens, title, settings.model.longest_window)
         settings = _attending(settings, cast("TransformerXL", model), attention)
     used = precision.value if precision else settings.train.precision
     check_precision(used, model.device)
@@ -140,7 +140,7 @@ def measure(
 
 
 def _subject(
-    wanted: str | None,
+    subject: str | None,
     overrides: list[str],
     *,
     device: Device,
@@ -153,36 +153,36 @@ def _subject(
     from txlcli.core.device import pick_device
     from txlcli.core.training import new_model
 
-    if wanted is None:
-        wanted = str(runs.find(None, runs_dir).folder) if runs.any_run(runs_dir) else DEFAULT_RECIPE
-    if runs.is_run(wanted, runs_dir):
+    if subject is None:
+        subject = str(runs.find(None, runs_dir).folder) if runs.any_run(runs_dir) else DEFAULT_RECIPE
+    if runs.is_run(subject, runs_dir):
         if overrides:
             raise UsageError("--set changes a recipe; a run is timed as it is")
         opened = opening.open_run(
-            wanted, runs_dir, device=device.value, precision=precision.value if precision else None
+            subject, runs_dir, device=device.value, precision=precision.value if precision else None
         )
         return f"run {opened.run.folder}", opened.run.settings, opened.model
     packaged = recipe.packaged_names()
-    if not Path(wanted).exists() and Path(wanted).name.removesuffix(".toml") not in packaged:
-        raise UnknownNameError("run or recipe", wanted, [*runs.names(runs_dir), *packaged], like=Path(wanted).name)
-    settings = recipe.load(wanted, overrides)
+    if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
+        raise UnknownNameError("run or recipe", subject, [*runs.names(runs_dir), *packaged], like=Path(subject).name)
+    settings = recipe.load(subject, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:
         vocab_size = opening.open_store(settings.corpus.store, data_dir).vocab.size
     model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device.value))
-    return f"recipe {wanted} with random weights (V = {vocab_size:,})", settings, model
+    return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
-def _lengths(given: list[int] | None, title: str, longest: int | None) -> list[int]:
+def _lengths(attn_lens: list[int] | None, title: str, longest: int | None) -> list[int]:
     """The attention lengths to compare at: those given, or as much of Table 9 as a window of the model can hold."""
     if longest is None:
-        return given or list(SLOWDOWN_BY_ATTN_LEN)
-    if given and max(given) > longest:
+        return attn_lens or list(SLOWDOWN_BY_ATTN_LEN)
+    if attn_lens and max(attn_lens) > longest:
         raise UsageError(
-            f"--attn-len {max(given)}: {title} has learned {longest:,} positions, so that no window is longer; give at "
-            "most that"
+            f"--attn-len {max(attn_lens)}: {title} has learned {longest:,} positions, so that no window is longer; "
+            "give at most that"
         )
-    return given or [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
+    return attn_lens or [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
 
 
 def _attending(settings: "Settings", model: "TransformerXL", attention: Attention | None) -> "Settings":
@@ -200,6 +200,6 @@ def _attending(settings: "Settings", model: "TransformerXL", attention: Attentio
 
 def _refuse_attention(title: str, options: dict[str, Any]) -> None:
     """Refuse what asks for Table 9 of a model that carries a state."""
-    given = [option for option, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"{title} carries a state and has no attention length (Table 9); leave out {given[0]}")
+    used_options = [option for option, value in options.items() if value is not None]
+    if used_options:
+        raise UsageError(f"{title} carries a state and has no attention length (Table 9); leave out {used_options[0]}")
