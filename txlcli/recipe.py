@@ -218,9 +218,9 @@ def _section(kind: type, section: str, keys: Mapping[str, Any]) -> Any:
     return kind(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
 
 
-def _typed(value: Any, wanted: Any, section: str, key: str) -> Any:
+def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
     """The value as its field's type has it; a whole number serves where a real one is wanted."""
-    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    options = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
     if type(None) in options and value in OFF_WORDS:
         return None
     for option in options:

@@ -34,7 +34,7 @@ def import_run(
     source: Annotated[
         Path, typer.Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
     ],
-    wanted: Annotated[
+    recipe_source: Annotated[
         str | None, typer.Option("--recipe", metavar="RECIPE", help="What files of weights alone do not say.")
     ] = None,
     vocab: Annotated[
@@ -71,17 +71,17 @@ def import_run(
     folder = runs_dir / (name or _plain(source))
     runs.check_free(folder, force=force, instead="choose another --name")
     path = weights.in_folder(source) if source.is_dir() else source
-    settings = _settings(source, wanted, overrides or [])
+    settings = _settings(source, recipe_source, overrides or [])
     theirs = weights.plain_names(weights.read(path))
     system = weights.system_of(theirs, path)
-    words, found = _vocabulary(source, vocab, store, settings, data_dir)
+    words, token_store = _vocabulary(source, vocab, store, settings, data_dir)
     if source.is_dir():
         _check_vocabulary(_configured_size(source), words.size, source / "config.json")
-    settings = _with_store(settings, found.path.stem if found else _free_store(folder.name, data_dir))
+    settings = _with_store(settings, token_store.path.stem if token_store else _free_store(folder.name, data_dir))
     tensors = _converted(system, theirs, settings, words.size, path)
     run = Run(
         folder=folder,
-        recipe_name=recipe.read_text(wanted)[0] if wanted else folder.name,
+        recipe_name=recipe.read_text(recipe_source)[0] if recipe_source else folder.name,
         settings=settings,
         vocab_fingerprint=words.fingerprint,
         vocab_size=words.size,
@@ -89,7 +89,7 @@ def import_run(
         metric=metrics.metric_of(words.kind),
     )
     _write(run, words, tensors, path, force=force)
-    result = _as_result(run, words, system, source, found, data_dir)
+    result = _as_result(run, words, system, source, token_store, data_dir)
     if json:
         console.show_json(result)
     else:
@@ -102,21 +102,21 @@ def _plain(source: Path) -> str:
     return re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("+-.")[:100] or "imported"
 
 
-def _settings(source: Path, wanted: str | None, overrides: list[str]) -> Settings:
+def _settings(source: Path, recipe_source: str | None, overrides: list[str]) -> Settings:
     """The model as a Hugging Face folder has it, the rest from the recipe; all of it from the recipe for a file."""
     from txlcli.exchange import huggingface
 
     if not source.is_dir():
-        if wanted is None:
+        if recipe_source is None:
             raise UsageError(
                 f"{source}: a file of weights does not say how many heads, which cutoffs or which corpus; "
                 "name its recipe, e.g. --recipe wt103-large-tf"
             )
-        return recipe.load(wanted, overrides)
+        return recipe.load(recipe_source, overrides)
     config, where = huggingface.read_config(source), source / huggingface.CONFIG
     table: dict[str, Any] = {}
-    if wanted is not None:
-        table = recipe.to_table(recipe.load(wanted))
+    if recipe_source is not None:
+        table = recipe.to_table(recipe.load(recipe_source))
     else:
         reading = huggingface.eval_settings(config, where)
         plain = Settings(
@@ -164,20 +164,20 @@ def _store_with(words: "Vocab", wished: str, data_dir: Path) -> "TokenStore | No
     """
     from txlcli.token_store import TokenStore, stores_in
 
-    found = {}
+    stores = {}
     for path in stores_in(data_dir):
         try:
             store = TokenStore.open(path)
         except StoreError:
             continue  # a damaged store is no reason not to import
         if store.fingerprint == words.fingerprint:
-            found[path.stem] = store
-    if len(found) > 1 and wished not in found:
+            stores[path.stem] = store
+    if len(stores) > 1 and wished not in stores:
         raise UsageError(
-            f"{data_dir}: {len(found)} token stores have this vocabulary ({', '.join(found)}); "
+            f"{data_dir}: {len(stores)} token stores have this vocabulary ({', '.join(stores)}); "
             "name the one whose text the weights belong to with --store"
         )
-    return found.get(wished) or next(iter(found.values()), None)
+    return stores.get(wished) or next(iter(stores.values()), None)
 
 
 def _free_store(name: str, data_dir: Path) -> str:
@@ -251,7 +251,7 @@ def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path,
 
 
 def _as_result(
-    run: Run, words: "Vocab", system: "System", source: Path, found: "TokenStore | None", data_dir: Path
+    run: Run, words: "Vocab", system: "System", source: Path, token_store: "TokenStore | None", data_dir: Path
 ) -> dict[str, Any]:
     """The object that --json prints, and that the table is made of."""
     store = run.settings.corpus.store
@@ -259,7 +259,7 @@ def _as_result(
     symbols = {what: words.symbol(number) for what, number in ids.items() if number is not None}
     where = [] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)]
     prepare = None
-    if found is None:
+    if token_store is None:
         prepare = shlex.join(
             ["txl", "prepare", "CORPUS", "--vocab", str(run.folder / runs.VOCAB), "--name", store, *where]
         )
@@ -269,7 +269,7 @@ def _as_result(
         "system": SYSTEMS[system],
         "parameters": run.parameters,
         "vocab_size": run.vocab_size,
-        "store": str(found.path) if found else None,
+        "store": str(token_store.path) if token_store else None,
         "prepare": prepare,
         "boundary": symbols.get("boundary"),
         "unknown": symbols.get("unknown"),

@@ -43,12 +43,12 @@ def list_(json: Json = False) -> None:
 
 
 @app.command("show")
-def show(wanted: Name, json: Json = False) -> None:
+def show(recipe_name: Name, json: Json = False) -> None:
     """Print a packaged recipe; --json fills in every default.
 
     Example: txl recipes show enwik8
     """
-    name, text = recipe.packaged(wanted)
+    name, text = recipe.packaged(recipe_name)
     if json:
         console.show_json(recipe.to_table(recipe.resolve_text(text, name)))
     else:
@@ -57,7 +57,7 @@ def show(wanted: Name, json: Json = False) -> None:
 
 @app.command("copy")
 def copy(
-    wanted: Name,
+    recipe_name: Name,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The new file, or a folder to put NAME.toml into.")],
     force: Force = False,
     json: Json = False,
@@ -66,7 +66,7 @@ def copy(
 
     Example: txl recipes copy enwik8 mine.toml
     """
-    name, text = recipe.packaged(wanted)
+    name, text = recipe.packaged(recipe_name)
     try:
         path = _target(file, name, force=force)
         path.write_text(text, encoding="utf-8", newline="\n")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def train(
     context: typer.Context,
-    wanted: Annotated[
+    recipe_source: Annotated[
         str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a packaged recipe.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run; the recipe's by default.")] = None,
@@ -79,7 +79,7 @@ def train(
     places: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir}
     until = train_run.Until(max_steps=max_steps, max_minutes=max_minutes)
     if resume is not None:
-        if wanted is not None or name is not None or force or dry_run:
+        if recipe_source is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
@@ -88,28 +88,30 @@ def train(
             train_follow.follow(run.settings, going_on=run, device=device, data_dir=data_dir)
             return
         training = train_run.go_on(resume, changes, **places, until=until, json=json)
-    elif wanted is None:
+    elif recipe_source is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
         if max_minutes is not None:
             raise UsageError("--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps")
         if torchrun.leads():
-            settings = train_run.loaded(wanted, changes, until_step=max_steps)
-            folder = train_run.new_folder(wanted, name, runs_dir, force=force)
-            _forecast(wanted, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json)
+            settings = train_run.loaded(recipe_source, changes, until_step=max_steps)
+            folder = train_run.new_folder(recipe_source, name, runs_dir, force=force)
+            _forecast(
+                recipe_source, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json
+            )
         return
     elif not torchrun.leads():
-        settings = train_run.loaded(wanted, changes)
+        settings = train_run.loaded(recipe_source, changes)
         train_follow.follow(settings, going_on=None, device=device, data_dir=data_dir)
         return
     else:
-        training = train_run.learn(wanted, changes, name=name, force=force, **places, until=until, json=json)
+        training = train_run.learn(recipe_source, changes, name=name, force=force, **places, until=until, json=json)
     if not json:
         show_end(training, data_dir)
 
 
 def _forecast(
-    wanted: str,
+    recipe_source: str,
     settings: Settings,
     folder: Path,
     data_dir: Path,
@@ -130,7 +132,7 @@ def _forecast(
     there = train_plan.checked_device(settings, device)
     parameters = train_plan.parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]")
     plan = train_plan.plan(
-        recipe.read_text(wanted)[0],
+        recipe.read_text(recipe_source)[0],
         settings,
         folder,
         vocab_size=vocab_size,

@@ -84,11 +84,11 @@ def parameters(settings: Settings, vocab_size: int, source: str) -> int:
         raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
 
 
-def checked_device(settings: Settings, wanted: Device) -> "torch.device":
+def checked_device(settings: Settings, device_choice: Device) -> "torch.device":
     """The device, once it is known to manage the precision and the kind of attention."""
     from txlcli.core.device import pick_device
 
-    device = pick_device(wanted.value)
+    device = pick_device(device_choice.value)
     check_device(settings, device)
     return device
 

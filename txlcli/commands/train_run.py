@@ -46,7 +46,7 @@ ITS_END = Until()
 
 
 def learn(
-    wanted: str,
+    recipe_source: str,
     changes: list[str],
     *,
     name: str | None,
@@ -62,10 +62,10 @@ def learn(
     Raises:
         Interrupted: Ctrl-C or SIGTERM stopped it; as it ended, only where more follows.
     """
-    settings = loaded(wanted, changes, until_step=until.max_steps)
-    folder = new_folder(wanted, name, runs_dir, force=force)
+    settings = loaded(recipe_source, changes, until_step=until.max_steps)
+    folder = new_folder(recipe_source, name, runs_dir, force=force)
     store = _store_for(settings, data_dir)
-    run = _new_run(wanted, settings, folder, store)
+    run = _new_run(recipe_source, settings, folder, store)
     training = _begun(run, store, device, until_step=until.max_steps)
     with runs.alone(run.folder):
         runs.create(run, store.vocab.to_json(), force=force)
@@ -97,9 +97,9 @@ def go_on(
     return training
 
 
-def loaded(wanted: str, changes: list[str], *, until_step: int | None = None) -> Settings:
+def loaded(recipe_source: str, changes: list[str], *, until_step: int | None = None) -> Settings:
     """A recipe with changes, whose curves can be written here, and which takes as many steps as are wanted."""
-    settings = recipe.load(wanted, changes)
+    settings = recipe.load(recipe_source, changes)
     curves.check_tensorboard(settings.log)
     _check_schedule(settings, until_step)
     return settings
@@ -115,11 +115,11 @@ def _check_schedule(settings: Settings, until_step: int | None) -> None:
         )
 
 
-def new_folder(wanted: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
+def new_folder(recipe_source: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
     """Where the run of a recipe would be, not made yet."""
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
-    recipe_name = recipe.read_text(wanted)[0]
+    recipe_name = recipe.read_text(recipe_source)[0]
     replaced = recipe_name if force else None
     folder = runs.new_folder(runs_dir, name=name or replaced, recipe_name=recipe_name)
     runs.check_free(folder, force=force)
@@ -146,11 +146,11 @@ def _comes_to_nothing(run: Run, training: "Training") -> bool:
     return training.step == 0 and runs.replaces(run)
 
 
-def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
+def _new_run(recipe_source: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
     """The run that a recipe would make, not on disk yet."""
     return Run(
         folder=folder,
-        recipe_name=recipe.read_text(wanted)[0],
+        recipe_name=recipe.read_text(recipe_source)[0],
         settings=settings,
         vocab_fingerprint=store.fingerprint,
         vocab_size=store.vocab.size,
@@ -159,14 +159,14 @@ def _new_run(wanted: str, settings: Settings, folder: Path, store: "TokenStore")
     )
 
 
-def _begun(run: Run, store: "TokenStore", wanted: Device, *, until_step: int | None) -> "Training":
+def _begun(run: Run, store: "TokenStore", device_choice: Device, *, until_step: int | None) -> "Training":
     """The training of a new run, whose folder is not made yet."""
     from txlcli.core.data_parallel import join
     from txlcli.core.training import new_model
 
     train = run.settings.train
     segments, valid = text_of(run.settings, store)  # a text that is too short is refused before a folder is made
-    device = train_plan.checked_device(run.settings, wanted)
+    device = train_plan.checked_device(run.settings, device_choice)
     plan = train_plan.plan(
         run.recipe_name,
         run.settings,
@@ -191,7 +191,7 @@ def _begun(run: Run, store: "TokenStore", wanted: Device, *, until_step: int | N
 
 
 def _resumed(
-    run: Run, changes: list[str], data_dir: Path, wanted: Device, *, until_step: int | None
+    run: Run, changes: list[str], data_dir: Path, device_choice: Device, *, until_step: int | None
 ) -> tuple[Run, "Training"]:
     from txlcli.core import checkpoint
     from txlcli.core.data_parallel import join
@@ -201,7 +201,7 @@ def _resumed(
     settings = run.settings
     curves.check_tensorboard(settings.log)
     _check_schedule(settings, until_step)
-    device = train_plan.checked_device(settings, wanted)
+    device = train_plan.checked_device(settings, device_choice)
     store = open_store(settings.corpus.store, data_dir)
     check_vocabulary(run, store)
     path = run.folder / runs.LAST
