@@ -90,16 +90,16 @@ FACTS = (
 )
 
 
-def _facts(found: History) -> dict[str, Any]:
-    run, valid, (test, readings) = found.run, found.best_valid, found.test_result
+def _facts(run_history: History) -> dict[str, Any]:
+    run, valid, (test, readings) = run_history.run, run_history.best_valid, run_history.test_result
     values = (
         run.recipe_name,
         run.settings.corpus.store,
         run.parameters,
         run.metric,
-        found.state,
-        found.step,
-        run.settings.train.max_steps if found.state != "imported" else None,
+        run_history.state,
+        run_history.step,
+        run.settings.train.max_steps if run_history.state != "imported" else None,
         metrics.in_metric(valid["loss_nats"], run.metric) if valid else None,
         valid["step"] if valid else None,
         valid["tokens"] if valid and valid["tokens"] == run.settings.train.valid_tokens else None,

@@ -26,7 +26,7 @@ class Axis(StrEnum):
 
 
 def compare(
-    wanted: Annotated[
+    run_names: Annotated[
         list[str] | None, typer.Argument(metavar="RUN RUN...", help="Two runs or more, by name or folder.")
     ] = None,
     plot: Plot = None,
@@ -47,37 +47,37 @@ def compare(
         plots.check_path(plot)
     elif x is not Axis.steps:
         raise UsageError(f"--x {x.value} goes with --plot FILE: it says what the curves are drawn against")
-    found = [history.read(run) for run in _chosen(wanted or [], runs_dir)]
-    curves = _curves(found, x) if plot is not None else {}
-    result = _result(found)
+    histories = [history.read(run) for run in _chosen(run_names or [], runs_dir)]
+    curves = _curves(histories, x) if plot is not None else {}
+    result = _result(histories)
     if json:
         console.show_json(result)
     else:
         _show(result)
     if plot is not None:
-        _draw(plot, found, curves, x)
+        _draw(plot, histories, curves, x)
 
 
-def _chosen(wanted: Sequence[str], runs_dir: Path) -> list[runs.Run]:
+def _chosen(run_names: Sequence[str], runs_dir: Path) -> list[runs.Run]:
     """The runs that are named, two or more, each once."""
-    chosen = runs.find_each(wanted, runs_dir)
+    chosen = runs.find_each(run_names, runs_dir)
     if len(chosen) < 2:
         known = ", ".join(runs.names(runs_dir)) or "none yet"
         raise UsageError(f"compare takes two runs or more, not {len(chosen)}; name others (known: {known})")
     return chosen
 
 
-def _result(found: Sequence[History]) -> dict[str, Any]:
+def _result(histories: Sequence[History]) -> dict[str, Any]:
     """The object that --json prints, and that the table is made of."""
     return {
-        "runs": [_facts(one) for one in found],
-        "settings": recipe.differences([recipe.to_table(one.run.settings) for one in found]),
-        "same_text": len({(one.run.settings.corpus.store, one.run.vocab_fingerprint) for one in found}) == 1,
+        "runs": [_facts(one) for one in histories],
+        "settings": recipe.differences([recipe.to_table(one.run.settings) for one in histories]),
+        "same_text": len({(one.run.settings.corpus.store, one.run.vocab_fingerprint) for one in histories}) == 1,
     }
 
 
-def _facts(found: History) -> dict[str, Any]:
-    run = found.run
+def _facts(run_history: History) -> dict[str, Any]:
+    run = run_history.run
 
     def loss(report: dict[str, Any] | None) -> float | None:
         return (
@@ -90,14 +90,14 @@ def _facts(found: History) -> dict[str, Any]:
         "recipe": run.recipe_name,
         "metric": run.metric,
         "parameters": run.parameters,
-        "state": found.state,
-        "step": found.step,
-        "best_valid": loss(found.best_valid),
-        "best_valid_step": found.best_valid["step"] if found.best_valid else None,
-        "last_valid": loss(found.last_valid),
-        "last_train": loss(found.last_train),
-        "test": loss(found.test_result[0]),
-        "tokens_per_s": found.tokens_per_s,
+        "state": run_history.state,
+        "step": run_history.step,
+        "best_valid": loss(run_history.best_valid),
+        "best_valid_step": run_history.best_valid["step"] if run_history.best_valid else None,
+        "last_valid": loss(run_history.last_valid),
+        "last_train": loss(run_history.last_train),
+        "test": loss(run_history.test_result[0]),
+        "tokens_per_s": run_history.tokens_per_s,
         "changes": [dataclasses.asdict(change) for change in run.changes],
     }
 
@@ -148,19 +148,19 @@ def _lines_of(change: dict[str, Any]) -> str:
     return "\n".join((f"after {change['step']:,}:", *told))
 
 
-def _curves(found: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
+def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
     """The curves of every run, by its name and their kind.
 
     Raises:
         UsageError: the runs have different metrics.
         RunError: a run has no reports, or they do not say how long they took.
     """
-    measured = {one.run.metric: one.run.name for one in found}
+    measured = {one.run.metric: one.run.name for one in histories}
     if len(measured) > 1:
         said = ", ".join(f"{name} in {metric}" for metric, name in measured.items())
         raise UsageError(f"--plot draws one metric, these runs have two ({said}); compare runs of one")
     curves = {}
-    for name, one in zip(runs.short_names([one.run.folder for one in found]), found, strict=True):
+    for name, one in zip(runs.short_names([one.run.folder for one in histories]), histories, strict=True):
         if not one.reports:
             raise RunError(f"{one.run.folder} has no reports of a training in {runs.METRICS}; leave it out of --plot")
         coordinates = _coordinates(one, x)
@@ -176,29 +176,33 @@ def _curves(found: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[li
     return curves
 
 
-def _coordinates(found: History, x: Axis) -> list[float]:
+def _coordinates(run_history: History, x: Axis) -> list[float]:
     """Where each report lies on the axis."""
     if x is Axis.hours:
-        hours = found.hours()
+        hours = run_history.hours()
         if hours is None:
-            raise RunError(f"{found.run.folder / runs.METRICS} does not say how long it took; take --x steps or tokens")
+            raise RunError(
+                f"{run_history.run.folder / runs.METRICS} does not say how long it took; take --x steps or tokens"
+            )
         return hours
-    scale = found.tokens_per_step if x is Axis.tokens else 1
-    return [float(report["step"] * scale) for report in found.reports]
+    scale = run_history.tokens_per_step if x is Axis.tokens else 1
+    return [float(report["step"] * scale) for report in run_history.reports]
 
 
 def _draw(
-    path: Path, found: Sequence[History], curves: dict[tuple[str, str], tuple[list[float], list[float]]], x: Axis
+    path: Path, histories: Sequence[History], curves: dict[tuple[str, str], tuple[list[float], list[float]]], x: Axis
 ) -> None:
     from txlcli import plots
 
-    metric = found[0].run.metric
-    colours = {name: f"C{number}" for number, name in enumerate(runs.short_names([one.run.folder for one in found]))}
+    metric = histories[0].run.metric
+    colours = {
+        name: f"C{number}" for number, name in enumerate(runs.short_names([one.run.folder for one in histories]))
+    }
     styles = {}
     for name, kind in curves:
         style = {"marker": "", "linewidth": 1.0, "alpha": 0.45} if kind == "train" else {"markersize": 4.0}
         styles[f"{name}, {kind}"] = {"color": colours[name], **style}
-    stores = list(dict.fromkeys(one.run.settings.corpus.store for one in found))
+    stores = list(dict.fromkeys(one.run.settings.corpus.store for one in histories))
     plots.draw_curves(
         path,
         {f"{name}, {kind}": curve for (name, kind), curve in curves.items()},

@@ -22,7 +22,7 @@ MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step 
 
 
 def published_(
-    wanted: Annotated[
+    subject: Annotated[
         str | None, typer.Argument(metavar="[RUN|CORPUS]", help="A run, or a corpus of the paper; the newest run.")
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
@@ -37,28 +37,28 @@ def published_(
     """
     from txlcli.standing import standing as standing_of
 
-    if wanted in CORPORA and not runs.is_run(str(wanted), runs_dir):
-        table, found, standing = published.benchmark(str(wanted)), None, None
+    if subject in CORPORA and not runs.is_run(str(subject), runs_dir):
+        table, run_history, standing = published.benchmark(str(subject)), None, None
     else:
-        found = history.read(runs.find(wanted, runs_dir))
-        standing = standing_of(found)
+        run_history = history.read(runs.find(subject, runs_dir))
+        standing = standing_of(run_history)
         table = standing.table if standing else None
     if table is None:
-        assert found is not None
+        assert run_history is not None
         raise UsageError(
-            f"{found.run.folder} was trained on {found.run.settings.corpus.store}, not a corpus of the paper; "
-            f'take a run of {OF_THE_PAPER}, or "txl runs published ptb" for a table alone'
+            f"{run_history.run.folder} was trained on {run_history.run.settings.corpus.store}, not a corpus of the "
+            f'paper; take a run of {OF_THE_PAPER}, or "txl runs published ptb" for a table alone'
         )
-    result = _result(table, found, standing)
-    if found is not None and wanted is None:
-        console.say(f"the newest run: {found.run.folder}")
+    result = _result(table, run_history, standing)
+    if run_history is not None and subject is None:
+        console.say(f"the newest run: {run_history.run.folder}")
     if json:
         console.show_json(result)
     else:
         _show(result)
 
 
-def _result(table: Table[Result], found: History | None, standing: "Standing | None") -> dict[str, Any]:
+def _result(table: Table[Result], run_history: History | None, standing: "Standing | None") -> dict[str, Any]:
     """The object that --json prints, and that the table is made of: the best row first."""
     rows: list[dict[str, Any]] = [
         {
@@ -70,8 +70,8 @@ def _result(table: Table[Result], found: History | None, standing: "Standing | N
         for row in table.rows
     ]
     ours = None
-    if found is not None and standing is not None:
-        ours = _own(found, standing)
+    if run_history is not None and standing is not None:
+        ours = _own(run_history, standing)
         if standing.result is not None:
             rows.append(ours["row"])
     rows.sort(key=_sorted_by)
@@ -90,13 +90,13 @@ def _sorted_by(row: dict[str, Any]) -> float:
     return float(row["test"] if row["test"] is not None else row["valid"])
 
 
-def _own(found: History, standing: "Standing") -> dict[str, Any]:
-    run = found.run
+def _own(run_history: History, standing: "Standing") -> dict[str, Any]:
+    run = run_history.run
     numbers = {"valid": standing.valid, "test": standing.test}
     return {
         "run": str(run.folder),
-        "state": found.state,
-        "step": found.step,
+        "state": run_history.state,
+        "step": run_history.step,
         "comparable": standing.result is not None,
         "reasons": list(standing.reasons),
         "sources": {split: number.source if number else None for split, number in numbers.items()},
