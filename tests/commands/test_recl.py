@@ -158,7 +158,7 @@ def positions_of(count, longest=15):
     from txlcli.token_store import TokenStore
 
     tokens = len(TokenStore.open("data/novel.h5").ids("test")) - 1  # the first byte has no context
-    return sample_positions(tokens, longest=longest, wanted=count, seed=1111).tolist()
+    return sample_positions(tokens, longest=longest, sample_size=count, seed=1111).tolist()
 
 
 def positions_at(longest):

@@ -123,7 +123,7 @@ def test_segments_longer_than_the_learned_positions_are_refused():
 
 
 def test_every_sampled_position_has_the_longest_context_before_it():
-    positions = sample_positions(T, longest=30, wanted=12, seed=3)
+    positions = sample_positions(T, longest=30, sample_size=12, seed=3)
     assert positions.tolist() == list(range(29, 41))
     assert len(positions) == eligible_positions(T, longest=30) == 12
     assert eligible_positions(T, longest=T) == 1
@@ -131,15 +131,15 @@ def test_every_sampled_position_has_the_longest_context_before_it():
 
 
 def test_the_seed_draws_the_positions():
-    drawn = [sample_positions(997, longest=5, wanted=50, seed=seed).tolist() for seed in (1, 1, 2)]
+    drawn = [sample_positions(997, longest=5, sample_size=50, seed=seed).tolist() for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] == sorted(set(drawn[0]))
 
 
 def test_a_larger_sample_and_a_longer_context_keep_what_they_can():
-    small = set(sample_positions(997, longest=100, wanted=50, seed=1).tolist())
-    assert small < set(sample_positions(997, longest=100, wanted=60, seed=1).tolist())
-    longer = set(sample_positions(997, longest=200, wanted=50, seed=1).tolist())
+    small = set(sample_positions(997, longest=100, sample_size=50, seed=1).tolist())
+    assert small < set(sample_positions(997, longest=100, sample_size=60, seed=1).tolist())
+    longer = set(sample_positions(997, longest=200, sample_size=50, seed=1).tolist())
     assert {place for place in small if place >= 199} <= longer
 
 

@@ -89,7 +89,7 @@ class ReclWishes:
 
 
 def recl(
-    wanted: Annotated[list[str], typer.Argument(metavar="RUN...", help="The runs of the group; one is allowed.")],
+    run_names: Annotated[list[str], typer.Argument(metavar="RUN...", help="The runs of the group; one is allowed.")],
     split: Annotated[str, typer.Option("--split", help="valid or test (the default).")] = "test",
     start: Annotated[int, typer.Option("--start", min=1, help="Shortest context length, in tokens.")] = 100,
     step: Annotated[int, typer.Option("--step", min=1, help="Step to the next context length, in tokens.")] = 100,
@@ -149,7 +149,7 @@ def recl(
         seed=seed,
     )
     result = measure(
-        wanted,
+        run_names,
         wishes,
         losses=losses,
         batch_size=batch_size,
@@ -171,7 +171,7 @@ def recl(
 
 
 def measure(
-    wanted: Sequence[str],
+    run_names: Sequence[str],
     wishes: ReclWishes,
     *,
     losses: Path | None = None,
@@ -186,7 +186,7 @@ def measure(
     """The RECL of every run of a group, with all gains and perplexities: the object that --json prints.
 
     Args:
-        wanted: runs, by name or folder.
+        run_names: runs, by name or folder.
         wishes: the grid, the shares r, the positions.
         losses: the file that keeps the losses; `LOSSES` in the folder of runs by default.
         batch_size: contexts read side by side; by the device where it is left out.
@@ -206,7 +206,7 @@ def measure(
     busy = f"another txl recl keeps losses in {path}; wait for it, or give another --losses"
     with locking.alone(path.with_name(f".{path.name}.lock"), busy):
         group, text = open_group(
-            wanted,
+            run_names,
             split=wishes.split,
             device=device,
             precision=precision,
@@ -214,10 +214,12 @@ def measure(
             runs_dir=runs_dir,
             unfinished=unfinished,
         )
-        kept = ContextFile(path)
+        context_file = ContextFile(path)
         positions = _positions(text, wishes)
-        found = group_losses(group, text, positions, wishes.contexts, kept=kept, windows=batch_size, shown=shown)
-    return _as_result(group, text, found, wishes)
+        losses_by_context = group_losses(
+            group, text, positions, wishes.contexts, context_file=context_file, windows=batch_size, shown=shown
+        )
+    return _as_result(group, text, losses_by_context, wishes)
 
 
 def _parse_shares(text: str) -> tuple[float, ...]:
@@ -243,7 +245,7 @@ def _positions(text: "ScoredText", wishes: ReclWishes) -> "NDArray[np.int64]":
             f"--positions {wishes.positions}: {text.title} has {eligible:,} tokens with {longest:,} tokens before "
             "them; give at most so many"
         )
-    return sample_positions(count, longest=longest, wanted=wishes.positions or POSITIONS, seed=wishes.seed)
+    return sample_positions(count, longest=longest, sample_size=wishes.positions or POSITIONS, seed=wishes.seed)
 
 
 def _as_result(
@@ -284,11 +286,11 @@ def _as_point(share: float, steps: "Sequence[Gain]", threshold: float) -> dict[s
     """The RECL of one model at one r, with the gains that it comes from."""
     from txlcli.core.recl import recl as stops
 
-    found = stops(steps, threshold)
+    effective_context = stops(steps, threshold)
     return {
         "top_r": share,
-        "recl_tokens": found.context_len,
-        "grid_ended": found.grid_ended,
+        "recl_tokens": effective_context.context_len,
+        "grid_ended": effective_context.grid_ended,
         "gains": [
             {
                 "from_tokens": one.context_len,

@@ -50,7 +50,7 @@ class Member:
 
 
 def open_group(
-    wanted: Sequence[str],
+    run_names: Sequence[str],
     *,
     split: str,
     device: str,
@@ -69,13 +69,13 @@ def open_group(
     """
     from txlcli import opening
 
-    group = runs.find_each(wanted, runs_dir)
+    group = runs.find_each(run_names, runs_dir)
     _check_together(group)
     for run in () if unfinished else group:
         history.check_finished(run)
     members: list[Member] = []
     text = None
-    for one in wanted:
+    for one in run_names:
         opened = opening.open_run(one, runs_dir, device=device, precision=precision)
         if text is None:
             text = eval_texts.of_split(opened, split, None, data_dir)
@@ -89,10 +89,10 @@ def open_group(
     return members, text
 
 
-def _check_together(found: Sequence[Run]) -> None:
+def _check_together(group: Sequence[Run]) -> None:
     """Refuse runs that cannot be compared, before any weights are read."""
-    first, *others = found
-    for run in found:
+    first, *others = group
+    for run in group:
         if not run.best_or_last.is_file():
             raise RunError(f"{run.folder} has saved no weights yet; train it first, or leave it out")
     for run in others:

@@ -43,7 +43,7 @@ def group_losses(
     positions: "NDArray[np.int64]",
     contexts: Sequence[int],
     *,
-    kept: "ContextFile",
+    context_file: "ContextFile",
     windows: int | None,
     shown: bool,
 ) -> "NDArray[np.float32]":
@@ -65,15 +65,17 @@ def group_losses(
     for member in group:
         facts = member.facts(digest)
         lengths = dict.fromkeys(read_length(member.model, member.how, context_len) for context_len in contexts)
-        missing = {length: kept.missing(key_of(facts), length, positions) for length in lengths}
+        missing = {length: context_file.missing(key_of(facts), length, positions) for length in lengths}
         works.append(Work(member, facts, {length: left for length, left in missing.items() if len(left)}))
-    _announce(works, text, positions, contexts, kept=kept, windows=windows)
+    _announce(works, text, positions, contexts, context_file=context_file, windows=windows)
     for work in works:
-        _compute(work, text, kept=kept, windows=windows, shown=shown)
+        _compute(work, text, context_file=context_file, windows=windows, shown=shown)
     return np.array(
         [
             [
-                kept.losses(key_of(work.facts), read_length(work.member.model, work.member.how, context_len), positions)
+                context_file.losses(
+                    key_of(work.facts), read_length(work.member.model, work.member.how, context_len), positions
+                )
                 for context_len in contexts
             ]
             for work in works
@@ -87,7 +89,7 @@ def _announce(
     positions: "NDArray[np.int64]",
     contexts: Sequence[int],
     *,
-    kept: "ContextFile",
+    context_file: "ContextFile",
     windows: int | None,
 ) -> None:
     """Say what it will cost, after a short measurement."""
@@ -98,13 +100,14 @@ def _announce(
     )
     tokens = sum(work.tokens for work in works)
     if not tokens:
-        console.say(f"every loss is known from {kept.path}: nothing to compute")
+        console.say(f"every loss is known from {context_file.path}: nothing to compute")
         return
-    kept.check_writable()
+    context_file.check_writable()
     seconds = sum(work.tokens * _ms_per_token(work, text, windows) / 1e3 for work in works if work.tokens)
     losses = sum(work.losses for work in works)
     console.say(
-        f"{losses:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; kept in {kept.path}"
+        f"{losses:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; kept in "
+        f"{context_file.path}"
     )
 
 
@@ -132,16 +135,16 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-def _compute(work: Work, text: ScoredText, *, kept: "ContextFile", windows: int | None, shown: bool) -> None:
+def _compute(work: Work, text: ScoredText, *, context_file: "ContextFile", windows: int | None, shown: bool) -> None:
     """Compute what is missing for one model, the shortest context first; kept after each context length."""
     with console.progress(str(work.member.run.folder), total=work.tokens, unit="tokens", shown=shown) as bar:
         for context_len in work.missing:
             try:
                 for positions, losses in _computed(work, text, context_len, windows):
-                    kept.add(work.facts, context_len, positions, losses)
+                    context_file.add(work.facts, context_len, positions, losses)
                     bar.advance(context_len * len(positions), f"context {context_len:,}")
             finally:  # what stops it midway costs nothing, what kills it one context length at most
-                kept.save()
+                context_file.save()
 
 
 def _computed(

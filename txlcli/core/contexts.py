@@ -27,14 +27,14 @@ def eligible_positions(count: int, *, longest: int) -> int:
     return max(0, count - longest + 1)
 
 
-def sample_positions(count: int, *, longest: int, wanted: int, seed: int) -> NDArray[np.int64]:
+def sample_positions(count: int, *, longest: int, sample_size: int, seed: int) -> NDArray[np.int64]:
     """Positions of a stream of T predicted tokens that have `longest` tokens before them, rising, each once.
 
     A larger sample holds the smaller one of the same seed, and a longer context changes no more than it must, so that
     what was computed is of use again.
     """
     order = np.random.default_rng(seed).permutation(count)
-    return np.sort(order[order >= longest - 1][:wanted])
+    return np.sort(order[order >= longest - 1][:sample_size])
 
 
 def read_length(model: LanguageModel, how: EvalSettings, context_len: int) -> int:
