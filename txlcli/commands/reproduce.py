@@ -30,7 +30,7 @@ class ScaleName(StrEnum):
 
 
 def reproduce(
-    wanted: Annotated[
+    item_names: Annotated[
         list[str] | None,
         typer.Argument(metavar="ITEM...", help="table1 to table10, figure3 to figure7, appendix-e, or all."),
     ] = None,
@@ -57,7 +57,7 @@ def reproduce(
     from txlcli.reproduction import items, scales
     from txlcli.reproduction.workshop import Workshop
 
-    names = items.chosen(wanted or ([items.ALL] if listed else []))
+    names = items.chosen(item_names or ([items.ALL] if listed else []))
     if not names:
         raise UsageError('reproduce what? Name a table or figure, e.g. "txl reproduce table6"; --list has all of them')
     size = scales.get(scale.value, ptb_is_here=(data_dir / "ptb.h5").is_file())
@@ -67,20 +67,20 @@ def reproduce(
     folder = out if out is not None else Path(f"reproduction-{scale.value}")
     _make_folder(folder)
     shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
-    made = []
+    new_sections = []
     with locking.alone(folder / LOCK, f"another process writes into {folder}; wait for it, or give another --out"):
-        kept = _open_folder(folder, scale.value)
+        by_name = _open_folder(folder, scale.value)
         for number, name in enumerate(names, 1):
             console.say(f"\n{name} ({number} of {len(names)}), {scale.value} scale")
             section = _make(shop, name, folder)
-            made.append(section)
-            kept[name] = section
-            _write(folder, scale.value, kept)  # after each, so that a stop costs one
-    result = _as_result(folder, made)
+            new_sections.append(section)
+            by_name[name] = section
+            _write(folder, scale.value, by_name)  # after each, so that a stop costs one
+    result = _as_result(folder, new_sections)
     if json:
         console.show_json(result)
     else:
-        _show(folder, made)
+        _show(folder, new_sections)
 
 
 def _make(shop: "Workshop", name: str, folder: Path) -> "Section":
@@ -119,29 +119,29 @@ def _open_folder(folder: Path, scale: str) -> "dict[str, Section]":
         _write(folder, scale, {})
         return {}
     try:
-        kept = json_.loads(path.read_text(encoding="utf-8"))
-        sections = {name: Section.from_table(table) for name, table in kept["sections"].items()}
-        found = str(kept["scale"])
+        stored = json_.loads(path.read_text(encoding="utf-8"))
+        sections = {name: Section.from_table(table) for name, table in stored["sections"].items()}
+        stored_scale = str(stored["scale"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another --out"
         ) from error
-    if found != scale:
-        raise UsageError(f"{folder} holds a reproduction at {found} scale; give another --out")
+    if stored_scale != scale:
+        raise UsageError(f"{folder} holds a reproduction at {stored_scale} scale; give another --out")
     return sections
 
 
-def _write(folder: Path, scale: str, kept: "dict[str, Section]") -> None:
+def _write(folder: Path, scale: str, by_name: "dict[str, Section]") -> None:
     """The report of everything made so far, in the paper's order."""
     from txlcli import __version__
     from txlcli.reproduction import report
     from txlcli.reproduction.items import ITEMS
 
-    sections = [kept[name] for name in ITEMS if name in kept]
+    sections = [by_name[name] for name in ITEMS if name in by_name]
     title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale} scale"
     footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
     texts = {
-        MARK: json_.dumps({"scale": scale, "sections": {name: one.to_table() for name, one in kept.items()}}),
+        MARK: json_.dumps({"scale": scale, "sections": {name: one.to_table() for name, one in by_name.items()}}),
         "report.md": report.to_markdown(title, sections, footer),
         "report.html": report.to_html(title, sections, footer, folder),
     }
@@ -153,14 +153,14 @@ def _write(folder: Path, scale: str, kept: "dict[str, Section]") -> None:
         raise TxlError(f"{folder}: the report cannot be written ({error.strerror}); free some space") from error
 
 
-def _as_result(folder: Path, made: "list[Section]") -> dict[str, Any]:
+def _as_result(folder: Path, new_sections: "list[Section]") -> dict[str, Any]:
     """The object that --json prints."""
-    sections = {section.name: section.to_table() for section in made}
+    sections = {section.name: section.to_table() for section in new_sections}
     return {"report": [str(folder / "report.md"), str(folder / "report.html")], "sections": sections}
 
 
-def _show(folder: Path, made: "list[Section]") -> None:
-    for section in made:
+def _show(folder: Path, new_sections: "list[Section]") -> None:
+    for section in new_sections:
         for grid in section.grids:
             console.show_table(section.title, grid.columns, grid.rows, grid.caption)
         for claim in section.claims:
