@@ -41,9 +41,9 @@ class Change:
     """Old and new value by full name; None where one is off."""
 
     @classmethod
-    def of(cls, kept: dict[str, Any]) -> "Change":
+    def of(cls, entry: dict[str, Any]) -> "Change":
         """What a card keeps of it."""
-        return cls(int(kept["step"]), {name: [old, new] for name, (old, new) in kept["settings"].items()})
+        return cls(int(entry["step"]), {name: [old, new] for name, (old, new) in entry["settings"].items()})
 
     def followed_by(self, settings: dict[str, list[Any]]) -> "Change":
         """This change and another after the same step, in one."""
@@ -262,40 +262,40 @@ def _not_written(path: Path, error: OSError) -> RunError:
     return RunError(f"{path}: cannot be written ({error.strerror}); check the folder and the free space")
 
 
-def find(wanted: str | None, runs_dir: Path) -> Run:
+def find(run_name: str | None, runs_dir: Path) -> Run:
     """The run that a user means: a folder, a name under `runs_dir`, or the newest where nothing is said.
 
     Raises:
         RunError: there is none, it is no run, or a newer txl wrote it.
         UnknownNameError: no run of that name.
     """
-    if wanted is None:
+    if run_name is None:
         folders = list(_trained_folders(runs_dir))
         if not folders:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
         return open_run(max(folders, key=last_written))
-    folders = [folder for folder in (Path(wanted), runs_dir / wanted) if folder.is_dir()]
+    folders = [folder for folder in (Path(run_name), runs_dir / run_name) if folder.is_dir()]
     for folder in folders:  # a folder of that name that is no run, a corpus say, must not hide the run
         if (folder / CARD).is_file():
             return open_run(folder)
     if folders:
         return open_run(folders[0])
-    raise UnknownNameError("run", wanted, names(runs_dir) or ["none yet"])
+    raise UnknownNameError("run", run_name, names(runs_dir) or ["none yet"])
 
 
-def find_each(wanted: Sequence[str], runs_dir: Path) -> list[Run]:
+def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
     """The runs that a user names, in their order.
 
     Raises:
         UsageError: a run is named twice.
         RunError, UnknownNameError: see `find`.
     """
-    found = [find(one, runs_dir) for one in wanted]
-    folders = [run.folder.resolve() for run in found]
-    for run, folder in zip(found, folders, strict=True):
+    named = [find(one, runs_dir) for one in run_names]
+    folders = [run.folder.resolve() for run in named]
+    for run, folder in zip(named, folders, strict=True):
         if folders.count(folder) > 1:
             raise UsageError(f"{run.folder} is named twice; name each run once")
-    return found
+    return named
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
@@ -329,9 +329,9 @@ def has_weights(folder: Path) -> bool:
     return (folder / LAST).exists() or (folder / BEST).exists()
 
 
-def is_run(wanted: str, runs_dir: Path) -> bool:
+def is_run(word: str, runs_dir: Path) -> bool:
     """Whether a user's word means a run: a folder, or a name under `runs_dir`."""
-    return any((folder / CARD).is_file() for folder in (Path(wanted), runs_dir / wanted))
+    return any((folder / CARD).is_file() for folder in (Path(word), runs_dir / word))
 
 
 def _all_folders(runs_dir: Path) -> Iterator[Path]:
@@ -372,7 +372,7 @@ def open_run(folder: Path) -> Run:
             vocab_size=card["vocab_size"],
             parameters=card["parameters"],
             metric=card["metric"],
-            changes=tuple(Change.of(kept) for kept in card.get("changes", [])),
+            changes=tuple(Change.of(entry) for entry in card.get("changes", [])),
         )
     except RecipeError as error:
         raise RunError(f"{error}; the run's settings are damaged, restore {path.name} from a copy") from error

@@ -67,8 +67,8 @@ def standing(history: History) -> Standing | None:
     size = history.run.vocab_size
     released = bool(dropped) and size == types - dropped
     if size != types and not released:
-        wanted = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
-        reason = f"its vocabulary has {size:,} symbols, the benchmark's {wanted}"
+        symbols = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
+        reason = f"its vocabulary has {size:,} symbols, the benchmark's {symbols}"
         return Standing(table=table, valid=None, test=None, released=released, reasons=(reason,))
     numbers: dict[str, Number] = {}
     reasons = []
@@ -86,15 +86,15 @@ def _candidates(history: History) -> dict[str, list[tuple[Report, str]]]:
     """For each split the reports that may be quoted, the preferred one first, and how each was measured."""
     evaluation, validation = lowest(history.evals_of("valid")), history.best_valid
     test, readings = history.test_result
-    found: dict[str, list[tuple[Report, str]]] = {"valid": [], "test": []}
+    candidates: dict[str, list[tuple[Report, str]]] = {"valid": [], "test": []}
     if evaluation is not None:
-        found["valid"].append((evaluation, _of_eval(evaluation)))
+        candidates["valid"].append((evaluation, _of_eval(evaluation)))
     if validation is not None:
-        found["valid"].append((validation, f"validation during training, step {validation['step']:,}"))
+        candidates["valid"].append((validation, f"validation during training, step {validation['step']:,}"))
     if test is not None:
         chosen = f", the lowest of {readings} readings of test" if readings > 1 else ""
-        found["test"].append((test, _of_eval(test) + chosen))
-    return found
+        candidates["test"].append((test, _of_eval(test) + chosen))
+    return candidates
 
 
 def _of_eval(row: Report) -> str:
@@ -119,5 +119,5 @@ def _whole(corpus: str, split: str, tokens: int | None, *, released: bool) -> bo
 
 def _part(corpus: str, split: str, report: Report) -> str:
     expected = _expected(corpus, split)
-    wanted = f"the benchmark has {expected:,}" if expected else "what the benchmark has is not known"
-    return f"{report.get('tokens') or 0:,} tokens scored, {wanted}"
+    benchmark = f"the benchmark has {expected:,}" if expected else "what the benchmark has is not known"
+    return f"{report.get('tokens') or 0:,} tokens scored, {benchmark}"
