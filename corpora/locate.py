@@ -21,11 +21,11 @@ SPLIT_WORDS = {
 
 def text_files(folder: Path) -> list[Path]:
     """All files below a folder that are not hidden, sorted by their relative name."""
-    found = []
+    paths = []
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, name) for name in files if not name.startswith(".")]
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+        paths += [Path(place, name) for name in files if not name.startswith(".")]
+    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def printable(name: str) -> str:
@@ -46,26 +46,26 @@ def split_files(place: Path, official: Mapping[str, str], corpus: str) -> dict[s
     archive is no text, whatever its name.
     """
     files = text_files(place) if place.is_dir() else [place]
-    found = {split: path for path in files for split, name in official.items() if path.name == name}
-    found = _by_loose_name([path for path in files if split_of(path.name) not in found]) | found
-    if not found:
+    by_split = {split: path for path in files for split, name in official.items() if path.name == name}
+    by_split = _by_loose_name([path for path in files if split_of(path.name) not in by_split]) | by_split
+    if not by_split:
         names = ", ".join(official.values())
         raise CorpusError(
             f"{place}: nothing here looks like {corpus}; expected {names}, or names with train, valid or test"
         )
-    return {split: found[split] for split in SPLITS if split in found}
+    return {split: by_split[split] for split in SPLITS if split in by_split}
 
 
 def _by_loose_name(files: Iterable[Path]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    by_split: dict[str, Path] = {}
     for path in files:
         split = split_of(path.name)
         if split is None or is_archive(path):
             continue
-        if split in found:
-            raise CorpusError(f"{found[split]} and {path}: both look like the {split} split; keep one of them")
-        found[split] = path
-    return found
+        if split in by_split:
+            raise CorpusError(f"{by_split[split]} and {path}: both look like the {split} split; keep one of them")
+        by_split[split] = path
+    return by_split
 
 
 def one_file(place: Path, name: str) -> Path:
@@ -76,13 +76,13 @@ def one_file(place: Path, name: str) -> Path:
     if not place.is_dir():
         return place
     near = [path for path in text_files(place) if path.name.startswith(name)]
-    found = [path for path in near if path.name == name] or [path for path in near if not is_archive(path)]
-    if len(found) != 1:
+    candidates = [path for path in near if path.name == name] or [path for path in near if not is_archive(path)]
+    if len(candidates) != 1:
         raise CorpusError(
-            f"{place}: expected one file {name}, or one whose name begins so, found {len(found)}; "
+            f"{place}: expected one file {name}, or one whose name begins so, found {len(candidates)}; "
             "give --source the file itself"
         )
-    return found[0]
+    return candidates[0]
 
 
 def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:

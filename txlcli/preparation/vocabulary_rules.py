@@ -18,10 +18,10 @@ EOS, UNK = "<eos>", "<unk>"
 
 def rule_of(plan: Plan) -> VocabularyRule:
     """The benchmark's own rule, or the rule for own text and other tokenizers; a given vocabulary is a rule itself."""
-    corpus, given = plan.corpus, plan.vocab
-    if given is not None:
-        boundary = None if given.boundary is None or given.kind != "word" else given.symbols[given.boundary]
-        return VocabularyRule(splits=(), boundary=boundary, lower_case=given.lower_case, dropped=given.dropped)
+    corpus, vocab = plan.corpus, plan.vocab
+    if vocab is not None:
+        boundary = None if vocab.boundary is None or vocab.kind != "word" else vocab.symbols[vocab.boundary]
+        return VocabularyRule(splits=(), boundary=boundary, lower_case=vocab.lower_case, dropped=vocab.dropped)
     if plan.own:
         return (corpus.released_rule or corpus.rule) if plan.read.released else corpus.rule
     if plan.kind == "byte":
@@ -61,18 +61,18 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     return said
 
 
-def build(plan: Plan, rule: VocabularyRule, inventory: Inventory, given: Path | None) -> Vocab:
-    """The vocabulary of bytes, characters or words; `given` is a file that lists it.
+def build(plan: Plan, rule: VocabularyRule, inventory: Inventory, vocabulary_file: Path | None) -> Vocab:
+    """The vocabulary of bytes, characters or words; `vocabulary_file` lists it where there is one.
 
     Raises:
-        CorpusInputError: the given file lacks a symbol that the rule needs.
+        CorpusInputError: that file lacks a symbol that the rule needs.
     """
     if plan.kind == "byte":
         seen = [ord(symbol) for symbol in inventory.by_frequency(_counted(rule, inventory))]
-        kept = range(256) if rule.all_bytes else (value for value in seen if value not in rule.dropped)
-        return Vocab.of_bytes(kept, dropped=rule.dropped)
-    if given is not None and plan.own:
-        symbols = read_list(given, rule.specials)
+        values = range(256) if rule.all_bytes else (value for value in seen if value not in rule.dropped)
+        return Vocab.of_bytes(values, dropped=rule.dropped)
+    if vocabulary_file is not None and plan.own:
+        symbols = read_list(vocabulary_file, rule.specials)
     else:
         words = inventory.by_frequency(_counted(rule, inventory), plan.min_count)
         symbols = list(dict.fromkeys((*rule.specials, *words)))[: plan.vocab_size]
@@ -167,13 +167,13 @@ def remarks(
     if not (plan.own and published):
         return
     if rule.dropped:  # the published counts are of bytes, before anything is dropped
-        found = {split: one.bytes for split, one in counts.items()}
+        sizes = {split: one.bytes for split, one in counts.items()}
     else:
-        found = {split: one.tokens for split, one in counts.items()} | {"types": types}
+        sizes = {split: one.tokens for split, one in counts.items()} | {"types": types}
     less = [
-        f"{what} {found[what]:,} of {published[what]:,}"
+        f"{what} {sizes[what]:,} of {published[what]:,}"
         for what in published
-        if what in found and found[what] != published[what]
+        if what in sizes and sizes[what] != published[what]
     ]
     if less:
         yield f"not the full benchmark ({', '.join(less)}): do not compare with published numbers"
