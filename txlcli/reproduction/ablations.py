@@ -85,11 +85,11 @@ class Lengths:
 
 def table6(shop: Workshop, folder: Path) -> Section:
     """Recurrence, encoding and loss on WikiText-103; perplexity of the validation split."""
-    found = {key: _lengths(shop, key) for key in (*TABLE_6, STANDARD)}
+    by_model = {key: _lengths(shop, key) for key in (*TABLE_6, STANDARD)}
     printed = published.TABLE_6.rows
-    rows = [_row(row, found[key]) for row, key in zip(printed, TABLE_6, strict=False)]
+    rows = [_row(row, by_model[key]) for row, key in zip(printed, TABLE_6, strict=False)]
     standard = printed[len(TABLE_6) :]
-    rows.append(_row(standard[0], found[STANDARD]))
+    rows.append(_row(standard[0], by_model[STANDARD]))
     trained = shop.model(STANDARD).settings().train.mem_len
     # 450 and 300 keys are three and two times the 150 of training.
     lengths = (3 * trained, 2 * trained)
@@ -97,21 +97,25 @@ def table6(shop: Workshop, folder: Path) -> Section:
     for row, mem_len in zip(standard[1:], lengths, strict=True):
         value = Measured(tuple(perplexity(losses[mem_len]) for losses in by_seed))
         rows.append(_cells(row, "-", str(value), str(mem_len)))
-    claims = [*_claims(found, PAIRS_6), _longer(found["ablation-xl-full"]), _flat(shop, found["ablation-xl-full"])]
-    return _section(shop, 6, published.TABLE_6.title, rows, claims, found, _drawn(found, folder, "table6"))
+    claims = [
+        *_claims(by_model, PAIRS_6),
+        _longer(by_model["ablation-xl-full"]),
+        _flat(shop, by_model["ablation-xl-full"]),
+    ]
+    return _section(shop, 6, published.TABLE_6.title, rows, claims, by_model, _drawn(by_model, folder, "table6"))
 
 
 def table10(shop: Workshop, folder: Path) -> Section:
     """As Table 6, with longer segments where there is no recurrence, so that training needs as much memory."""
-    found = {key: _lengths(shop, key) for key in TABLE_10}
+    by_model = {key: _lengths(shop, key) for key in TABLE_10}
     rows = []
     for row, key in zip(published.TABLE_10.rows, TABLE_10, strict=True):
-        cells = _row(row, found[key])
+        cells = _row(row, by_model[key])
         cells[0] += f", backprop {shop.model(key).settings().train.seg_len} (paper: {row.backprop_len})"
         rows.append(cells)
-    claims = _claims(found, PAIRS_10)
-    made = _section(shop, 10, published.TABLE_10.title, rows, claims, found, _drawn(found, folder, "table10"))
-    return dataclasses.replace(made, notes=[*made.notes, _text_per_step(shop)])
+    claims = _claims(by_model, PAIRS_10)
+    section = _section(shop, 10, published.TABLE_10.title, rows, claims, by_model, _drawn(by_model, folder, "table10"))
+    return dataclasses.replace(section, notes=[*section.notes, _text_per_step(shop)])
 
 
 def _text_per_step(shop: Workshop) -> str:
@@ -123,15 +127,17 @@ def _text_per_step(shop: Workshop) -> str:
 
 def table7(shop: Workshop) -> Section:
     """Recurrence and encoding on One Billion Word, whose sentences know nothing of each other."""
-    found = {
+    perplexities = {
         key: Measured(tuple(read_as_trained(shop, key, seed, "test", "ppl") for seed in shop.seeds)) for key in TABLE_7
     }
     printed = dict(zip(TABLE_7, published.TABLE_7.rows, strict=True))
-    rows = [[printed[key].name, str(found[key]), str(printed[key].ppl)] for key in TABLE_7]
+    rows = [[printed[key].name, str(perplexities[key]), str(printed[key].ppl)] for key in TABLE_7]
     text = "{} is ahead of {}"
     claims = [
-        compared(text.format("recurrence", "none"), found["short-xl"], found["short-alone"]),
-        compared(text.format("the paper's encoding", "Shaw et al.'s"), found["short-xl"], found["short-shaw"]),
+        compared(text.format("recurrence", "none"), perplexities["short-xl"], perplexities["short-alone"]),
+        compared(
+            text.format("the paper's encoding", "Shaw et al.'s"), perplexities["short-xl"], perplexities["short-shaw"]
+        ),
     ]
     return Section(
         name="table7",
@@ -140,7 +146,7 @@ def table7(shop: Workshop) -> Section:
         notes=[shop.scale.says],
         grids=[Grid(["method", "ppl", "paper: ppl"], rows, "Perplexity of the test split; the paper names no split.")],
         claims=claims,
-        data={key: one.values for key, one in found.items()},
+        data={key: one.values for key, one in perplexities.items()},
     )
 
 
@@ -174,15 +180,15 @@ def _lengths(shop: Workshop, key: str) -> Lengths:
 
 def _read_at(shop: Workshop, key: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
     """The loss in nats at some memory lengths, for each seed."""
-    wanted = ",".join(map(str, mem_lens))
-    results = [shop.evaluated(shop.run(key, seed), "valid", mem_len=wanted) for seed in shop.seeds]
+    mem_len = ",".join(map(str, mem_lens))
+    results = [shop.evaluated(shop.run(key, seed), "valid", mem_len=mem_len) for seed in shop.seeds]
     return [{row["mem_len"]: row["loss_nats"] for row in result["rows"]} for result in results]
 
 
-def _row(row: published.Ablation, found: Lengths) -> list[str]:
-    shortest, longest = min(found.attn_lens), max(found.attn_lens)
+def _row(row: published.Ablation, by_length: Lengths) -> list[str]:
+    shortest, longest = min(by_length.attn_lens), max(by_length.attn_lens)
     lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-    return _cells(row, str(found.init), str(found.best), lengths)
+    return _cells(row, str(by_length.init), str(by_length.best), lengths)
 
 
 def _cells(row: published.Ablation, init: str, best: str, lengths: str) -> list[str]:
@@ -196,26 +202,26 @@ def _cells(row: published.Ablation, init: str, best: str, lengths: str) -> list[
     ]
 
 
-def _claims(found: dict[str, Lengths], pairs: tuple[tuple[str, str, str], ...]) -> list[Claim]:
-    return [compared(text, found[better].best, found[worse].best) for better, worse, text in pairs]
+def _claims(by_model: dict[str, Lengths], pairs: tuple[tuple[str, str, str], ...]) -> list[Claim]:
+    return [compared(text, by_model[better].best, by_model[worse].best) for better, worse, text in pairs]
 
 
-def _longer(found: Lengths) -> Claim:
+def _longer(by_length: Lengths) -> Claim:
     """Some length that no query of training has is better than the reading of training."""
-    text = f"Attention longer than in training ({found.trained} keys at most) lowers the perplexity"
-    longer = [[loss for length, loss in tried.items() if length > found.trained] for tried in found.tried]
+    text = f"Attention longer than in training ({by_length.trained} keys at most) lowers the perplexity"
+    longer = [[loss for length, loss in tried.items() if length > by_length.trained] for tried in by_length.tried]
     if not all(longer):
-        return Claim(text, None, f"no length above {found.trained} was tried")
-    return compared(text, Measured(tuple(perplexity(min(losses)) for losses in longer)), found.init)
+        return Claim(text, None, f"no length above {by_length.trained} was tried")
+    return compared(text, Measured(tuple(perplexity(min(losses)) for losses in longer)), by_length.init)
 
 
-def _flat(shop: Workshop, found: Lengths) -> Claim:
+def _flat(shop: Workshop, by_length: Lengths) -> Claim:
     """At two and four times the trained M perplexity is within half a percent of all shorter ones, in every seed."""
     mem_len = shop.model("ablation-xl-full").settings().train.mem_len
-    wanted = (2 * mem_len, 4 * mem_len)
-    worse = dict.fromkeys(wanted, 0.0)
-    for losses, tried in zip(_read_at(shop, "ablation-xl-full", wanted), found.tried, strict=True):
-        for length in wanted:
+    lengths = (2 * mem_len, 4 * mem_len)
+    worse = dict.fromkeys(lengths, 0.0)
+    for losses, tried in zip(_read_at(shop, "ablation-xl-full", lengths), by_length.tried, strict=True):
+        for length in lengths:
             shorter = min(loss for other, loss in (tried | losses).items() if other <= length)
             worse[length] = max(worse[length], perplexity(losses[length] - shorter) - 1)
     text = (
@@ -227,14 +233,14 @@ def _flat(shop: Workshop, found: Lengths) -> Claim:
     return Claim(text, max(worse.values()) <= NOT_WORSE, f"here {told}{of_seeds}")
 
 
-def _drawn(found: dict[str, Lengths], folder: Path, name: str) -> list[list[str]]:
+def _drawn(by_model: dict[str, Lengths], folder: Path, name: str) -> list[list[str]]:
     """Perplexity by length, a curve for each model, as far as the searches went."""
     curves = {
         key.removeprefix("ablation-"): (
             [length for length in one.tried[0] if length],
             [perplexity(loss) for length, loss in one.tried[0].items() if length],
         )
-        for key, one in found.items()
+        for key, one in by_model.items()
         if key != STANDARD
     }
     file = f"{name}.png"
@@ -255,7 +261,7 @@ def _section(
     title: str,
     rows: list[list[str]],
     claims: list[Claim],
-    found: dict[str, Lengths],
+    by_model: dict[str, Lengths],
     figures: list[list[str]],
 ) -> Section:
     seeds = len(shop.seeds)
@@ -273,5 +279,5 @@ def _section(
         grids=[Grid(COLUMNS, rows, caption)],
         figures=figures,
         claims=claims,
-        data={key: one.to_table() for key, one in found.items()},
+        data={key: one.to_table() for key, one in by_model.items()},
     )

@@ -50,12 +50,12 @@ def models(number: int) -> tuple[str, ...]:
 def make(shop: Workshop, number: int) -> Section:
     """One of Tables 1 to 5: every row of the paper's, with our numbers where txl has the model."""
     table = published.BENCHMARKS[number - 1]
-    found = {}
+    our_results = {}
     for key, name in ROWS[number]:
         splits = {split: _over_seeds(shop, key, split, table.metric) for split in ("valid", "test")}
-        found[name] = OurResult(key, shop.run(key).parameters, **splits)
-    rows = [_row(row, found.get(row.name)) for row in table.rows]
-    ours = [(row, found[row.name]) for row in table.rows if row.name in found]
+        our_results[name] = OurResult(key, shop.run(key).parameters, **splits)
+    rows = [_row(row, our_results.get(row.name)) for row in table.rows]
+    ours = [(row, our_results[row.name]) for row in table.rows if row.name in our_results]
     return Section(
         name=f"table{number}",
         title=f"Table {number}: {table.title}",
@@ -63,7 +63,7 @@ def make(shop: Workshop, number: int) -> Section:
         notes=[shop.scale.says, *_stand_ins(shop, models(number))],
         grids=[Grid(_columns(shop, number), rows, _caption(shop, table.metric))],
         claims=_claims(ours, table.metric),
-        data={name: asdict(one) for name, one in found.items()},
+        data={name: asdict(one) for name, one in our_results.items()},
     )
 
 
@@ -89,10 +89,10 @@ def _over_seeds(shop: Workshop, key: str, split: str, metric: str) -> Measured:
     return Measured(tuple(read_as_trained(shop, key, seed, split, metric) for seed in shop.seeds))
 
 
-def _row(row: published.Result, found: OurResult | None) -> list[str]:
+def _row(row: published.Result, our_result: OurResult | None) -> list[str]:
     ours = ["", "", ""]
-    if found is not None:
-        ours = [f"{found.parameters:,}", str(found.valid), str(found.test)]
+    if our_result is not None:
+        ours = [f"{our_result.parameters:,}", str(our_result.valid), str(our_result.test)]
     printed = [row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"]
     return [row.label, *ours, *printed]
 
