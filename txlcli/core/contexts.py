@@ -77,9 +77,9 @@ def context_losses(
     for part in parts:
         padded = np.resize(part, len(parts[0]))  # the reader has so many lanes; what repeats is dropped
         read = torch.from_numpy(inputs[padded[:, None] + before].astype(np.int64)).to(reader.device)  # (W, C)
-        wanted = torch.from_numpy(targets[padded, None].astype(np.int64)).to(reader.model.targets_device)  # (W, 1)
+        next_tokens = torch.from_numpy(targets[padded, None].astype(np.int64)).to(reader.model.targets_device)  # (W, 1)
         reader.reset()
-        losses = reader.losses(reader.read_last(read), wanted)[: len(part), 0]
+        losses = reader.losses(reader.read_last(read), next_tokens)[: len(part), 0]
         yield part, losses.float().cpu().numpy()
 
 

@@ -65,9 +65,9 @@ class Layout:
         Raises:
             RunError: a tensor is missing, left over, of another shape, no finite weights, or not what it is tied to.
         """
-        wanted = {name for link in self.links for name in link.theirs}
+        linked = {name for link in self.links for name in link.theirs}
         theirs = self._with_tied(theirs)
-        self._check_names(theirs, wanted, where)
+        self._check_names(theirs, linked, where)
         for name, first in self.aliases.items():
             if name in theirs and not torch.equal(theirs[name], theirs[first]):
                 raise RunError(
@@ -96,11 +96,11 @@ class Layout:
         stored = {first: theirs[name] for name, first in self.aliases.items() if name in theirs}
         return {**stored, **theirs}
 
-    def _check_names(self, theirs: Tensors, wanted: set[str], where: str) -> None:
-        missing = sorted(wanted - set(theirs))
+    def _check_names(self, theirs: Tensors, linked: set[str], where: str) -> None:
+        missing = sorted(linked - set(theirs))
         if missing:
             raise RunError(f"{where}: lacks {_some(missing)}; the settings do not describe these weights, {WAY_OUT}")
-        known = wanted | set(self.aliases)
+        known = linked | set(self.aliases)
         extra = sorted(name for name in theirs if name not in known and not name.endswith(self.ignored))
         if extra:
             raise RunError(f"{where}: has {_some(extra)} that the settings have no place for; {WAY_OUT}")

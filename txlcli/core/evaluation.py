@@ -90,14 +90,14 @@ def score(
     """
     lanes = Lanes.of(len(targets), how)
     reader = make_reader(model, sized_for(model, how, lanes.length), lanes=lanes.number, precision=precision)
-    read, wanted = lanes.cut(inputs, reader.device), lanes.cut(targets, reader.model.targets_device)
+    input_lanes, target_lanes = lanes.cut(inputs, reader.device), lanes.cut(targets, reader.model.targets_device)
     losses = torch.empty(lanes.number, lanes.length, device=reader.device)
     started = time.perf_counter()
     for part in lanes.parts(how.seg_len):
-        hidden = reader.read(read[:, part])
-        losses[:, part] = reader.losses(hidden, wanted[:, part])
+        hidden = reader.read(input_lanes[:, part])
+        losses[:, part] = reader.losses(hidden, target_lanes[:, part])
         if on_segment:
-            on_segment(hidden, wanted[:, part], losses[:, part])
+            on_segment(hidden, target_lanes[:, part], losses[:, part])
         if on_tokens:
             on_tokens(min(part.stop * lanes.number, lanes.count))
     in_order = lanes.join(losses).numpy()  # waits for the device

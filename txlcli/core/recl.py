@@ -85,12 +85,12 @@ def gains(losses_nats: Losses, contexts: Sequence[int], top_r: float) -> list[li
     Returns:
         For each model its C - 1 gains.
     """
-    found: list[list[Gain]] = [[] for _ in losses_nats]
+    by_model: list[list[Gain]] = [[] for _ in losses_nats]
     for step in range(len(contexts) - 1):
         baseline = group_baseline(losses_nats[:, step])
         hardest = hardest_positions(baseline, top_r)
         at_baseline = relative_loss(baseline, baseline, hardest)
-        for model, mine in enumerate(found):
+        for model, mine in enumerate(by_model):
             longer = relative_loss(baseline, losses_nats[model, step + 1], hardest)
             mine.append(
                 Gain(
@@ -100,7 +100,7 @@ def gains(losses_nats: Losses, contexts: Sequence[int], top_r: float) -> list[li
                     relative_loss_nats=longer,
                 )
             )
-    return found
+    return by_model
 
 
 def recl(steps: Sequence[Gain], threshold: float = THRESHOLD) -> Recl:

@@ -162,14 +162,14 @@ class RecurrentModel(LanguageModel):
         """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory, detached."""
         # Not scaled by sqrt(d) as the Transformer's is: each step of Adam would then move a tied embedding too far.
         hidden = self.embedding_dropout(self.embedding(tokens))
-        kept: Memory = []
+        new_memory: Memory = []
         for number, layer in enumerate(self.layers):
             if number:
                 hidden = self.dropout(hidden)
             hidden, state = layer(hidden, (memory[2 * number], memory[2 * number + 1]))
             # A copy, so that no state keeps the segment alive that it was cut from.
-            kept += [tensor.detach().clone() for tensor in state]
-        return self.output_dropout(hidden), kept
+            new_memory += [tensor.detach().clone() for tensor in state]
+        return self.output_dropout(hidden), new_memory
 
 
 def gather_weights(model: nn.Module) -> None:

@@ -77,7 +77,7 @@ def score_windows(
     Raises:
         UsageError: the model has learned fewer positions than the window has.
     """
-    read, wanted = (
+    input_ids, target_ids = (
         torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(model.device) for tokens in (inputs, targets)
     )
     losses = torch.empty(len(targets), device=model.device)
@@ -96,9 +96,9 @@ def score_windows(
         places = torch.tensor(firsts, device=model.device)[:, None] + torch.arange(
             length, device=model.device
         )  # (W, N)
-        hidden = decoder.read_last(read[places], count=counted)
+        hidden = decoder.read_last(input_ids[places], count=counted)
         scored = places[:, length - counted :]
-        losses[scored] = decoder.losses(hidden, wanted[scored]).float()
+        losses[scored] = decoder.losses(hidden, target_ids[scored]).float()
         if on_tokens:
             on_tokens(int(scored.max()) + 1)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)

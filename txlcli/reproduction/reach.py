@@ -61,11 +61,11 @@ def figure(shop: Workshop, number: int, folder: Path) -> Section:
 
 def _measure(shop: Workshop) -> dict[str, Any]:
     """What `txl recl` says of every model, by its word."""
-    found: dict[str, Any] = {}
+    by_word: dict[str, Any] = {}
     for group in GROUPS:
         result = _of_group(shop, group)
-        found |= dict(zip(group, result["models"], strict=True))
-    return found
+        by_word |= dict(zip(group, result["models"], strict=True))
+    return by_word
 
 
 def _of_group(shop: Workshop, group: tuple[str, ...], *drawing: str) -> dict[str, Any]:

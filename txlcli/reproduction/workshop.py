@@ -90,19 +90,19 @@ class Workshop:
         """What `txl eval` says of a run."""
         options = {"positions": self.scale.positions, **options}
         self.note("eval", str(run.folder), "--split", split, *_as_words(options))
-        made = eval_run.evaluation(
+        evaluation = eval_run.evaluation(
             str(run.folder),
             eval_run.EvalWishes(split=split, timed=False, **options),
             device=self.device,
             data_dir=self.data_dir,
             runs_dir=self.runs_dir,
         )
-        made.keep()
-        made.finish()
-        reading = eval_table.how_read(made.result)
+        evaluation.keep()
+        evaluation.finish()
+        reading = eval_table.how_read(evaluation.result)
         if reading not in self.notes.readings:
             self.notes.readings.append(reading)
-        return made.result
+        return evaluation.result
 
     def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:
         """What `txl speed` says of a recipe."""
@@ -132,7 +132,12 @@ class Workshop:
         self.note("prepare", text.source, *_as_words(options))
         if not (self.data_dir / f"{store}.h5").exists():
             console.say(f"preparing {store}")
-            prepare(text.source, self.data_dir, PrepareWishes(**options), progress=console.progress)  # type: ignore[arg-type]
+            prepare(
+                text.source,
+                self.data_dir,
+                PrepareWishes(**options),  # type: ignore[arg-type]
+                progress=console.progress,
+            )
 
     def note(self, *words: str) -> None:
         """Keep a command line that says what is done; folders are added where they are not the usual ones."""
