@@ -169,22 +169,13 @@ def evaluation(
     from txlcli import opening
 
     opened = opening.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
-    _check_state(opened, wishes)
-    _check_distance(opened, wishes)
-    opened.run.settings.check_memory(
-        max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
-    )
-    if wishes.dynamic and opened.precision == "fp16":
-        raise UsageError("--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32")
+    _check_model(opened, wishes)
     if wishes.attention is not None:
         _attend_by(wishes.attention, opened)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     reading = wishes.change(run.settings.reading())
-    if wishes.text is not None:
-        source = eval_texts.of_file(opened, wishes.text, wishes.positions)
-    else:
-        source = eval_texts.of_split(opened, wishes.split or "test", wishes.positions, data_dir)
+    source = _source(opened, wishes, data_dir)
     search = None
     if wishes.searched:
         search = eval_search.search(opened, reading, wishes, data_dir, shown=shown)
@@ -204,6 +195,23 @@ def evaluation(
     marked = [{**row, "best": row is best} for row in rows]
     result = eval_table.as_result(opened, source, reading, marked, search, complete=ended_by is None)
     return Evaluation(opened, source, result, losses, ended_by)
+
+
+def _check_model(opened: "OpenRun", wishes: EvalWishes) -> None:
+    """Refuse what this model, or the number format it is read in, has no sense for."""
+    _check_state(opened, wishes)
+    _check_distance(opened, wishes)
+    opened.run.settings.check_memory(
+        max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
+    )
+    if wishes.dynamic and opened.precision == "fp16":
+        raise UsageError("--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32")
+
+
+def _source(opened: "OpenRun", wishes: EvalWishes, data_dir: Path) -> ScoredText:
+    if wishes.text is not None:
+        return eval_texts.of_file(opened, wishes.text, wishes.positions)
+    return eval_texts.of_split(opened, wishes.split or "test", wishes.positions, data_dir)
 
 
 def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:

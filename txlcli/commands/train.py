@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console, metrics, recipe, runs, torchrun
-from txlcli.commands import train_follow, train_plan, train_processes, train_run
+from txlcli.commands import train_changes, train_follow, train_plan, train_processes, train_run, train_text
 from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -84,7 +84,7 @@ def train(
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
         if not torchrun.leads():
-            run = train_run.changed(runs.find(resume, runs_dir), changes)
+            run = train_changes.changed(runs.find(resume, runs_dir), changes)
             train_follow.follow(run.settings, going_on=run, device=device, data_dir=data_dir)
             return
         training = train_run.go_on(resume, changes, **places, until=until, json=json)
@@ -126,7 +126,7 @@ def _forecast(
 
     store = dry_run.store_if_any(settings, data_dir)
     if store is not None:
-        train_run.text_of(settings, store)  # a text that is too short is refused here as well
+        train_text.text_of(settings, store)  # a text that is too short is refused here as well
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
     there = train_plan.checked_device(settings, device)

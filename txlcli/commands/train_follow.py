@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli import runs, torchrun
-from txlcli.commands import train_plan, train_run
+from txlcli.commands import train_plan, train_text
 from txlcli.errors import StoreError
 from txlcli.options import Device
 from txlcli.runs import Run
@@ -38,7 +38,7 @@ def follow(settings: Settings, *, going_on: Run | None, device: Device, data_dir
         world = data_parallel.join(there)  # the leading process comes once the store is there
         store = open_store(settings.corpus.store, data_dir)
         _check_text(store, world)
-        segments, _ = train_run.text_of(settings, store)
+        segments, _ = train_text.text_of(settings, store)
         saved = None
         if going_on is None:
             model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=there)

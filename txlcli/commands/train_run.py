@@ -12,23 +12,19 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from txlcli import console, curves, recipe, runs, torchrun
-from txlcli.commands import train_plan
-from txlcli.errors import Interrupted, RecipeError, RunError, StoreError, TrainingError, TxlError, UsageError
+from txlcli.commands import train_changes, train_plan, train_text
+from txlcli.errors import Interrupted, RecipeError, RunError, TxlError, UsageError
 from txlcli.options import DATA_DIR, Device
 from txlcli.runs import Run
 from txlcli.settings import PLAIN_NAME, Settings
 
 if TYPE_CHECKING:
-    from txlcli.core.checkpoint import Checkpoint
     from txlcli.core.data_parallel import World
     from txlcli.core.language_model import LanguageModel
     from txlcli.core.segments import TrainingSegments
     from txlcli.core.training import Training
     from txlcli.core.validation import ValidSplit
     from txlcli.token_store import TokenStore
-
-FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
-VALID_KEYS = ("valid_seg_len", "valid_tokens")  # losses of other readings are not comparable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +60,7 @@ def learn(
     """
     settings = loaded(recipe_source, changes, until_step=until.max_steps)
     folder = new_folder(recipe_source, name, runs_dir, force=force)
-    store = _store_for(settings, data_dir)
+    store = train_text.store_for(settings, data_dir)
     run = _new_run(recipe_source, settings, folder, store)
     training = _begun(run, store, device, until_step=until.max_steps)
     with runs.alone(run.folder):
@@ -165,7 +161,9 @@ def _begun(run: Run, store: "TokenStore", device_choice: Device, *, until_step: 
     from txlcli.core.training import new_model
 
     train = run.settings.train
-    segments, valid = text_of(run.settings, store)  # a text that is too short is refused before a folder is made
+    segments, valid = train_text.text_of(
+        run.settings, store
+    )  # a text that is too short is refused before a folder is made
     device = train_plan.checked_device(run.settings, device_choice)
     plan = train_plan.plan(
         run.recipe_name,
@@ -197,7 +195,7 @@ def _resumed(
     from txlcli.core.data_parallel import join
     from txlcli.opening import check_checkpoint, check_vocabulary, open_store
 
-    before, run = run, changed(run, changes)
+    before, run = run, train_changes.changed(run, changes)
     settings = run.settings
     curves.check_tensorboard(settings.log)
     _check_schedule(settings, until_step)
@@ -207,44 +205,22 @@ def _resumed(
     path = run.folder / runs.LAST
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
-    _check_text(run, saved, store)
+    train_text.check_same_text(run, saved, store)
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
-    segments, valid = text_of(settings, store)
+    segments, valid = train_text.text_of(settings, store)
     world = join(device)
     world.share(store.info("train").sha256)
     training = _training(model, run, store, segments, valid, world)
     training.restore(saved)
     _check_unfinished(run, training, until_step)
     run.drop_metrics_after(training.step)
-    run = _with_changes(run, before, training.step)
+    run = train_changes.with_changes(run, before, training.step)
     runs.update(run)
     console.say(
         f"going on with {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
         f"{train_plan.devices(device, torchrun.world_size())}"
     )
     return run, training
-
-
-def _with_changes(run: Run, before: Run, step: int) -> Run:
-    """The run, whose card tells what it goes on with after this step; and say it."""
-    new = recipe.differences([recipe.to_table(one.settings) for one in (before, run)])
-    if not new:
-        return run
-    for name, (old, value) in new.items():
-        console.say(f"{name} is {recipe.in_words(value)} from here on; it was {recipe.in_words(old)}")
-    *earlier, last = (*run.changes, runs.Change(step, new))
-    if earlier and earlier[-1].step == step:  # no step was taken with those
-        last = earlier.pop().followed_by(new)
-    return dataclasses.replace(run, changes=(*earlier, *([last] if last.settings else [])))
-
-
-def _check_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
-    """Refuse another text than the one whose place, losses and memory the checkpoint holds."""
-    if saved.state.get("train_sha256", store.info("train").sha256) != store.info("train").sha256:
-        raise StoreError(
-            f"{store.path} holds another train split than the one {run.folder} has read; prepare that text again, or "
-            "start a new run"
-        )
 
 
 def _check_unfinished(run: Run, training: "Training", until_step: int | None) -> None:
@@ -259,64 +235,6 @@ def _check_unfinished(run: Run, training: "Training", until_step: int | None) ->
             f"--max-steps {until_step}: {run.folder} is at step {training.step:,} already; give a later step, or leave "
             "it out"
         )
-
-
-def changed(run: Run, changes: list[str]) -> Run:
-    """The run with changed settings; what its weights, memory and place in the text rest on stays."""
-    for change in changes:
-        section, _, key = change.partition("=")[0].strip().partition(".")
-        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
-            raise RecipeError(f"--set {change}: a run that goes on keeps its {section}.{key}; start a new run instead")
-    table = recipe.override(recipe.to_table(run.settings), changes)
-    return dataclasses.replace(run, settings=recipe.resolve(table, where="--set"))
-
-
-def _store_for(settings: Settings, data_dir: Path) -> "TokenStore":
-    """The recipe's store; a corpus that every machine has is prepared on the way."""
-    import corpora
-    from txlcli.opening import open_store
-    from txlcli.preparation.preparing import prepare
-
-    name = settings.corpus.store
-    corpus = corpora.CORPORA.get(name)
-    if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
-        console.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
-        return prepare(name, data_dir, progress=console.progress)
-    return open_store(name, data_dir)
-
-
-def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments, ValidSplit | None]":
-    """The training split in lanes and the validation split, None where the store has none."""
-    from txlcli.core.segments import TrainingSegments, scored_stream
-    from txlcli.core.validation import ValidSplit
-
-    starts = None
-    if settings.corpus.shuffle_sentences:
-        starts = store.sentence_starts("train")
-        if starts is None:
-            raise RecipeError(
-                f"corpus.shuffle_sentences: {store.path} does not know where sentences start; set it to false"
-            )
-    segments = TrainingSegments(
-        store.ids("train"),
-        lanes=settings.train.batch_size,
-        seg_len=settings.train.seg_len,
-        sentence_starts=starts,
-        seed=settings.train.seed,
-    )
-    if "valid" not in store.splits:
-        for key, value in (("schedule", "plateau"), ("average", "asgd")):
-            if getattr(settings.train, key) == value:
-                raise RecipeError(
-                    f'train.{key} = "{value}" needs a valid split, and {store.path} has none; prepare a text with one, '
-                    f"or set another train.{key}"
-                )
-        console.say(f"{store.path} has no valid split: training without validation")
-        return segments, None
-    inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
-    if not len(targets):
-        raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
-    return segments, ValidSplit(inputs, targets)
 
 
 def _training(
