@@ -260,29 +260,33 @@ def test_metrics_are_one_line_per_report(runs_dir):
 
 def test_a_run_that_goes_on_forgets_the_reports_after_its_checkpoint(runs_dir):
     run = create(runs_dir)
-    for step in (1, 2, 2, 3, 4):
-        run.append_metrics({"step": step})
-    run.drop_metrics_after(2)
-    assert metrics_of(run) == [{"step": 1}, {"step": 2}, {"step": 2}]
-    run.append_metrics({"step": 3})
-    assert metrics_of(run)[-1] == {"step": 3}
+    for step in (1, 2, 3, 4):
+        run.append_metrics({"kind": "train", "step": step})
+        run.append_metrics({"kind": "valid", "step": step})
+    run.drop_metrics_after(2, validated=2)
+    left = [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
+    assert [(line["kind"], line["step"]) for line in metrics_of(run)] == left
+    run.append_metrics({"kind": "train", "step": 3})
+    assert metrics_of(run)[-1] == {"kind": "train", "step": 3}
+    run.drop_metrics_after(3, validated=1)  # the checkpoint was written before the validation of step 2 counted
+    assert [(line["kind"], line["step"]) for line in metrics_of(run)] == [*left[:3], ("train", 3)]
 
 
 def test_without_metrics_there_is_nothing_to_forget(runs_dir):
     run = create(runs_dir)
-    run.drop_metrics_after(0)
+    run.drop_metrics_after(0, validated=0)
     assert not (run.folder / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("half", ['{"ste', '{"step": 2, "loss_nats": 1.', "3", "{}"])
 def test_a_half_written_last_line_is_forgotten(runs_dir, half):
     run = create(runs_dir)
-    run.append_metrics({"step": 1})
+    run.append_metrics({"kind": "train", "step": 1})
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write(half)
-    run.drop_metrics_after(2)
-    run.append_metrics({"step": 3})
-    assert metrics_of(run) == [{"step": 1}, {"step": 3}]
+    run.drop_metrics_after(2, validated=0)
+    run.append_metrics({"kind": "train", "step": 3})
+    assert metrics_of(run) == [{"kind": "train", "step": 1}, {"kind": "train", "step": 3}]
 
 
 def test_metrics_that_cannot_be_written_are_named(runs_dir):

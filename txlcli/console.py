@@ -141,6 +141,11 @@ class Step:
             share = f"{done / self.total:.0%}" if self.total else f"{_short(done)} {self.unit}"
             say(f"{self.description}: {share}, {detail or self._rate()}")
 
+    def describe(self, detail: str) -> None:
+        """Show another detail on a live bar."""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, detail=detail)
+
     def _rate(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)
         return f"{_short(self._done / elapsed)} {self.unit}/s"

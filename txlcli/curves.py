@@ -36,7 +36,7 @@ class Recorder:
         self, run: Run, bar: console.Step, write_curve: Callable[[dict[str, Any]], None], *, after: int, json: bool
     ) -> None:
         self._run, self._bar, self._write_curve, self._json = run, bar, write_curve, json
-        self._step, self._valid = after, ""
+        self._step, self._detail, self._valid = after, "", ""
 
     def record(self, report: "Report") -> None:
         """Write a report down and show it."""
@@ -57,10 +57,11 @@ class Recorder:
             console.show_json(line)
         if report.kind == "train":
             rate = f"lr {line['lr']:.2g}, {line['tokens_per_s']:,.0f} tokens/s"
-            detail = f"train {value:.3f} {metric}{self._valid}, {rate}"
-            self._bar.reach(report.step, detail)
+            self._detail = f"train {value:.3f} {metric}{self._valid}, {rate}"
+            self._bar.reach(report.step, self._detail)
             return
         self._valid = f", valid {value:.3f}"
+        self._bar.describe(self._detail)
         best = " (best so far)" if line["best"] else ""
         averaged = " with averaged weights" if line["averaged"] else ""
         console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{averaged}{best}")

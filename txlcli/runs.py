@@ -10,7 +10,6 @@ runs/.locks/RUN              held by the process that writes the run
 """
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -103,21 +102,23 @@ class Run:
         except OSError as error:
             raise _not_written(path, error) from error
 
-    def drop_metrics_after(self, step: int) -> None:
-        """Forget reports of steps that a resumed run will take again."""
+    def drop_metrics_after(self, step: int, *, validated: int) -> None:
+        """Forget reports of steps that a resumed run will take again, and of validations after the step `validated`."""
         path = self.folder / METRICS
         if not path.exists():
             return
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        _write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= step))
+        kept = [line for line in lines if _is_before(line, step=step, validated=min(step, validated))]
+        _write_text(path, "".join(line + "\n" for line in kept))
 
 
-def _step_of(line: str) -> float:
-    """The step of a line of metrics; infinite for the half line that a sudden death leaves behind."""
+def _is_before(line: str, *, step: int, validated: int) -> bool:
+    """Whether a line of metrics is of these steps; half a line, as a sudden death leaves it, is of none."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        report = json.loads(line)
+        return float(report["step"]) <= (validated if report.get("kind") == "valid" else step)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def new_folder(runs_dir: Path, *, name: str | None, recipe_name: str) -> Path:

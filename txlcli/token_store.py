@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from corpora import CORPORA
 from corpora.corpus import SPLITS
+from txlcli.atomic import to_the_disk
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.vocab import Vocab, smallest_kind
 
@@ -264,6 +265,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             file.attrs["fingerprint"] = vocab.fingerprint
             file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
             yield StoreWriter(file, smallest_kind(vocab.size))
+        to_the_disk(draft)
         os.replace(draft, path)
     except (OSError, RuntimeError) as error:
         raise StoreError(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.commands.novel import (
+    LONGEST_WAIT_S,
     card,
     cells,
     change_weights,
@@ -17,11 +18,14 @@ from tests.commands.novel import (
     json_of,
     on_a_full_disk,
     refusal,
+    start,
     text_of,
     train,
     txl,
 )
+from txlcli import loss_file
 from txlcli.core import attention, device, evaluation
+from txlcli.errors import StoreError
 from txlcli.token_store import TokenStore
 
 LN2 = 0.6931471805599453
@@ -504,7 +508,7 @@ def test_a_text_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
     assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
     message = refusal("eval", "--text", "-", stdin="a\nb", code=1)
     assert message == 'the vocabulary (char, 3 symbols) lacks "\\n"; leave it out of the text'
-    assert only_row("--text", "-", stdin="ab ab\n")["tokens"] == 4  # an editor's line end is none of the text
+    assert only_row("--text", "-", stdin="ab ab\r\n")["tokens"] == 4  # an editor's line end is none of the text
 
 
 def test_bytes_that_are_dropped_are_not_scored(untouched):
@@ -560,6 +564,32 @@ def test_a_sweep_that_is_ended_keeps_the_rows_before_it(here, monkeypatch, endin
     table = txl("eval", "byte", "--mem-len", "0,5,13,20")
     assert [row[0] for row in cells(table)] == ["0", "5 *"]
     assert "It ended before the last row." in table.stdout
+
+
+def test_a_reader_that_has_gone_costs_no_row(here):
+    process = start("eval", "byte", "--mem-len", "0,5", "--json")
+    process.stdout.close()
+    process.stderr.read()
+    assert process.wait(LONGEST_WAIT_S) == 1
+    kept = [json.loads(line) for line in (here / "runs/byte/evals.jsonl").read_text().splitlines()]
+    assert [row["mem_len"] for row in kept] == [0, 5]
+
+
+def test_what_ended_a_sweep_decides_even_where_its_losses_find_no_room(here, monkeypatch):
+    def interrupt_at_five(*arguments, **options):
+        if arguments[3].mem_len == 5:
+            raise KeyboardInterrupt
+        return score(*arguments, **options)
+
+    def no_room(*_):
+        raise StoreError("losses.h5: the losses cannot be written")
+
+    score = evaluation.score
+    monkeypatch.setattr(evaluation, "score", interrupt_at_five)
+    monkeypatch.setattr(loss_file, "write", no_room)
+    ended = txl("eval", "byte", "--mem-len", "0,5", "--losses", "losses.h5")
+    assert ended.exit_code == 130
+    assert ended.stderr.splitlines()[-2:] == ["losses.h5: the losses cannot be written", "error: interrupted"]
 
 
 def test_losses_replace_older_losses_and_nothing_else(here):

@@ -21,7 +21,7 @@ from txlcli.core import checkpoint, validation
 from txlcli.core.attention_kernels import sdpa
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.training import Training
-from txlcli.errors import UsageError
+from txlcli.errors import RunError, UsageError
 from txlcli.token_store import TokenStore
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
@@ -230,6 +230,31 @@ def test_a_validation_that_fails_costs_no_step(here, monkeypatch):
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "valid"] == [4, 7]
 
 
+def test_lanes_of_validation_may_change_only_before_there_is_one_to_compare_with(here):
+    train("--max-steps", 4)
+    before = card("runs/tiny")
+    message = refusal("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
+    assert message == (
+        "--set train.valid_batch_size=1: a run that was validated keeps it, since more lanes have more tokens without "
+        "context; start a new run instead"
+    )
+    assert card("runs/tiny") == before
+
+
+def test_a_validation_whose_checkpoint_was_lost_stands_in_the_metrics_once(here, monkeypatch):
+    def save_twice(training, save=Training.save_last, saved=[]):  # noqa: B006 - counts over all calls
+        saved.append(training)
+        if len(saved) == 2:
+            raise RunError("the disk is full")
+        save(training)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "save_last", save_twice)
+        refusal("train", "tiny.toml", code=1)
+    done("train", "--resume", "tiny")
+    assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "valid"] == [4, 7]
+
+
 def test_a_run_goes_on_from_any_folder(here, monkeypatch):
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
@@ -268,7 +293,7 @@ def test_a_validation_that_was_cut_short_is_made_up_for_without_a_step(here):
     saved = checkpoint.load(path)
     checkpoint.save(path, Checkpoint(saved.tensors, {**saved.state, "validated": 0}))
     done("train", "--resume", "part", "--max-steps", 4)
-    assert [line["kind"] for line in reports("runs/part")][-2:] == ["valid", "valid"]
+    assert [line["step"] for line in reports("runs/part") if line["kind"] == "valid"] == [4]
     assert step_of(path) == 4
 
 

@@ -29,6 +29,7 @@ def test_nothing_is_left_of_it(tmp_path, error):
 def test_what_a_killed_preparation_left_is_cleared_away_by_the_next(tmp_path):
     for left in (".preparing-dead", ".preparing-older"):
         (tmp_path / left / "unpacked").mkdir(parents=True)
+    (tmp_path / ".preparing-dying.lock").touch()  # killed before it had a folder
     (tmp_path / ".preparing-dead.lock").touch()  # the older one was made before there were locks
     (tmp_path / "my.h5").touch()
     with workplace(tmp_path) as work:

@@ -9,7 +9,7 @@ import typer
 from txlcli import console
 from txlcli.commands import eval_table
 from txlcli.commands.eval_run import Evaluation, EvalWishes, evaluation
-from txlcli.errors import UsageError
+from txlcli.errors import TxlError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -118,15 +118,20 @@ def evaluate(
         runs_dir=runs_dir,
         shown=not json,
     )
-    if json:
-        console.show_json(evaluated.result)
-    else:
-        eval_table.show(evaluated.result)
-    evaluated.keep()
-    if losses is not None:  # after the result: a full disk must not cost it
-        _write_losses(losses, evaluated)
-    if plot is not None:
-        eval_table.plot_curve(plot, evaluated.result)
+    evaluated.keep()  # before the result is shown: who reads it may have been interrupted, too
+    try:
+        if json:
+            console.show_json(evaluated.result)
+        else:
+            eval_table.show(evaluated.result)
+        if losses is not None:  # after the result: a full disk must not cost it
+            _write_losses(losses, evaluated)
+        if plot is not None:
+            eval_table.plot_curve(plot, evaluated.result)
+    except (OSError, TxlError) as error:
+        if evaluated.ended_by is None:
+            raise
+        console.say(str(error))  # what came before it decides how the command ends
     evaluated.finish()
 
 

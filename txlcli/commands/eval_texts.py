@@ -101,7 +101,7 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     data, vocab = _read(file), opened.vocab
     text = _decoded(file, data) if vocab.kind != "byte" else None
     if text and vocab.kind == "char" and "\n" not in vocab.ids_of:
-        text = text.removesuffix("\n")  # which editors put there; text8 knows no lines
+        text = text.removesuffix("\n").removesuffix("\r")  # which editors put there; text8 knows no lines
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
     lost = int((ids == vocab.unknown).sum()) if vocab.unknown is not None else 0
     if lost:

@@ -20,6 +20,16 @@ def changed(run: Run, changes: list[str]) -> Run:
     return dataclasses.replace(run, settings=recipe.resolve(table, where="--set"))
 
 
+def check_validations(run: Run, before: Run, *, validated: int) -> None:
+    """Refuse other lanes of validation once there is one to compare with; `validated` is the step of the last one."""
+    lanes = run.settings.train.valid_batch_size
+    if validated and lanes != before.settings.train.valid_batch_size:
+        raise RecipeError(
+            f"--set train.valid_batch_size={lanes}: a run that was validated keeps it, since more lanes have more "
+            "tokens without context; start a new run instead"
+        )
+
+
 def with_changes(run: Run, before: Run, step: int) -> Run:
     """The run, whose card tells what it goes on with after this step; and say it."""
     new = recipe.differences([recipe.to_table(one.settings) for one in (before, run)])

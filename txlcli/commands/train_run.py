@@ -88,8 +88,8 @@ def go_on(
     run = runs.find(resume, runs_dir)
     with runs.alone(run.folder):
         run, training = _resumed(run, changes, data_dir, device, until_step=until.max_steps)
-        with _kept_only_with_weights(run, training):
-            _carry_out(run, training, data_dir, until, json=json)
+        runs.settle(run)  # of a replacement that was killed, the new run is wanted
+        _carry_out(run, training, data_dir, until, json=json)
     return training
 
 
@@ -213,7 +213,8 @@ def _resumed(
     training = _training(model, run, store, segments, valid, world)
     training.restore(saved)
     _check_unfinished(run, training, until_step)
-    run.drop_metrics_after(training.step)
+    train_changes.check_validations(run, before, validated=training.validated)
+    run.drop_metrics_after(training.step, validated=training.validated)
     run = train_changes.with_changes(run, before, training.step)
     runs.update(run)
     console.say(

@@ -157,7 +157,7 @@ class Training:
                 yield from self._validate(should_stop, on_valid_tokens)
             if self.step >= last_step or should_stop():
                 break
-            if validate:
+            if validate and self.valid is not None:
                 self.save_last()
                 interval = Interval(self.device)
                 saved_at = time.monotonic()

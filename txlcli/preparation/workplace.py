@@ -29,12 +29,13 @@ def workplace(data_dir: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
         lock.release()
-        _lock_of(work).unlink(missing_ok=True)
+        _forget_lock(work)
 
 
 def _clear(data_dir: Path) -> None:
     """Remove the folders of preparations that live no more: nobody holds their locks."""
-    for work in [path for path in data_dir.glob(f"{PREFIX}*") if path.is_dir()]:
+    names = {path.name.removesuffix(LOCK) for path in data_dir.glob(f"{PREFIX}*")}
+    for work in (data_dir / name for name in names):
         lock = FileLock(_lock_of(work))
         try:
             lock.acquire(blocking=False)
@@ -42,7 +43,12 @@ def _clear(data_dir: Path) -> None:
             continue
         shutil.rmtree(work, ignore_errors=True)
         lock.release()
-        _lock_of(work).unlink(missing_ok=True)
+        _forget_lock(work)
+
+
+def _forget_lock(work: Path) -> None:
+    with contextlib.suppress(OSError):  # another process is looking at it
+        _lock_of(work).unlink()
 
 
 def _lock_of(work: Path) -> Path:
