@@ -1,4 +1,5 @@
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -104,6 +105,16 @@ def test_a_newer_format_is_refused(tmp_path):
         file.attrs["version"] = 2
     with pytest.raises(StoreError, match="has format 2, this txl reads up to 1; upgrade txl"):
         TokenStore.open(tmp_path / "tiny.h5")
+
+
+def test_a_store_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    done = []
+    flush, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("flushed"), flush(file)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("named"), replace(*names)))
+    with writing(tmp_path / "tiny.h5", FACTS, VOCAB):
+        pass
+    assert done == ["flushed", "named"]
 
 
 def test_a_header_that_lacks_something_is_damaged(tmp_path):
