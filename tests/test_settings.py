@@ -324,12 +324,6 @@ def test_flex_attention_drops_no_probabilities():
     assert str(caught.value) == '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1'
 
 
-def test_flex_attention_compiles_itself():
-    with pytest.raises(RecipeError) as caught:
-        build("train", attention="flex", compile=True)
-    assert str(caught.value) == '[train] compile must be false with attention = "flex", not True'
-
-
 def test_only_txl_s_own_attention_recomputes():
     with pytest.raises(RecipeError) as caught:
         build("train", attention="sdpa", recompute=True)

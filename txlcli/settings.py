@@ -125,8 +125,6 @@ class TrainSettings:
         require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
         kept = self.attention == "auto" or not self.recompute
         require(kept, "train", "recompute", self.recompute, 'false unless attention = "auto"')
-        plain = self.attention != "flex" or not self.compile  # FlexAttention compiles itself
-        require(plain, "train", "compile", self.compile, 'false with attention = "flex"')
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")

@@ -8,6 +8,7 @@ Each group of checks runs in a process of its own: PyTorch must find the fake de
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from txlcli.core.device import DTYPES
 
 HERE = Path(__file__).parent
 KNOWN = "2.13."
+MOST_SHARED_BYTES = 232_448  # of one block of threads on an H200
 
 if sys.platform != "linux" or shutil.which("g++") is None:
     pytest.skip("the fake device needs Linux and g++", allow_module_level=True)
@@ -48,9 +50,18 @@ def library(tmp_path_factory):
 def outcomes_of(library):
     """What each check of a group gave; none may have failed."""
 
-    def run(group):
-        command = [sys.executable, "-W", "ignore", "-m", "tests.core.fake_cuda", str(library), group]
-        ended = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=300, check=False)
+    def run(group, *modules, **environment):
+        modules = modules or ["checks"]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.core.fake_cuda", str(library), group, *modules]
+        ended = subprocess.run(
+            command,
+            cwd=HERE.parents[1],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
         assert ended.returncode == 0, ended.stderr
         outcomes = json.loads(ended.stdout)
         failed = [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, str)]
@@ -104,3 +115,28 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
         "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},
     }
+
+
+@pytest.fixture
+def kernels_of(outcomes_of):
+    """What each check of a group of kernel_checks gave."""
+    pytest.importorskip("triton", reason="Triton makes the kernels; it is not among the test packages")
+
+    def run(group, **environment):
+        return outcomes_of(group, "card", "kernel_checks", **environment)
+
+    return run
+
+
+@pytest.mark.slow
+def test_what_is_compiled_becomes_machine_code_that_an_h200_can_start(kernels_of):
+    found = kernels_of("machine code")
+    assert max(facts["shared"] for facts in found.values()) <= MOST_SHARED_BYTES
+    assert found.pop("memory that grows")["graphs"] <= 4  # of nine lengths
+    assert max(facts["graphs"] for facts in found.values()) <= 8  # all layers share them
+
+
+@pytest.mark.slow
+def test_kernels_of_flex_attention_compute_the_function_and_its_gradients(kernels_of):
+    for check, differences in kernels_of("numbers", TRITON_INTERPRET="1").items():
+        assert max(differences) < 1e-5, check

@@ -10,6 +10,7 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.core import checkpoint
 from txlcli.core import training as training_module
+from txlcli.core.compilation import as_written
 from txlcli.core.data_parallel import ALONE
 from txlcli.core.evaluation import score
 from txlcli.core.reports import StepReport, ValidReport
@@ -135,6 +136,18 @@ def test_compiled_layers_train_the_same(tmp_path, dropout, kind):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= graphs
     for name, weight in weights(as_it_is).items():
         torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_while_memory_grows_layers_run_as_written_and_flex_attention_gives_way():
+    model = new_model(model_settings(), V, seed=1, device=CPU)
+    layer, seen = model.layers[0], []
+    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), layer.attention.kind)))
+    layer.compile(backend="eager")
+    model.attend_by("flex")
+    with as_written(model):
+        model(draw_tokens(2, L, seed=1), model.first_memory(2, M), mem_len=M)
+    assert seen == [(False, "auto")]
+    assert model.attention_kind == "flex"
 
 
 def test_a_machine_without_a_compiler_is_told_so(tmp_path):

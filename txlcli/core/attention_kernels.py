@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.device import row_multiple
@@ -23,6 +23,19 @@ from txlcli.core.device import row_multiple
 def _compiled_flex() -> Callable[..., Any]:
     """FlexAttention, whose kernels are made at the first use, and once more for lengths that vary."""
     return torch.compile(flex_attention)
+
+
+@torch.compiler.disable  # a compiler would not see the cache
+@functools.lru_cache(maxsize=8)
+def _seen_blocks(seg_len: int, key_len: int, reach: int, device: torch.device) -> BlockMask:
+    """Which of 128 x 128 scores FlexAttention has to compute: those of which some are of keys that are seen."""
+
+    def seen(lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
+        distance = query + (key_len - seg_len) - at
+        return (distance >= 0) & (distance < reach)
+
+    with torch.inference_mode(False):  # a training may use it later
+        return create_block_mask(seen, None, None, seg_len, key_len, device=str(device))
 
 
 def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
@@ -49,19 +62,23 @@ def flex(inputs: AttentionInputs) -> Tensor:
 
     Gives (B, H, L, D).
     """
-    mem_len, reach = inputs.key_len - inputs.seg_len, inputs.reach
+    mem_len = inputs.key_len - inputs.seg_len
     by_distance = None
     if inputs.position_key is not None:
         by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
 
     def modify(score: Tensor, lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
-        distance = query + mem_len - at
-        if by_distance is not None:
-            known = by_distance.shape[3]  # row c is distance m - 1 - c, row 0 also all that are farther
-            score = score + by_distance[lane, head, query, (known - 1 - distance).clamp(0, known - 1)]
-        return torch.where((distance < 0) | (distance >= reach), -math.inf, score)
+        if by_distance is None:
+            return score
+        # Row c is distance m - 1 - c, row 0 also all that are farther. Keys of the future count for nothing; each has a
+        # row of its own, so that the zeros of their gradient do not wait for each other.
+        row = by_distance.shape[3] - 1 - (query + mem_len - at).abs()
+        return score + by_distance[lane, head, query, row.clamp(min=0)]
 
-    out: Tensor = _compiled_flex()(inputs.query_content, inputs.key, inputs.value, score_mod=modify, scale=1.0)
+    seen = _seen_blocks(inputs.seg_len, inputs.key_len, inputs.reach, inputs.key.device)
+    out: Tensor = _compiled_flex()(
+        inputs.query_content, inputs.key, inputs.value, score_mod=modify, block_mask=seen, scale=1.0
+    )
     return out
 
 

@@ -1,6 +1,7 @@
 """torch.compile for a model in training, layer by layer: all layers have one shape, so one compilation serves all."""
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -11,7 +12,8 @@ from txlcli.errors import UsageError
 def compile_layers(model: TransformerXL) -> None:
     """Let the layers run what torch.compile makes of them: norms, residuals, dropout and activations in few kernels.
 
-    txl's own attention stays as it is (`attention_lanes`), and so do embedding and softmax.
+    txl's own attention stays as it is (`attention_lanes`), and so do embedding and softmax; FlexAttention is compiled
+    with the layer.
 
     Raises:
         UsageError: PyTorch cannot compile for the model's device here.
@@ -45,7 +47,14 @@ def check_compiler(device: torch.device, wish: str, instead: str) -> None:
         ) from error
 
 
-def as_written() -> contextlib.AbstractContextManager[object]:
-    """Inside this block nothing is compiled, as for shapes that come once."""
-    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
+@contextlib.contextmanager
+def as_written(model: TransformerXL) -> Iterator[None]:
+    """Inside this block nothing is compiled, as for shapes that come once; FlexAttention gives way to txl's own."""
+    kind = model.attention_kind
+    if kind == "flex":
+        model.attend_by("auto")
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model.attend_by(kind)

@@ -228,7 +228,9 @@ class Training:
     def _while_memory_grows(self) -> contextlib.AbstractContextManager[object]:
         """At the start of an epoch memory has another length at each step: no shape to compile for."""
         growing = self.place.segment * self.settings.seg_len < self.settings.mem_len
-        return as_written() if self.settings.compile and growing else contextlib.nullcontext()
+        if growing and self.settings.compile and isinstance(self.model, TransformerXL):
+            return as_written(self.model)
+        return contextlib.nullcontext()
 
     @property
     def _sees_every_step(self) -> bool:
