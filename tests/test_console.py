@@ -48,6 +48,23 @@ def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
     assert f"at {text}" in terminal.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("total", "unit", "shown"),
+    [
+        (8e6, "tokens", "reading: 50%, 2.0M tokens/s\n"),
+        (None, "tokens", "reading: 4.0M tokens, 2.0M tokens/s\n"),
+        (None, "B", "reading: 4.0 MB, 2.0 MB/s\n"),
+    ],
+)
+def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, capsys, total, unit, shown):
+    clock = iter([100.0, 102.0, 102.0])
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock, 102.0))
+    with console.progress("reading", total=total, unit=unit) as step:
+        step.advance(4e6)
+    assert capsys.readouterr().err == shown
+
+
 def test_a_long_title_is_not_cut_in_a_pipe(capsys):
     console.show_table("a title " * 40, ("a", "b"), [("1", "2")], "a caption " * 40)
     lines = capsys.readouterr().out.splitlines()

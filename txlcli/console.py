@@ -138,7 +138,7 @@ class Step:
             self._bar.update(self._task, completed=done, detail=detail or self._rate())
         elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
             self._last = time.monotonic()
-            share = f"{done / self.total:.0%}" if self.total else f"{_short(done)} {self.unit}"
+            share = f"{done / self.total:.0%}" if self.total else _amount(done, self.unit)
             say(f"{self.description}: {share}, {detail or self._rate()}")
 
     def describe(self, detail: str) -> None:
@@ -148,14 +148,15 @@ class Step:
 
     def _rate(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        return f"{_short(self._done / elapsed)} {self.unit}/s"
+        return f"{_amount(self._done / elapsed, self.unit)}/s"
 
 
-def _short(number: float) -> str:
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+def _amount(number: float, unit: str) -> str:
+    """For people: 9.1M tokens, 9.1 MB."""
+    for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
-            return f"{number / limit:.1f}{suffix}"
-    return f"{number:.0f}"
+            return f"{number / limit:.1f} {prefix}B" if unit == "B" else f"{number / limit:.1f}{prefix} {unit}"
+    return f"{number:.0f} {unit}"
 
 
 @contextmanager

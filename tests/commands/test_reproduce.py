@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from tests.commands.novel import done, interrupt_at_save, json_of, refusal, txl
+from txlcli import runs
 from txlcli.reproduction import scales
+from txlcli.reproduction.evaluations import key_of
 from txlcli.reproduction.items import ITEMS
 from txlcli.token_store import TokenStore
 
@@ -80,14 +83,50 @@ def test_everything_is_made_and_stands_in_one_report(shrunk):
 
 def test_finished_trainings_are_used_again_and_others_go_on(shrunk):
     done("reproduce", "table7")
-    runs = sorted(Path("runs").glob("tiny-short-*"))
-    assert [run.name for run in runs] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
-    before = {run: (run / "last.safetensors").stat().st_mtime_ns for run in runs}
+    folders = sorted(Path("runs").glob("tiny-short-*"))
+    assert [run.name for run in folders] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
+    before = {run: (run / "last.safetensors").stat().st_mtime_ns for run in folders}
     first = json.loads(Path("reproduction-tiny/reproduction.json").read_text(encoding="utf-8"))
     done("reproduce", "table7")
-    assert {run: (run / "last.safetensors").stat().st_mtime_ns for run in runs} == before
+    assert {run: (run / "last.safetensors").stat().st_mtime_ns for run in folders} == before
     again = json.loads(Path("reproduction-tiny/reproduction.json").read_text(encoding="utf-8"))
     assert again["sections"]["table7"]["grids"] == first["sections"]["table7"]["grids"]
+
+
+def test_what_was_evaluated_is_not_evaluated_again(shrunk):
+    first = done("reproduce", "table7").stderr
+    evaluated = Path("runs/tiny-short-xl-1111/evals.jsonl").read_text(encoding="utf-8")
+    again = done("reproduce", "table7").stderr
+    assert (first.count("evaluating "), first.count("evaluated before")) == (3, 0)
+    assert (again.count("evaluating "), again.count("evaluated before")) == (0, 3)
+    assert Path("runs/tiny-short-xl-1111/evals.jsonl").read_text(encoding="utf-8") == evaluated
+    assert done("reproduce", "table7", "--out", "mine").stderr.count("evaluating ") == 3
+
+
+def test_other_weights_settings_or_texts_are_evaluated(shrunk):
+    done("reproduce", "table7")
+    run = runs.open_run(Path("runs/tiny-short-xl-1111"))
+    store = TokenStore.open(Path("data/novel.h5"))
+    said = {"positions": 40}
+    keys = [key_of(run, store, "test", said), key_of(run, store, "valid", said), key_of(run, store, "test", {})]
+    larger = dataclasses.replace(run.settings.eval, batch_size=9)
+    keys.append(
+        key_of(dataclasses.replace(run, settings=dataclasses.replace(run.settings, eval=larger)), store, "test", said)
+    )
+    store.source_digest = "another"
+    keys.append(key_of(run, store, "test", said))
+    shutil.copy("runs/tiny-short-shaw-1111/best.safetensors", run.best_or_last)
+    keys.append(key_of(run, store, "test", said))
+    assert len(set(keys)) == 6
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_damaged_evaluations_are_named(shrunk, text):
+    done("reproduce", "table7")
+    Path("reproduction-tiny/evaluations.json").write_text(text)
+    message = refusal("reproduce", "table7", code=1)
+    assert message.startswith("reproduction-tiny/evaluations.json: damaged (")
+    assert message.endswith("); remove it")
 
 
 def test_a_training_that_stopped_goes_on(shrunk):

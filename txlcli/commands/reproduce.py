@@ -49,8 +49,8 @@ def reproduce(
 ) -> None:
     """Make the paper's tables and figures again.
 
-    Prepares texts, trains what is missing (finished runs are used again, others go on), evaluates, and writes
-    report.md and report.html, our numbers beside the paper's.
+    Prepares texts, trains and evaluates what is missing (finished runs and evaluations are used again, other runs go
+    on), and writes report.md and report.html, our numbers beside the paper's.
 
     Example: txl reproduce table6
     """
@@ -66,10 +66,10 @@ def reproduce(
         return
     folder = out if out is not None else Path(f"reproduction-{scale.value}")
     _make_folder(folder)
-    shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
     new_sections = []
     with locking.alone(folder / LOCK, f"another process writes into {folder}; wait for it, or give another --out"):
         by_name = _open_folder(folder, scale.value)
+        shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir, folder=folder)
         for number, name in enumerate(names, 1):
             console.say(f"\n{name} ({number} of {len(names)}), {scale.value} scale")
             section = _make(shop, name, folder)

@@ -14,8 +14,10 @@ from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
 from txlcli.preparation.planning import PrepareWishes
 from txlcli.preparation.preparing import prepare
+from txlcli.reproduction.evaluations import KeptEvaluations, key_of
 from txlcli.reproduction.scales import Model, Scale
 from txlcli.runs import Run
+from txlcli.token_store import TokenStore
 
 FIRST_SEED = 1111
 TABLES_FOLLOW = train_run.Until(more_follows=True)
@@ -41,12 +43,19 @@ class Workshop:
         device: of everything.
         data_dir: receives token stores.
         runs_dir: receives the runs; finished ones are used again, others go on.
+        folder: receives what the runs were evaluated to, which is used again, too.
+
+    Raises:
+        RunError: the evaluations there are damaged.
     """
 
-    def __init__(self, scale: Scale, *, seeds: int, device: Device, data_dir: Path, runs_dir: Path) -> None:
+    def __init__(
+        self, scale: Scale, *, seeds: int, device: Device, data_dir: Path, runs_dir: Path, folder: Path
+    ) -> None:
         self.scale, self.seeds, self.device = scale, range(FIRST_SEED, FIRST_SEED + seeds), device
         self.data_dir, self.runs_dir = data_dir, runs_dir
         self.notes = Notes()
+        self._kept = KeptEvaluations(folder)
 
     @contextmanager
     def noting(self) -> Iterator["Notes"]:
@@ -90,6 +99,20 @@ class Workshop:
         """What `txl eval` says of a run."""
         options = {"positions": self.scale.positions, **options}
         self.note("eval", str(run.folder), "--split", split, *_as_words(options))
+        store = TokenStore.open(self.data_dir / f"{run.settings.corpus.store}.h5")
+        key = key_of(run, store, split, options)
+        result = self._kept.find(key)
+        if result is None:
+            result = self._evaluate(run, split, options)
+            self._kept.keep(key, result)
+        else:
+            console.say(f"{run.folder}, {split}: evaluated before")
+        reading = eval_table.how_read(result)
+        if reading not in self.notes.readings:
+            self.notes.readings.append(reading)
+        return result
+
+    def _evaluate(self, run: Run, split: str, options: dict[str, Any]) -> dict[str, Any]:
         evaluation = eval_run.evaluation(
             str(run.folder),
             eval_run.EvalWishes(split=split, timed=False, **options),
@@ -99,9 +122,6 @@ class Workshop:
         )
         evaluation.keep()
         evaluation.finish()
-        reading = eval_table.how_read(evaluation.result)
-        if reading not in self.notes.readings:
-            self.notes.readings.append(reading)
         return evaluation.result
 
     def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:
