@@ -299,7 +299,13 @@ def test_a_recurrent_model_out_of_range_is_refused(changed, message):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "wish"), [("recompute", True, "false"), ("compile", True, "false"), ("attention", "sdpa", "auto")]
+    ("key", "value", "wish"),
+    [
+        ("recompute", True, "false"),
+        ("compile", True, "false"),
+        ("cuda_graph", True, "false"),
+        ("attention", "sdpa", "auto"),
+    ],
 )
 def test_a_model_without_attention_has_no_wishes_about_it(key, value, wish):
     train = build("train", mem_len=0, **{key: value})
@@ -322,6 +328,34 @@ def test_flex_attention_drops_no_probabilities():
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", attention_dropout=0.1), train, build("eval"))
     assert str(caught.value) == '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1'
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"accumulate": 2, "batch_size": 4}, "accumulate must be 1 with cuda_graph, not 2"),
+        ({"recompute": True}, "recompute must be false with cuda_graph, not True"),
+        ({"precision": "fp16"}, "precision must be fp32 or bf16 with cuda_graph, not 'fp16'"),
+    ],
+    ids=str,
+)
+def test_a_cuda_graph_is_of_a_whole_step_that_is_always_the_same(changed, message):
+    with pytest.raises(RecipeError) as caught:
+        build("train", cuda_graph=True, **changed)
+    assert str(caught.value) == f"[train] {message}"
+
+
+@pytest.mark.parametrize("changed", [{"cutoffs": (2,)}, {"auxiliary_losses": True}], ids=str)
+def test_a_cuda_graph_is_not_for_work_that_differs_from_step_to_step(changed):
+    if "auxiliary_losses" in changed:
+        changed |= {"position": "learned", "n_positions": 99}
+    train = build("train", cuda_graph=True, mem_len=0)
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", **changed), train, build("eval", mem_len=0))
+    assert str(caught.value) == (
+        "[train] cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose work differs from step "
+        "to step, not True"
+    )
 
 
 def test_only_txl_s_own_attention_recomputes():

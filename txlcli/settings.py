@@ -66,6 +66,9 @@ class TrainSettings:
     compile: bool = False
     """Let torch.compile make few kernels of the many small operations of each layer; it takes some seconds at first.
     For CUDA, where every kernel has its price: on a CPU nothing is gained."""
+    cuda_graph: bool = False
+    """Record the forward and backward pass of a step as a CUDA graph and repeat it: for models so small that starting
+    their kernels takes longer than running them. For one process, without adaptive softmax and auxiliary losses."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
     lr: float = 2.5e-4
@@ -125,6 +128,10 @@ class TrainSettings:
         require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
         kept = self.attention == "auto" or not self.recompute
         require(kept, "train", "recompute", self.recompute, 'false unless attention = "auto"')
+        if self.cuda_graph:
+            require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
+            require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")
+            require(self.precision != "fp16", "train", "precision", self.precision, "fp32 or bf16 with cuda_graph")
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
@@ -244,6 +251,9 @@ class Settings:
             self._check_positions(self.model)
             dropout, flex = self.model.attention_dropout, self.train.attention == "flex"
             require(not (flex and dropout), "model", "attention_dropout", dropout, '0 with train.attention = "flex"')
+            steady = not (self.model.cutoffs or self.model.auxiliary_losses)
+            wish = "false with model.cutoffs or model.auxiliary_losses, whose work differs from step to step"
+            require(steady or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, wish)
 
     def reading(self, **changes: object) -> EvalSettings:
         """[eval] with changes; `max_distance` becomes the trained L + M where nothing else is said.
@@ -295,7 +305,7 @@ class Settings:
         require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
         require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
         attention = f'with arch = "{self.model.arch}", which has no layers with attention'
-        for key, idle in (("recompute", False), ("compile", False), ("attention", "auto")):
+        for key, idle in (("recompute", False), ("compile", False), ("cuda_graph", False), ("attention", "auto")):
             value = getattr(self.train, key)
             require(value == idle, "train", key, value, f"{str(idle).lower()} {attention}")
         require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import corpora
 from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, refusal, reports, txl
-from txlcli import console, recipe, runs
+from txlcli import console, recipe, runs, torchrun
 from txlcli.commands import train_plan
 from txlcli.core import checkpoint, validation
 from txlcli.core.attention_kernels import sdpa
@@ -416,6 +416,17 @@ def test_attention_is_computed_as_wished(here, monkeypatch):
     )
     message = refusal("train", "tiny.toml", "--attention", "flex")
     assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
+
+
+def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here, monkeypatch):
+    import torch
+
+    message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true")
+    assert message == ("train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run")
+    monkeypatch.setattr(torchrun, "world_size", lambda: 2)
+    with pytest.raises(UsageError) as caught:
+        train_plan.check_device(recipe.load("tiny.toml", ["train.cuda_graph=true"]), torch.device("cuda"))
+    assert str(caught.value) == "train.cuda_graph is for one process; leave it out, or train without --processes"
 
 
 def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):

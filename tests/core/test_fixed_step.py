@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.core import decoding
 from txlcli.core.decoding import Decoder
-from txlcli.core.fixed_step import WARM_UP, recorded
+from txlcli.core.recording import WARM_UP, recorded
 
 B, L, M, T = 2, 5, 7, 53
 CPU = torch.device("cpu")

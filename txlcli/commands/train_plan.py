@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txlcli.errors import RecipeError
+from txlcli import torchrun
+from txlcli.errors import RecipeError, UsageError
 from txlcli.options import Device
 from txlcli.settings import Settings
 
@@ -94,10 +95,10 @@ def checked_device(settings: Settings, device_choice: Device) -> "torch.device":
 
 
 def check_device(settings: Settings, device: "torch.device") -> None:
-    """Refuse a precision or a kind of attention that a device does not manage, before a run is made.
+    """Refuse a precision, a kind of attention or a CUDA graph that a device does not manage, before a run is made.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not, or several processes would record graphs.
     """
     from txlcli.core.compilation import check_compiler
     from txlcli.core.device import check_attention, check_precision
@@ -106,3 +107,9 @@ def check_device(settings: Settings, device: "torch.device") -> None:
     check_attention(settings.train.attention, device)
     if settings.train.attention == "flex":  # which is made of what torch.compile makes of it
         check_compiler(device, "attention flex", "take --attention auto")
+    if settings.train.cuda_graph and device.type != "cuda":
+        raise UsageError(
+            "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"
+        )
+    if settings.train.cuda_graph and torchrun.world_size() > 1:
+        raise UsageError("train.cuda_graph is for one process; leave it out, or train without --processes")

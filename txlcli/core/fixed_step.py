@@ -8,9 +8,7 @@ Axes: B lanes, C capacity of the buffers, H heads, D head width, d model width, 
 """
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,8 +16,7 @@ from torch import Tensor
 from txlcli.core.attention import ScoreTerms
 from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.model import TransformerXL
-
-WARM_UP = 2  # runs before a recording, in which libraries set themselves up
+from txlcli.core.recording import recorded
 
 
 class FixedStep:
@@ -94,48 +91,3 @@ def _attend(inputs: AttentionInputs, distance: Tensor, unseen: Tensor) -> Tensor
             scores = scores + by_distance.index_select(3, (farthest - distance).clamp(0, farthest))
         out: Tensor = scores.softmax(dim=-1).to(inputs.value.dtype) @ inputs.value[..., :width]
         return out
-
-
-def recorded(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """What does the same as `run` by repeating a recording of its kernels; it gives the same tensor each time.
-
-    On a CPU it is `run` itself, and where CUDA cannot record, with a warning.
-    """
-    if device.type == "cpu":
-        return run
-    try:
-        return _recording(run, device)
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        warnings.warn(f"tokens are read kernel by kernel: no CUDA graph could be recorded ({reason})", stacklevel=2)
-        return run
-
-
-@contextmanager
-def casts_made_anew() -> Iterator[None]:
-    """Autocast keeps no weight that it casts: a recording would read it after autocast has let it go."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
-def _recording(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    graph = torch.cuda.CUDAGraph()
-    aside = torch.cuda.Stream(device)
-    with casts_made_anew():
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UP):
-                run()
-        torch.cuda.current_stream(device).wait_stream(aside)
-        with torch.cuda.graph(graph):
-            out = run()
-
-    def repeat() -> Tensor:
-        graph.replay()
-        return out
-
-    return repeat

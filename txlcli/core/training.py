@@ -26,6 +26,7 @@ from txlcli.core.device import autocast, send
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.model import TransformerXL
 from txlcli.core.optimizer import Plateau, scheduled_lr
+from txlcli.core.recorded_pass import RecordedPass
 from txlcli.core.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.segments import Place, TrainingSegments
 from txlcli.core.validation import ValidSplit, validate
@@ -86,6 +87,7 @@ class Training:
         self.best_nats = math.inf
         self.memories = self._empty_memories()
         self._objective = Objective(model, world)
+        self._recorded = RecordedPass(self._forward_backward, model)
         if not world.leads:
             torch.manual_seed(self._seed_from_here())
 
@@ -197,18 +199,9 @@ class Training:
         for number, part in enumerate(self._parts):
             lanes = slice(part.start - mine.start, part.stop - mine.start)
             with self._until_averaged(number):
-                with autocast(self.device, self.settings.precision), self._while_memory_grows():
-                    objective, loss, self.memories[number] = self._objective(
-                        inputs[lanes],
-                        targets[lanes],
-                        self.memories[number],
-                        mem_len=self.settings.mem_len,
-                        part=self.settings.loss_part,
-                        progress=self.step / self.settings.max_steps,
-                    )
-                share = len(part) / self.settings.batch_size
-                self.descent.backward(objective * (share * self.world.size))
-            total += loss.detach() * share
+                run = self._recorded if self._is_recorded(inputs) else self._forward_backward
+                loss, self.memories[number] = run(inputs[lanes], targets[lanes], self.memories[number])
+            total += loss * (len(part) / self.settings.batch_size)
         self.world.add_up(total)
         if self._sees_every_step and not total.isfinite():
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
@@ -220,6 +213,27 @@ class Training:
         self.average.update()
         self.place = self.segments.next_place(self.place)
         return total, grad_norm, self.settings.batch_size * inputs.shape[1]
+
+    def _forward_backward(self, inputs: Tensor, targets: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Add the gradients of a part's lanes, (b, L) each; gives their mean loss (0-d) and the new memory."""
+        with autocast(self.device, self.settings.precision), self._while_memory_grows():
+            objective, loss, memory = self._objective(
+                inputs,
+                targets,
+                memory,
+                mem_len=self.settings.mem_len,
+                part=self.settings.loss_part,
+                progress=self.step / self.settings.max_steps,
+            )
+        share = len(inputs) / self.settings.batch_size
+        self.descent.backward(objective * (share * self.world.size))
+        return loss.detach(), memory
+
+    def _is_recorded(self, inputs: Tensor) -> bool:
+        """Whether the step is like most others, of whole segments with a full memory."""
+        if not self.settings.cuda_graph:
+            return False
+        return inputs.shape[1] == self.settings.seg_len and self.memories[0][0].shape[1] == self.settings.mem_len
 
     def _until_averaged(self, number: int) -> contextlib.AbstractContextManager[object]:
         """Processes average the gradients of a step once, with its last part."""
