@@ -103,30 +103,73 @@ def test_what_was_evaluated_is_not_evaluated_again(shrunk):
     assert done("reproduce", "table7", "--out", "mine").stderr.count("evaluating ") == 3
 
 
-def test_other_weights_settings_or_texts_are_evaluated(shrunk):
+def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     done("reproduce", "table7")
     run = runs.open_run(Path("runs/tiny-short-xl-1111"))
     store = TokenStore.open(Path("data/novel.h5"))
     said = {"positions": 40}
-    keys = [key_of(run, store, "test", said), key_of(run, store, "valid", said), key_of(run, store, "test", {})]
-    larger = dataclasses.replace(run.settings.eval, batch_size=9)
-    keys.append(
-        key_of(dataclasses.replace(run, settings=dataclasses.replace(run.settings, eval=larger)), store, "test", said)
-    )
-    store.source_digest = "another"
-    keys.append(key_of(run, store, "test", said))
+    keys = []
+
+    def note(run=run, split="test", options=said, machine="cpu"):
+        keys.append(key_of(run, store, split, options, machine=machine))
+
+    note()
+    note()
+    note(split="valid")
+    note(options={})
+    note(machine="gpu")
+    read_otherwise = dataclasses.replace(run.settings, eval=dataclasses.replace(run.settings.eval, batch_size=9))
+    note(run=dataclasses.replace(run, settings=read_otherwise))
     shutil.copy("runs/tiny-short-shaw-1111/best.safetensors", run.best_or_last)
-    keys.append(key_of(run, store, "test", said))
-    assert len(set(keys)) == 6
+    note()
+    store.conventions["lines"] = "another"
+    note()
+    store.splits["valid"] = dataclasses.replace(store.splits["valid"], sha256="another")
+    note()
+    store.vocab.__dict__["fingerprint"] = "another"
+    monkeypatch.setattr(TokenStore, "fingerprint", "another")
+    note()
+    monkeypatch.setattr("txlcli.reproduction.evaluations._code", lambda: "another")
+    note()
+    assert len(set(keys)) == len(keys) - 1  # the first two are the same
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
+def test_text_that_moved_from_one_split_to_another_is_evaluated(shrunk):
+    done("reproduce", "table7")
+    *rest, last = Path("novel/test.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    Path("novel/test.txt").write_text("".join(rest), encoding="utf-8")
+    valid = Path("novel/valid.txt").read_text(encoding="utf-8")
+    Path("novel/valid.txt").write_text(last + valid, encoding="utf-8")
+    done("prepare", "novel", "--force")
+    assert "evaluated before" not in done("reproduce", "table7").stderr
+
+
+def test_the_time_of_what_was_evaluated_before_is_counted(shrunk):
+    seconds = [json_of("reproduce", "table7")["sections"]["table7"]["seconds"]]
+    path = Path("reproduction-tiny/evaluations.json")
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({key: {**one, "seconds": 1000.0} for key, one in kept.items()}), encoding="utf-8")
+    seconds.append(json_of("reproduce", "table7")["sections"]["table7"]["seconds"])
+    assert seconds[0] < 1000
+    assert 3000 <= seconds[1] < 4000
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 5}', '{"a": {"result": 5, "seconds": 1}}', '{"a": {"result": {}}}'])
 def test_damaged_evaluations_are_named(shrunk, text):
     done("reproduce", "table7")
     Path("reproduction-tiny/evaluations.json").write_text(text)
     message = refusal("reproduce", "table7", code=1)
     assert message.startswith("reproduction-tiny/evaluations.json: damaged (")
     assert message.endswith("); remove it")
+
+
+def test_evaluations_that_cannot_be_kept_are_said(shrunk):
+    done("reproduce", "table7")
+    Path("reproduction-tiny/evaluations.json").unlink()
+    Path("reproduction-tiny/evaluations.json.new").mkdir()  # a file of this name would take its place
+    message = refusal("reproduce", "table7", code=1)
+    assert message.startswith("reproduction-tiny/evaluations.json: cannot be written (")
+    assert message.endswith("); check the folder and the free space")
 
 
 def test_a_training_that_stopped_goes_on(shrunk):

@@ -132,11 +132,13 @@ def kernels_of(outcomes_of):
 def test_what_is_compiled_becomes_machine_code_that_an_h200_can_start(kernels_of):
     found = kernels_of("machine code")
     assert max(facts["shared"] for facts in found.values()) <= MOST_SHARED_BYTES
-    assert found.pop("memory that grows")["graphs"] <= 4  # of nine lengths
-    assert max(facts["graphs"] for facts in found.values()) <= 8  # all layers share them
+    graphs = {check: facts["graphs"] for check, facts in found.items()}
+    assert graphs.pop("memory that grows") <= 4  # of nine lengths
+    assert graphs.pop("compiled") <= 8  # txl's own attention divides a layer; all layers share the parts
+    assert max(graphs.values()) <= 2  # whole layers
 
 
 @pytest.mark.slow
 def test_kernels_of_flex_attention_compute_the_function_and_its_gradients(kernels_of):
     for check, differences in kernels_of("numbers", TRITON_INTERPRET="1").items():
-        assert max(differences) < 1e-5, check
+        assert all(difference < 5e-6 for difference in differences), check  # also where one is no number

@@ -77,7 +77,7 @@ def test_the_page_holds_every_word_and_the_figure_itself(page):
         "as in the paper: one is ahead (here 1 and 2)",
         "NOT as in the paper: two is ahead (here 3 and 2)",
         "code: ``` x < y ```",
-        "1.5 minutes in all, for what was not there already, on a machine. Commands",
+        "1.5 minutes in all, trainings that were there already left out, on a machine. Commands",
         "txl eval runs/stdlib",
         "the end",
     ):

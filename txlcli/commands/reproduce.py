@@ -1,7 +1,6 @@
 """`txl reproduce`: the paper's tables and figures, ours beside the paper's."""
 
 import json as json_
-import platform
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,15 +85,11 @@ def reproduce(
 def _make(shop: "Workshop", name: str, folder: Path) -> "Section":
     import dataclasses
 
-    import torch
-
-    from txlcli.core.device import describe, pick_device
     from txlcli.reproduction.items import ITEMS
 
     with shop.noting() as notes:
         section = ITEMS[name].make(shop, folder)
-    machine = f"{describe(pick_device(shop.device.value))}, {platform.machine()}, PyTorch {torch.__version__}"
-    return dataclasses.replace(section, **dataclasses.asdict(notes), hardware=machine)
+    return dataclasses.replace(section, **dataclasses.asdict(notes), hardware=shop.machine)
 
 
 def _make_folder(folder: Path) -> None:

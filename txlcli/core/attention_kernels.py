@@ -25,10 +25,8 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-@torch.compiler.disable  # a compiler would not see the cache
-@functools.lru_cache(maxsize=8)
 def _seen_blocks(seg_len: int, key_len: int, reach: int, device: torch.device) -> BlockMask:
-    """Which of 128 x 128 scores FlexAttention has to compute: those of which some are of keys that are seen."""
+    """Which blocks of 128 x 128 scores FlexAttention computes: those with some key that is seen."""
 
     def seen(lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
         distance = query + (key_len - seg_len) - at
@@ -36,6 +34,10 @@ def _seen_blocks(seg_len: int, key_len: int, reach: int, device: torch.device) -
 
     with torch.inference_mode(False):  # a training may use it later
         return create_block_mask(seen, None, None, seg_len, key_len, device=str(device))
+
+
+_kept_blocks = functools.lru_cache(maxsize=8)(_seen_blocks)
+"""All layers see the same."""
 
 
 def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
@@ -75,9 +77,16 @@ def flex(inputs: AttentionInputs) -> Tensor:
         row = by_distance.shape[3] - 1 - (query + mem_len - at).abs()
         return score + by_distance[lane, head, query, row.clamp(min=0)]
 
-    seen = _seen_blocks(inputs.seg_len, inputs.key_len, inputs.reach, inputs.key.device)
-    out: Tensor = _compiled_flex()(
-        inputs.query_content, inputs.key, inputs.value, score_mod=modify, block_mask=seen, scale=1.0
+    compiling = torch.compiler.is_compiling()  # a layer, which this becomes a part of
+    seen = _seen_blocks if compiling else _kept_blocks
+    attend: Any = flex_attention if compiling else _compiled_flex()
+    out: Tensor = attend(
+        inputs.query_content,
+        inputs.key,
+        inputs.value,
+        score_mod=modify,
+        block_mask=seen(inputs.seg_len, inputs.key_len, inputs.reach, inputs.key.device),
+        scale=1.0,
     )
     return out
 

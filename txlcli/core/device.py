@@ -1,6 +1,7 @@
 """Where tensors live, in which number format they are multiplied."""
 
 import contextlib
+import platform
 from pathlib import Path
 
 import torch
@@ -106,3 +107,8 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def describe_all(device: torch.device) -> str:
+    """What numbers and times depend on, for people: device, kind of processor, PyTorch."""
+    return f"{describe(device)}, {platform.machine()}, PyTorch {torch.__version__}"

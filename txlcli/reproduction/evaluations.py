@@ -1,12 +1,13 @@
 """Evaluations made for a report, kept in its folder: what was read once is not read again."""
 
+import functools
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from txlcli import __version__
+import txlcli
 from txlcli.atomic import replacing
 from txlcli.errors import RunError, TxlError
 from txlcli.runs import Run
@@ -15,8 +16,16 @@ from txlcli.token_store import TokenStore
 FILE = "evaluations.json"
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What `txl eval` said, and how long that took."""
+
+    result: dict[str, Any]
+    seconds: float
+
+
 class KeptEvaluations:
-    """What `txl eval` said of runs, by their weights and how they were read.
+    """Evaluations of runs by what they depend on, `key_of`.
 
     Args:
         folder: of the report.
@@ -27,41 +36,62 @@ class KeptEvaluations:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._results = self._read()
+        self._by_key = self._read()
 
-    def find(self, key: str) -> dict[str, Any] | None:
-        """A result, if there is one."""
-        return self._results.get(key)
+    def find(self, key: str) -> Kept | None:
+        """An evaluation, if there is one."""
+        return self._by_key.get(key)
 
-    def keep(self, key: str, result: dict[str, Any]) -> None:
-        """Add a result.
+    def keep(self, key: str, evaluation: Kept) -> None:
+        """Add an evaluation.
 
         Raises:
             TxlError: it cannot be written.
         """
-        self._results[key] = result
+        self._by_key[key] = evaluation
         try:
             with replacing(self._path) as beside:
-                beside.write_text(json.dumps(self._results), encoding="utf-8")
+                stored = {key: asdict(one) for key, one in self._by_key.items()}
+                beside.write_text(json.dumps(stored), encoding="utf-8")
         except OSError as error:
-            raise TxlError(f"{self._path}: cannot be written ({error.strerror}); free some space") from error
+            raise TxlError(
+                f"{self._path}: cannot be written ({error.strerror}); check the folder and the free space"
+            ) from error
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> dict[str, Kept]:
         try:
             stored = json.loads(self._path.read_text(encoding="utf-8"))
+            by_key = {str(key): Kept(dict(one["result"]), float(one["seconds"])) for key, one in stored.items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(f"{self._path}: damaged ({error}); remove it") from error
-        if not isinstance(stored, dict):
-            raise RunError(f"{self._path}: damaged (no object); remove it")
-        return stored
+        return by_key
 
 
-def key_of(run: Run, store: TokenStore, split: str, options: dict[str, Any]) -> str:
-    """What a result depends on, as one word: weights, settings, text, how it is read, and by which txl."""
+def key_of(run: Run, store: TokenStore, split: str, options: dict[str, Any], *, machine: str) -> str:
+    """What an evaluation depends on, as one word.
+
+    Args:
+        run: its weights and settings.
+        store: all its splits, since lengths and shares are searched on valid.
+        split: that is scored.
+        options: how it is read.
+        machine: what computes: device and PyTorch.
+    """
     with run.best_or_last.open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
-    text = [store.source_digest, store.fingerprint, store.conventions, split]
-    said = [__version__, weights, asdict(run.settings), text, options]
+    texts = {name: store.info(name).sha256 for name in store.splits}
+    text = [texts, store.fingerprint, store.conventions, split]
+    said = [_code(), machine, weights, asdict(run.settings), text, options]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _code() -> str:
+    """Digest of txl itself."""
+    folder = Path(txlcli.__file__).parent
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        total.update(path.read_bytes())
+    return total.hexdigest()

@@ -169,4 +169,6 @@ def _fenced(text: str, language: str = "") -> str:
 
 
 def _cost(section: Section) -> str:
-    return f"{section.seconds / 60:.1f} minutes in all, for what was not there already, on {section.hardware}."
+    return (
+        f"{section.seconds / 60:.1f} minutes in all, trainings that were there already left out, on {section.hardware}."
+    )

@@ -1,6 +1,7 @@
 """Does what a table needs, once each: prepares texts, trains models, evaluates runs."""
 
 import dataclasses
+import functools
 import shlex
 import time
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from typing import Any
 
 from txlcli import console, history, recipe, runs
 from txlcli.commands import eval_run, eval_table, generate, speed, train_run
+from txlcli.core.device import describe_all, pick_device
 from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
 from txlcli.preparation.planning import PrepareWishes
 from txlcli.preparation.preparing import prepare
-from txlcli.reproduction.evaluations import KeptEvaluations, key_of
+from txlcli.reproduction.evaluations import Kept, KeptEvaluations, key_of
 from txlcli.reproduction.scales import Model, Scale
 from txlcli.runs import Run
 from txlcli.token_store import TokenStore
@@ -32,6 +34,7 @@ class Notes:
     readings: list[str] = dataclasses.field(default_factory=list)
     """The conventions of the evaluations, each once."""
     seconds: float = 0.0
+    """What it took; of evaluations that were there already, what they took."""
 
 
 class Workshop:
@@ -57,13 +60,18 @@ class Workshop:
         self.notes = Notes()
         self._kept = KeptEvaluations(folder)
 
+    @functools.cached_property
+    def machine(self) -> str:
+        """What computes, in words."""
+        return describe_all(pick_device(self.device.value))
+
     @contextmanager
     def noting(self) -> Iterator["Notes"]:
         """What is done in the block, and how."""
         self.notes = Notes()
         started = time.monotonic()
         yield self.notes
-        self.notes.seconds = time.monotonic() - started
+        self.notes.seconds += time.monotonic() - started
 
     def model(self, key: str) -> Model:
         """What plays a part of the paper at this scale."""
@@ -100,19 +108,21 @@ class Workshop:
         options = {"positions": self.scale.positions, **options}
         self.note("eval", str(run.folder), "--split", split, *_as_words(options))
         store = TokenStore.open(self.data_dir / f"{run.settings.corpus.store}.h5")
-        key = key_of(run, store, split, options)
-        result = self._kept.find(key)
-        if result is None:
-            result = self._evaluate(run, split, options)
-            self._kept.keep(key, result)
+        key = key_of(run, store, split, options, machine=self.machine)
+        kept = self._kept.find(key)
+        if kept is None:
+            kept = self._evaluate(run, split, options)
+            self._kept.keep(key, kept)
         else:
             console.say(f"{run.folder}, {split}: evaluated before")
-        reading = eval_table.how_read(result)
+            self.notes.seconds += kept.seconds
+        reading = eval_table.how_read(kept.result)
         if reading not in self.notes.readings:
             self.notes.readings.append(reading)
-        return result
+        return kept.result
 
-    def _evaluate(self, run: Run, split: str, options: dict[str, Any]) -> dict[str, Any]:
+    def _evaluate(self, run: Run, split: str, options: dict[str, Any]) -> Kept:
+        started = time.monotonic()
         evaluation = eval_run.evaluation(
             str(run.folder),
             eval_run.EvalWishes(split=split, timed=False, **options),
@@ -122,7 +132,7 @@ class Workshop:
         )
         evaluation.keep()
         evaluation.finish()
-        return evaluation.result
+        return Kept(evaluation.result, time.monotonic() - started)
 
     def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:
         """What `txl speed` says of a recipe."""

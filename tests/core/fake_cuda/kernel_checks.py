@@ -3,14 +3,12 @@
 import dataclasses
 from functools import partial
 
-import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from tests.core.device_cases import build, load, start
 from tests.core.fake_cuda.device import CUDA
 from tests.core.fake_cuda.triton_device import KERNELS, MODE, TWINS
-from txlcli.core import attention_kernels
 from txlcli.core.architectures import make_reader
 from txlcli.core.attention_inputs import AttentionInputs
 from txlcli.core.attention_kernels import flex, reference
@@ -65,7 +63,6 @@ def differences(seg_len, key_len, reach, rows):
     """
     _forget()
     torch.manual_seed(1)
-    seen = attention_kernels._seen_blocks(seg_len, key_len, reach, CUDA)
     shapes = [(LANES, HEADS, seg_len), (LANES, HEADS, key_len), (LANES, HEADS, key_len)]
     shapes += [(HEADS, 1), (HEADS, 1), (HEADS, rows)] if rows else []
     here = [torch.randn(*shape, WIDTH).requires_grad_() for shape in shapes]
@@ -73,9 +70,7 @@ def differences(seg_len, key_len, reach, rows):
     missing = [None] * (6 - len(shapes))
     expected = reference(AttentionInputs(*here, *missing, reach), dropout=0.0)
     # In one graph: between two of them autograd would add gradients that have no numbers.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_kernels, "_seen_blocks", lambda *_: seen)
-        found = torch.compile(lambda *inputs: flex(AttentionInputs(*inputs, *missing, reach)))(*there)
+    found = torch.compile(lambda *inputs: flex(AttentionInputs(*inputs, *missing, reach)), fullgraph=True)(*there)
     weights = torch.randn(expected.shape)
     wanted = [expected, *torch.autograd.grad(expected, here, weights)]
     given = [found, *torch.autograd.grad(found, there, TWINS.pretend(weights))]

@@ -15,11 +15,8 @@ from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.nn.attention import flex_attention
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
-
-from txlcli.core import attention_kernels
 
 KERNELS = []
 """Name and bytes of shared memory of each that was made."""
@@ -91,15 +88,6 @@ class Twins:
             outputs = graph.current_callable(numbers)
         return tuple(self.pretend(one) if isinstance(one, torch.Tensor) else one for one in outputs)
 
-    def block_mask(self, *arguments, device):
-        """`create_block_mask` for the device."""
-        with unset_fake_temporarily():
-            mask = flex_attention.create_block_mask(*arguments, device="cpu")
-        for name, value in vars(mask).items():
-            if isinstance(value, torch.Tensor):
-                setattr(mask, name, self.pretend(value.contiguous()))
-        return mask
-
 
 def _run_on_numbers(graph, inputs):
     return TWINS.call(graph, inputs)
@@ -118,7 +106,6 @@ def _take_over_compilers(*, interpreted):
     if interpreted:
         guards._empty_strided_cuda = _without_numbers
         CompiledFxGraph.__call__ = _run_on_numbers
-        attention_kernels.create_block_mask = TWINS.block_mask
     else:
         guards._empty_strided_cuda, guards._reinterpret_tensor = _without_contents, _reinterpreted
         CachingAutotuner._make_launcher = _note_kernel
