@@ -336,6 +336,7 @@ def test_flex_attention_drops_no_probabilities():
         ({"accumulate": 2, "batch_size": 4}, "accumulate must be 1 with cuda_graph, not 2"),
         ({"recompute": True}, "recompute must be false with cuda_graph, not True"),
         ({"precision": "fp16"}, "precision must be fp32 or bf16 with cuda_graph, not 'fp16'"),
+        ({"attention": "flex"}, "attention must be auto, reference or sdpa with cuda_graph, not 'flex'"),
     ],
     ids=str,
 )

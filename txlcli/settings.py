@@ -68,7 +68,7 @@ class TrainSettings:
     For CUDA, where every kernel has its price: on a CPU nothing is gained."""
     cuda_graph: bool = False
     """Record the forward and backward pass of a step as a CUDA graph and repeat it: for models so small that starting
-    their kernels takes longer than running them. For one process, without adaptive softmax and auxiliary losses."""
+    their kernels takes longer than running them. For one process; not with adaptive softmax, auxiliary losses, flex."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
     lr: float = 2.5e-4
@@ -132,6 +132,14 @@ class TrainSettings:
             require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
             require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")
             require(self.precision != "fp16", "train", "precision", self.precision, "fp32 or bf16 with cuda_graph")
+            # Whose masks are kept elsewhere, and not for ever.
+            require(
+                self.attention != "flex",
+                "train",
+                "attention",
+                self.attention,
+                "auto, reference or sdpa with cuda_graph",
+            )
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")

@@ -23,7 +23,8 @@ class RecordedPass:
     """Does what a pass does, by a recording made at the first call.
 
     Args:
-        run: the pass; it must not wait for the device, nor read numbers that change from step to step.
+        run: the pass; it must not wait for the device, nor read numbers that change from step to step, nor memory that
+            others may free.
         model: whose gradients it leaves.
     """
 
