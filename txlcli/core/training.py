@@ -19,14 +19,14 @@ from txlcli.core import checkpoint, restart
 from txlcli.core.architectures import make_model
 from txlcli.core.averaging import NoAverage, make_average
 from txlcli.core.checkpoint import Checkpoint
-from txlcli.core.compilation import as_written, compile_layers
+from txlcli.core.compilation import compile_layers
 from txlcli.core.data_parallel import ALONE, Objective, Order, World, parts_of_a_step
 from txlcli.core.descent import Descent
-from txlcli.core.device import autocast, send
+from txlcli.core.device import send
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.model import TransformerXL
 from txlcli.core.optimizer import Plateau, scheduled_lr
-from txlcli.core.recorded_pass import RecordedPass
+from txlcli.core.passes import TrainingPass
 from txlcli.core.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.segments import Place, TrainingSegments
 from txlcli.core.validation import ValidSplit, validate
@@ -87,7 +87,7 @@ class Training:
         self.best_nats = math.inf
         self.memories = self._empty_memories()
         self._objective = Objective(model, world)
-        self._recorded = RecordedPass(self._forward_backward, model)
+        self._pass = TrainingPass(model, settings, self._objective, self.descent, processes=world.size)
         if not world.leads:
             torch.manual_seed(self._seed_from_here())
 
@@ -199,8 +199,12 @@ class Training:
         for number, part in enumerate(self._parts):
             lanes = slice(part.start - mine.start, part.stop - mine.start)
             with self._until_averaged(number):
-                run = self._recorded if self._is_recorded(inputs) else self._forward_backward
-                loss, self.memories[number] = run(inputs[lanes], targets[lanes], self.memories[number])
+                loss, self.memories[number] = self._pass(
+                    inputs[lanes],
+                    targets[lanes],
+                    self.memories[number],
+                    progress=self.step / self.settings.max_steps,
+                )
             total += loss * (len(part) / self.settings.batch_size)
         self.world.add_up(total)
         if self._sees_every_step and not total.isfinite():
@@ -214,37 +218,9 @@ class Training:
         self.place = self.segments.next_place(self.place)
         return total, grad_norm, self.settings.batch_size * inputs.shape[1]
 
-    def _forward_backward(self, inputs: Tensor, targets: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Add the gradients of a part's lanes, (b, L) each; gives their mean loss (0-d) and the new memory."""
-        with autocast(self.device, self.settings.precision), self._while_memory_grows():
-            objective, loss, memory = self._objective(
-                inputs,
-                targets,
-                memory,
-                mem_len=self.settings.mem_len,
-                part=self.settings.loss_part,
-                progress=self.step / self.settings.max_steps,
-            )
-        share = len(inputs) / self.settings.batch_size
-        self.descent.backward(objective * (share * self.world.size))
-        return loss.detach(), memory
-
-    def _is_recorded(self, inputs: Tensor) -> bool:
-        """Whether the step is like most others, of whole segments with a full memory."""
-        if not self.settings.cuda_graph:
-            return False
-        return inputs.shape[1] == self.settings.seg_len and self.memories[0][0].shape[1] == self.settings.mem_len
-
     def _until_averaged(self, number: int) -> contextlib.AbstractContextManager[object]:
         """Processes average the gradients of a step once, with its last part."""
         return contextlib.nullcontext() if number == len(self._parts) - 1 else self._objective.held_back()
-
-    def _while_memory_grows(self) -> contextlib.AbstractContextManager[object]:
-        """At the start of an epoch memory has another length at each step: no shape to compile for."""
-        growing = self.place.segment * self.settings.seg_len < self.settings.mem_len
-        if growing and self.settings.compile and isinstance(self.model, TransformerXL):
-            return as_written(self.model)
-        return contextlib.nullcontext()
 
     @property
     def _sees_every_step(self) -> bool:
