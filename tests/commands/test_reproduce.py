@@ -126,7 +126,6 @@ def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     note()
     store.splits["valid"] = dataclasses.replace(store.splits["valid"], sha256="another")
     note()
-    store.vocab.__dict__["fingerprint"] = "another"
     monkeypatch.setattr(TokenStore, "fingerprint", "another")
     note()
     monkeypatch.setattr("txlcli.reproduction.evaluations._code", lambda: "another")
