@@ -35,28 +35,29 @@ class TrainingPass:
         self._processes = processes
         self._recorded = RecordedPass(lambda *one: self._run(*one, progress=0.0), model)
 
-    def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> tuple[Tensor, Memory]:
-        """The mean loss (0-d) of inputs and targets, (B, L) each, and the new memory.
+    def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
+        """The mean loss (0-d) of inputs and targets, (B, L) each.
 
         Args:
             inputs: of these lanes.
             targets: of these lanes.
-            memory: what the segment before has left.
+            memory: what the segment before has left; what this one leaves takes its place.
             progress: share of the steps that are taken; auxiliary losses ask for it.
         """
         if self._settings.cuda_graph and inputs.shape[1] == self._settings.seg_len and not self._grows(memory):
             return self._recorded(inputs, targets, memory)  # as almost all steps are
         return self._run(inputs, targets, memory, progress=progress)
 
-    def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> tuple[Tensor, Memory]:
+    def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         settings = self._settings
         with autocast(self._model.device, settings.precision), self._as_fits(memory):
-            objective, loss, memory = self._objective(
+            objective, loss, memory[:] = self._objective(
                 inputs, targets, memory, mem_len=settings.mem_len, part=settings.loss_part, progress=progress
             )
         share = len(inputs) / settings.batch_size
+        # Nobody but the backward pass holds the memory before any more: it lets go of it layer by layer.
         self._descent.backward(objective * (share * self._processes))
-        return loss.detach(), memory
+        return loss.detach()
 
     def _as_fits(self, memory: Memory) -> contextlib.AbstractContextManager[object]:
         """While memory grows it has another length at each step: no shape to compile for."""

@@ -15,8 +15,8 @@ from torch import Tensor
 from txlcli.core.language_model import LanguageModel, Memory
 from txlcli.core.recording import recorded
 
-Pass = Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]
-"""Adds the gradients of inputs (B, L) and targets (B, L) after a memory; gives the loss (0-d) and the new memory."""
+Pass = Callable[[Tensor, Tensor, Memory], Tensor]
+"""Adds the gradients of inputs (B, L) and targets (B, L) after a memory, which the new one replaces; gives the loss."""
 
 
 class RecordedPass:
@@ -32,8 +32,8 @@ class RecordedPass:
         self._run, self._model = run, model
         self._repeat: Callable[[], Tensor] | None = None
 
-    def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """The loss, and the new memory, which the next call overwrites; all shapes must be those of the first call."""
+    def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
+        """What the pass does; the next call overwrites the new memory. All shapes must be those of the first call."""
         if self._repeat is None:
             self._inputs, self._targets = inputs.clone(), targets.clone()
             self._memory = [one.clone() for one in memory]
@@ -50,11 +50,13 @@ class RecordedPass:
         for parameter, gradient in self._gradients:
             if parameter.grad is None:  # where nothing could be recorded, it is new
                 parameter.grad = gradient
-        return loss.clone(), self._memory
+        memory[:] = self._memory
+        return loss.clone()
 
     def _once(self) -> Tensor:
         self._model.forget_gradients()  # so that the backward pass writes them and adds to none
-        loss, memory = self._run(self._inputs, self._targets, self._memory)
+        memory = list(self._memory)
+        loss = self._run(self._inputs, self._targets, memory)
         for own, new in zip(self._memory, memory, strict=True):
             own.copy_(new)
         return loss

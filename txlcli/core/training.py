@@ -199,7 +199,7 @@ class Training:
         for number, part in enumerate(self._parts):
             lanes = slice(part.start - mine.start, part.stop - mine.start)
             with self._until_averaged(number):
-                loss, self.memories[number] = self._pass(
+                loss = self._pass(
                     inputs[lanes],
                     targets[lanes],
                     self.memories[number],
