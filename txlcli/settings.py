@@ -132,14 +132,9 @@ class TrainSettings:
             require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
             require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")
             require(self.precision != "fp16", "train", "precision", self.precision, "fp32 or bf16 with cuda_graph")
-            # Whose masks are kept elsewhere, and not for ever.
-            require(
-                self.attention != "flex",
-                "train",
-                "attention",
-                self.attention,
-                "auto, reference or sdpa with cuda_graph",
-            )
+            # FlexAttention keeps its masks elsewhere and may free them; a recording would go on reading them.
+            plain, kinds = self.attention != "flex", "auto, reference or sdpa with cuda_graph"
+            require(plain, "train", "attention", self.attention, kinds)
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
