@@ -109,6 +109,6 @@ def describe(device: torch.device) -> str:
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
-def describe_all(device: torch.device) -> str:
+def describe_machine(device: torch.device) -> str:
     """What numbers and times depend on, for people: device, kind of processor, PyTorch."""
     return f"{describe(device)}, {platform.machine()}, PyTorch {torch.__version__}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from txlcli import console, history, recipe, runs
 from txlcli.commands import eval_run, eval_table, generate, speed, train_run
-from txlcli.core.device import describe_all, pick_device
+from txlcli.core.device import describe_machine, pick_device
 from txlcli.errors import RunError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device
 from txlcli.preparation.planning import PrepareWishes
@@ -63,7 +63,7 @@ class Workshop:
     @functools.cached_property
     def machine(self) -> str:
         """What computes, in words."""
-        return describe_all(pick_device(self.device.value))
+        return describe_machine(pick_device(self.device.value))
 
     @contextmanager
     def noting(self) -> Iterator["Notes"]:
