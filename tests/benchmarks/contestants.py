@@ -7,6 +7,7 @@ Axes: B lanes, L segment, M memory, V vocabulary.
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def our_model(theirs, work, *, training):
 
 
 def our_step(model, work):
-    """A function that takes one training step in a precision."""
+    """A function that takes one training step in a precision; one set of weights serves both."""
     settings = TrainSettings(
         seg_len=work.seg_len,
         mem_len=work.mem_len,
@@ -84,13 +85,13 @@ def our_step(model, work):
     )
     ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(5)]).numpy()
     segments = TrainingSegments(ids, lanes=work.lanes, seg_len=work.seg_len)
-    training = Training(model, settings, segments, valid=None, folder=NOWHERE, identity={})
 
-    def step(precision):
-        training.settings = dataclasses.replace(settings, precision=precision)  # one set of weights serves both
-        training.update()
+    @functools.cache
+    def training_in(precision):
+        in_precision = dataclasses.replace(settings, precision=precision)
+        return Training(model, in_precision, segments, valid=None, folder=NOWHERE, identity={})
 
-    return step
+    return lambda precision: training_in(precision).update()
 
 
 def peer_step(model, work):

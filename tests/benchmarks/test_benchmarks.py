@@ -91,6 +91,20 @@ def test_a_step_changes_the_weights_of_either_model(benchmark, contestant, monke
     assert sum(changed) > len(changed) // 2
 
 
+def test_a_step_in_bf16_multiplies_in_bf16(benchmark):
+    from tests.benchmarks import contestants
+    from tests.benchmarks.rows import ROWS, quick
+
+    work = quick(ROWS["training"]).work
+    model = contestants.fresh_model("txl", work)
+    products = []
+    model.layers[0].feed_forward.ff_1.register_forward_hook(lambda _layer, _rows, product: products.append(product))
+    step = contestants.our_step(model, work)
+    for precision in ("fp32", "bf16", "fp32"):
+        step(precision)
+    assert [product.dtype for product in products] == [torch.float32, torch.bfloat16, torch.float32]
+
+
 def test_an_unknown_row_is_refused_by_name(benchmark):
     result = invoke(benchmark, "--rows", "training,evil")
     assert result.exit_code == 1
