@@ -617,13 +617,14 @@ def test_sentences_can_only_be_shuffled_where_their_starts_are_known(here):
     assert message == "corpus.shuffle_sentences: data/novel.h5 does not know where sentences start; set it to false"
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(here):
+@pytest.mark.parametrize(("valid_every", "when"), [(50, "at step 9"), (1, "after step 8")])
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(here, valid_every, when):
     before = (here / "runs/byte/last.safetensors").read_bytes()
-    wild = ["--set", "train.lr=1e30", "--set", "train.max_steps=90", "--set", "train.valid_every=50"]
+    wild = ["--set", "train.lr=1e30", "--set", "train.max_steps=90", "--set", f"train.valid_every={valid_every}"]
     result = txl("train", "--resume", "byte", *wild)
     assert result.exit_code == 1
     error = result.stderr.splitlines()[-1]
-    assert error.startswith("error: the loss is not finite at step 9; the last good checkpoint is runs/byte/last.saf")
+    assert error.startswith(f"error: the loss is not finite {when}; the last good checkpoint is runs/byte/last.saf")
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     done("train", "--resume", "byte", "--set", "train.lr=1e-3", "--set", "train.max_steps=9")
 

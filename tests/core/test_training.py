@@ -12,7 +12,7 @@ from txlcli.core import checkpoint
 from txlcli.core import training as training_module
 from txlcli.core.compilation import as_written
 from txlcli.core.data_parallel import ALONE
-from txlcli.core.evaluation import score
+from txlcli.core.evaluation import Scores, score
 from txlcli.core.reports import StepReport, ValidReport
 from txlcli.core.segments import TrainingSegments, scored_stream
 from txlcli.core.training import Training, new_model
@@ -451,6 +451,40 @@ def test_weights_spoilt_by_a_step_of_finite_loss_are_not_saved(tmp_path, valid):
         run(training)
     assert training.last_path.read_bytes() == good
     assert training.step == 3
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_finite_weights_that_give_no_finite_loss_are_not_saved(tmp_path, valid):
+    training = new_training(tmp_path, valid=valid, valid_every=3, max_steps=6)
+    assert run(training, until=2)
+    good = training.last_path.read_bytes()
+    training.settings = dataclasses.replace(training.settings, lr=1e30)
+    with pytest.raises(TrainingError, match=r"the loss is not finite after step 3; the last good checkpoint is .*last"):
+        run(training)
+    assert all(parameter.isfinite().all() for parameter in training.model.parameters())
+    assert training.last_path.read_bytes() == good
+
+
+def test_a_validation_that_is_not_finite_says_where_to_go_on(tmp_path, monkeypatch):
+    training = new_training(tmp_path, valid_every=2, max_steps=6)
+    scores = Scores(np.array([1.0, math.nan], dtype=np.float32), seconds=1.0, lanes=1)
+    monkeypatch.setattr(training_module, "validate", lambda *_args, **_options: scores)
+    with pytest.raises(TrainingError, match=r"validation loss is not finite after step 2, .* go on from .*last\.safe"):
+        run(training)
+    assert checkpoint.load(training.last_path).state["step"] == 2
+    assert not training.best_path.exists()
+
+
+def test_looking_at_the_loss_before_a_save_changes_nothing(tmp_path):
+    training = new_training(tmp_path, valid=False, max_steps=6)
+    run(training, until=2)
+    memory = [one.clone() for one in training.memories[0]]
+    drawn = torch.get_rng_state()
+    training.save_last()
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(map(torch.equal, training.memories[0], memory))
+    assert training.model.training
+    assert all(parameter.grad is None for parameter in training.model.parameters())
 
 
 def test_between_rare_validations_it_saves_now_and_then(tmp_path, monkeypatch):

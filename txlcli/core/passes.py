@@ -5,6 +5,7 @@ Axes: B lanes, L segment, M memory.
 
 import contextlib
 
+import torch
 from torch import Tensor
 
 from txlcli.core.compilation import as_written
@@ -47,6 +48,20 @@ class TrainingPass:
         if self._settings.cuda_graph and inputs.shape[1] == self._settings.seg_len and not self._grows(memory):
             return self._recorded(inputs, targets, memory)  # as almost all steps are
         return self._run(inputs, targets, memory, progress=progress)
+
+    @torch.no_grad()
+    def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
+        """The mean loss (0-d) of inputs and targets, (B, L) each, by the weights as they are; changes nothing."""
+        model, settings = self._model, self._settings
+        written = as_written(model) if isinstance(model, TransformerXL) else contextlib.nullcontext()
+        was_training = model.training
+        model.eval()
+        try:
+            with autocast(model.device, settings.precision), written:
+                hidden, _ = model(inputs, memory, mem_len=settings.mem_len)
+                return model.losses(hidden, targets).mean()
+        finally:
+            model.train(was_training)
 
     def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         settings = self._settings

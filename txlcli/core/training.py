@@ -191,10 +191,7 @@ class Training:
             self.memories = self._empty_memories()  # every epoch starts with nothing to remember
         self.model.train()
         mine = range(self._parts[0].start, self._parts[-1].stop)
-        on_host = torch.from_numpy(self.segments.at(self.place, mine))  # (lanes, L + 1)
-        on_device = send(on_host, self.device)
-        inputs = on_device[:, :-1]
-        targets = (on_host if self.model.targets_device.type == "cpu" else on_device)[:, 1:]
+        inputs, targets = self._read(mine)
         total = torch.zeros((), device=self.device)
         for number, part in enumerate(self._parts):
             lanes = slice(part.start - mine.start, part.stop - mine.start)
@@ -217,6 +214,13 @@ class Training:
         self.average.update()
         self.place = self.segments.next_place(self.place)
         return total, grad_norm, self.settings.batch_size * inputs.shape[1]
+
+    def _read(self, lanes: range) -> tuple[Tensor, Tensor]:
+        """What lanes of the next step read and predict, (lanes, L) each."""
+        on_host = torch.from_numpy(self.segments.at(self.place, lanes))  # (lanes, L + 1)
+        on_device = send(on_host, self.device)
+        targets = on_host if self.model.targets_device.type == "cpu" else on_device
+        return on_device[:, :-1], targets[:, 1:]
 
     def _until_averaged(self, number: int) -> contextlib.AbstractContextManager[object]:
         """Processes average the gradients of a step once, with its last part."""
@@ -271,7 +275,10 @@ class Training:
             return
         loss_nats = scores.total_nats / len(scores.losses_nats)
         if not math.isfinite(loss_nats):
-            raise self._not_finite(f"the validation loss is not finite after step {self.step}")
+            raise TrainingError(
+                f"the validation loss is not finite after step {self.step}, though that of training is; go on from "
+                f"{self.last_path} in another --precision, or start a new run with a lower train.lr"
+            )
         self.validated = self.step
         best = loss_nats < self.best_nats
         self.plateau.see(improved=best)
@@ -312,12 +319,16 @@ class Training:
 
         Raises:
             RunError: the file cannot be written.
-            TrainingError: the weights or the memory are not finite; the older checkpoint stays.
+            TrainingError: the weights, the memory or the loss that they give are not finite; the older checkpoint
+                stays.
         """
         self.world.give(Order.save)
         memory, rng = self._collect()
         if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
+        # The losses so far are of the weights before the last update, which may have spoilt them.
+        if not self._pass.loss(*self._read(self._parts[0]), self.memories[0]).isfinite():
+            raise self._not_finite(f"the loss is not finite after step {self.step}")
         optimizer = checkpoint.optimizer_tensors(self.model, self.descent.optimizer)
         groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.tensors()}
         self._save(
