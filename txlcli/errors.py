@@ -8,8 +8,8 @@ TxlError                    could not                                    exit co
 ├── VocabularyError         text and vocabulary do not fit each other
 ├── CorpusInputError        a corpus could not be read, downloaded or split
 ├── RunError                a run folder or checkpoint is missing, damaged or foreign
-├── TrainingError           the loss is not finite, or the text is too short for the lanes
-└── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143), after saving
+├── TrainingError           training cannot go on: a loss that is not finite, a text too short, a process lost
+└── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143); the message says what was saved
 
 A message is one line: what, where, next step. `txlcli.cli` turns it into stderr text and the exit code.
 """
@@ -60,11 +60,11 @@ class RunError(TxlError):
 
 
 class TrainingError(TxlError):
-    """Training cannot go on: loss not finite, or text shorter than the lanes need."""
+    """Training cannot go on: a loss or gradient that is not finite, a text too short for the lanes, a process lost."""
 
 
 class Interrupted(TxlError):  # noqa: N818 - it is no error of anybody's
-    """Training was stopped from outside and has saved its checkpoint."""
+    """A command was stopped from outside; the message says what was saved."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

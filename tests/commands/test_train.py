@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import corpora
 from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, refusal, reports, txl
-from txlcli import console, recipe, runs, torchrun
+from txlcli import console, recipe, runs
 from txlcli.commands import train_plan
 from txlcli.core import checkpoint, validation
 from txlcli.core.attention_kernels import sdpa
@@ -423,10 +423,9 @@ def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here, monkeyp
 
     message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true")
     assert message == ("train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run")
-    monkeypatch.setattr(torchrun, "world_size", lambda: 2)
-    with pytest.raises(UsageError) as caught:
-        train_plan.check_device(recipe.load("tiny.toml", ["train.cuda_graph=true"]), torch.device("cuda"))
-    assert str(caught.value) == "train.cuda_graph is for one process; leave it out, or train without --processes"
+    monkeypatch.setattr("txlcli.core.device.pick_device", lambda _choice: torch.device("cuda"))
+    message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true", "--processes", 2, "--dry-run")
+    assert message == "train.cuda_graph is for one process; leave it out, or train without --processes"
 
 
 def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
@@ -434,10 +433,10 @@ def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UsageError) as caught:
-        train_plan.check_device(recipe.load("tiny.toml", ["train.attention=flex"]), torch.device("cuda"))
+        train_plan.check_device(recipe.load("tiny.toml", ["train.attention=flex"]), torch.device("cuda"), processes=1)
     assert str(caught.value).startswith("attention flex: PyTorch finds no working compiler for cuda (")
     assert str(caught.value).endswith("; install Triton, or take --attention auto")
-    train_plan.check_device(recipe.load("tiny.toml"), torch.device("cuda"))
+    train_plan.check_device(recipe.load("tiny.toml"), torch.device("cuda"), processes=2)
 
 
 @pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])

@@ -126,6 +126,14 @@ def test_plateau_goes_on_from_what_it_saved():
     assert one.scale == other.scale == 0.5
 
 
+def test_another_schedule_does_not_go_on_with_the_plateau_s_scale():
+    plateau, constant = Plateau(train_settings(schedule="plateau")), Plateau(train_settings(schedule="constant"))
+    plateau.see(improved=False)
+    assert plateau.scale == 0.5
+    constant.restore(plateau.state())
+    assert constant.scale == 1
+
+
 def updates(gradients, **changed):
     """A weight that starts at 1 after each of these gradients, at the rate 0.8."""
     module = nn.Linear(1, 1, bias=False)

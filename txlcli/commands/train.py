@@ -129,7 +129,7 @@ def _forecast(
         train_text.text_of(settings, store)  # a text that is too short is refused here as well
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
-    there = train_plan.checked_device(settings, device)
+    there = train_plan.checked_device(settings, device, processes=processes)
     parameters = train_plan.parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]")
     plan = train_plan.plan(
         recipe.read_text(recipe_source)[0],

@@ -33,7 +33,7 @@ def follow(settings: Settings, *, going_on: Run | None, device: Device, data_dir
     from txlcli.core.training import Training, new_model
     from txlcli.opening import open_store
 
-    there = train_plan.checked_device(settings, device)
+    there = train_plan.checked_device(settings, device, processes=torchrun.world_size())
     with torchrun.at_signals(signal.SIG_DFL):
         world = data_parallel.join(there)  # the leading process comes once the store is there
         store = open_store(settings.corpus.store, data_dir)

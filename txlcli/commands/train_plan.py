@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txlcli import torchrun
 from txlcli.errors import RecipeError, UsageError
 from txlcli.options import Device
 from txlcli.settings import Settings
@@ -85,16 +84,16 @@ def parameters(settings: Settings, vocab_size: int, source: str) -> int:
         raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
 
 
-def checked_device(settings: Settings, device_choice: Device) -> "torch.device":
-    """The device, once it is known to manage the precision and the kind of attention."""
+def checked_device(settings: Settings, device_choice: Device, *, processes: int) -> "torch.device":
+    """The device, once it is known to manage what the settings ask for."""
     from txlcli.core.device import pick_device
 
     device = pick_device(device_choice.value)
-    check_device(settings, device)
+    check_device(settings, device, processes=processes)
     return device
 
 
-def check_device(settings: Settings, device: "torch.device") -> None:
+def check_device(settings: Settings, device: "torch.device", *, processes: int) -> None:
     """Refuse a precision, a kind of attention or a CUDA graph that a device does not manage, before a run is made.
 
     Raises:
@@ -111,5 +110,5 @@ def check_device(settings: Settings, device: "torch.device") -> None:
         raise UsageError(
             "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"
         )
-    if settings.train.cuda_graph and torchrun.world_size() > 1:
+    if settings.train.cuda_graph and processes > 1:
         raise UsageError("train.cuda_graph is for one process; leave it out, or train without --processes")

@@ -164,7 +164,7 @@ def _begun(run: Run, store: "TokenStore", device_choice: Device, *, until_step: 
     segments, valid = train_text.text_of(
         run.settings, store
     )  # a text that is too short is refused before a folder is made
-    device = train_plan.checked_device(run.settings, device_choice)
+    device = train_plan.checked_device(run.settings, device_choice, processes=torchrun.world_size())
     plan = train_plan.plan(
         run.recipe_name,
         run.settings,
@@ -199,7 +199,7 @@ def _resumed(
     settings = run.settings
     curves.check_tensorboard(settings.log)
     _check_schedule(settings, until_step)
-    device = train_plan.checked_device(settings, device_choice)
+    device = train_plan.checked_device(settings, device_choice, processes=torchrun.world_size())
     store = open_store(settings.corpus.store, data_dir)
     check_vocabulary(run, store)
     path = run.folder / runs.LAST

@@ -67,8 +67,10 @@ class Plateau:
 
     def see(self, *, improved: bool) -> None:
         """Take note of one validation."""
+        if not self._active:
+            return
         self.waited = 0 if improved else self.waited + 1
-        if self._active and self.waited > self._patience:
+        if self.waited > self._patience:
             self.scale = max(self.scale * self._factor, self._floor)
             self.waited = 0
 
@@ -77,5 +79,6 @@ class Plateau:
         return {"scale": self.scale, "waited": self.waited}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Go on from a checkpoint."""
-        self.scale, self.waited = state["scale"], int(state["waited"])
+        """Go on from a checkpoint; another schedule goes on at its own rate."""
+        if self._active:
+            self.scale, self.waited = state["scale"], int(state["waited"])

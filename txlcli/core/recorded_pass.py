@@ -40,7 +40,6 @@ class RecordedPass:
             with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
                 self._repeat = recorded(self._once, inputs.device)
             self._gradients = [(one, one.grad) for one in self._model.parameters()]
-        self._model.forget_gradients()
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
         for own, given in zip(self._memory, memory, strict=True):
