@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,18 @@ def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
     assert runs.names(runs_dir) == ["mine"]
     newest = create(runs_dir, "mine", force=True)  # ... and tried again
     runs.undo(newest)
+    assert (old.folder / "last.safetensors").read_text() == "weights"
+
+
+def test_a_run_whose_replacement_is_gone_without_a_trace_takes_its_place_again(runs_dir):
+    old = create(runs_dir)
+    (old.folder / "last.safetensors").write_text("weights")
+    create(runs_dir, "enwik8", force=True)
+    shutil.rmtree(old.folder)  # as a user does who wants no half-made run, or as a kill leaves it
+    assert runs.new_folder(runs_dir, name=None, recipe_name="enwik8") == runs_dir / "enwik8-2"
+    message = refusal(create, runs_dir, "enwik8")
+    assert message == "runs/enwik8 exists; go on with --resume enwik8, or replace it with --force"
+    assert runs.open_run(old.folder) == old
     assert (old.folder / "last.safetensors").read_text() == "weights"
 
 

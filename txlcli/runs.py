@@ -126,7 +126,7 @@ def new_folder(runs_dir: Path, *, name: str | None, recipe_name: str) -> Path:
     if name is not None:
         return runs_dir / name
     folder, number = runs_dir / recipe_name, 2
-    while folder.exists():
+    while folder.exists() or _aside(folder).exists():
         folder, number = runs_dir / f"{recipe_name}-{number}", number + 1
     return folder
 
@@ -162,8 +162,9 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
         RunError: the name is taken, or the folder cannot be made.
     """
     folder = run.folder
-    check_free(folder, force=force)
     try:
+        _put_back(folder)
+        check_free(folder, force=force)
         _set_aside(folder)
     except OSError as error:  # the run that was to be replaced is still in its place: nothing may be undone
         raise _not_written(folder, error) from error
@@ -174,6 +175,12 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     except BaseException:
         undo(run)
         raise
+
+
+def _put_back(folder: Path) -> None:
+    """Give a run its place again that a replacement had set aside and then lost its own folder, by whatever hand."""
+    if not folder.exists() and _aside(folder).exists():
+        os.replace(_aside(folder), folder)
 
 
 def _set_aside(folder: Path) -> None:
@@ -225,8 +232,7 @@ def settle(run: Run) -> None:
 def undo(run: Run) -> None:
     """The new run came to nothing: remove it, and put back the one that it replaced."""
     shutil.rmtree(run.folder, ignore_errors=True)
-    if _aside(run.folder).exists():
-        os.replace(_aside(run.folder), run.folder)
+    _put_back(run.folder)
 
 
 def _aside(folder: Path) -> Path:
