@@ -364,6 +364,19 @@ def test_a_run_does_not_go_on_with_another_text_of_the_same_symbols(here):
     assert step_of(here / "runs/tiny/last.safetensors") == 4
 
 
+def test_a_run_is_validated_on_one_text_only(here):
+    train("--max-steps", 3)
+    train("--name", "validated", "--max-steps", 4)
+    (here / "novel/valid.txt").write_text("the fox\n" * 20)
+    done("prepare", "novel", "--force")
+    done("train", "--resume", "tiny", "--max-steps", 4)  # the first validation
+    message = refusal("train", "--resume", "validated", code=1)
+    assert message == (
+        "data/novel.h5 does not hold the valid split that runs/validated was validated on, and losses of another are not "
+        "comparable; prepare that text again, or start a new run"
+    )
+
+
 def test_a_seed_for_a_run_that_goes_on_is_refused_in_the_words_it_was_written_in(here):
     message = refusal("train", "--resume", "byte", "--seed", 3)
     assert message == "--seed 3: a run that goes on keeps its train.seed; start a new run instead"

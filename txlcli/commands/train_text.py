@@ -65,8 +65,20 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
 
 def check_same_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
     """Refuse another text than the one whose place, losses and memory the checkpoint holds."""
-    if saved.state.get("train_sha256", store.info("train").sha256) != store.info("train").sha256:
+    read, valid = digest(store, "train"), digest(store, "valid")
+    if saved.state.get("train_sha256", read) != read:
         raise StoreError(
             f"{store.path} holds another train split than the one {run.folder} has read; prepare that text again, or "
             "start a new run"
         )
+    was_validated = saved.state.get("best_nats") is not None
+    if was_validated and saved.state.get("valid_sha256", valid) != valid:
+        raise StoreError(
+            f"{store.path} does not hold the valid split that {run.folder} was validated on, and losses of another are "
+            "not comparable; prepare that text again, or start a new run"
+        )
+
+
+def digest(store: "TokenStore", split: str) -> str | None:
+    """What tells a split from others; None where the store has none."""
+    return store.info(split).sha256 if split in store.splits else None
