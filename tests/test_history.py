@@ -143,6 +143,19 @@ def test_another_batch_or_precision_is_another_reading_and_the_newest_of_one_cou
     assert (result["loss_nats"], readings) == (1.45, 3)
 
 
+def test_windows_are_one_reading_whatever_an_older_row_says_of_segments(run):
+    windows = {"mem_len": 0, "attn_len_max": 64, "stride": 1}
+    older = {"seg_len": 80, "same_length": "m"}
+    evals = [
+        row(1.5, **windows, **older),
+        row(1.4, mem_len=128, **older),
+        row(1.7, split="valid", **windows, seg_len=None, same_length=None),
+        row(1.8, split="valid", mem_len=128, **older),
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.5, 1)
+
+
 def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(run):
     evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
     result, readings = read(run, evals=evals).test_result

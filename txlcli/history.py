@@ -144,11 +144,13 @@ READING = (
     "precision",
     "stride",
 )
+OF_SEGMENTS = ("seg_len", "same_length")  # windows have none; rows of earlier versions say some all the same
 
 
 def _reading(row: Report) -> tuple[object, ...]:
     """How an evaluation read its text."""
-    return tuple(row.get(key) for key in READING)
+    idle = () if row.get("stride") is None else OF_SEGMENTS
+    return tuple(None if key in idle else row.get(key) for key in READING)
 
 
 def _loss(report: Report) -> float:

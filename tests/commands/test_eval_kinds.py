@@ -16,6 +16,7 @@ def test_windows_are_evaluated_by_length(here):
     told = json_of("eval", "byte", "--attn-len", "3,7", *SHORT)
     assert [(row["attn_len_min"], row["attn_len_max"], row["stride"]) for row in told["rows"]] == [(3, 3, 1), (7, 7, 1)]
     assert all(row["tokens"] == 60 and row["slowdown"] is None for row in told["rows"])
+    assert (told["seg_len"], told["same_length"], told["max_distance"]) == (None, None, 10)
     strided = json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)["rows"][0]
     assert (strided["attn_len_min"], strided["attn_len_max"]) == (5, 7)
     table = done("eval", "byte", "--attn-len", "3,7", *SHORT).stdout

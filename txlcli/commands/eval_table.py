@@ -29,6 +29,7 @@ def as_result(
     """The object that --json prints, and that the table is made of."""
     model = opened.run.settings.model
     attends = not model.recurrent_state
+    in_segments = not any("stride" in row for row in rows)  # else in windows, each of its own length
     return {
         "run": str(opened.run.folder),
         "step": opened.checkpoint.state["step"],
@@ -36,10 +37,10 @@ def as_result(
         "unit": source.unit,
         "metric": opened.run.metric,
         "conventions": source.conventions,
-        "seg_len": reading.seg_len,
+        "seg_len": reading.seg_len if in_segments else None,
         "position": model.position if isinstance(model, TransformerSettings) else None,
         "max_distance": reading.max_distance if attends else None,
-        "same_length": reading.same_length if attends else None,
+        "same_length": reading.same_length if attends and in_segments else None,
         "precision": opened.precision,
         "attention": opened.model.attention_kind if attends else None,
         "slowdown_windows": SLOWDOWN_WINDOWS,
