@@ -1,10 +1,12 @@
 """txl speed: what is timed, whether the numbers fit each other."""
 
 import pytest
+import torch
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
-from txlcli.core import architectures, attention, windows
+from txlcli.core import architectures, attention, compilation, timing, windows
 from txlcli.core.decoding import Decoder
+from txlcli.errors import UsageError
 
 SLOWDOWN_KEYS = {
     "attn_len",
@@ -237,3 +239,46 @@ def test_a_recipe_whose_vocabulary_nobody_knows_needs_its_store(untouched):
     (untouched / "mine.toml").write_text(RECIPE)
     message = refusal("speed", "mine.toml", code=1)
     assert message == 'no token store at data/novel.h5; run "txl prepare PATH --name novel" first'
+
+
+def test_a_training_that_finds_no_room_costs_no_other_number(here, monkeypatch):
+    def out_of_memory(*_args, **_options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(timing, "time_training", out_of_memory)
+    timed = done("speed", "byte", *QUICK)
+    assert "one token at a time, L 1, M 5" in timed.stdout
+    assert "training, 3" not in timed.stdout
+    assert (
+        "training with 3 lanes finds no room on cpu and is left out; lower train.batch_size, or set train.accumulate "
+        "or train.recompute" in timed.stderr
+    )
+
+
+def test_another_failure_of_the_training_is_told(here, monkeypatch):
+    def fails(*_args, **_options):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(timing, "time_training", fails)
+    assert isinstance(txl("speed", "byte", *QUICK).exception, RuntimeError)
+
+
+def test_a_step_is_timed_in_the_parts_that_the_recipe_gives_it(here, monkeypatch):
+    timed, real = [], timing.time_training
+    monkeypatch.setattr(timing, "time_training", lambda model, how, **o: timed.append(how) or real(model, how, **o))
+    (here / "parts.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
+    done("speed", "parts.toml", *QUICK, "--set", "train.accumulate=3")
+    assert [(one.batch_size, one.accumulate) for one in timed] == [(3, 3)]
+
+
+def test_a_compiler_that_is_missing_is_told_before_anything_is_timed(here, monkeypatch):
+    def missing(_device, wish, instead):
+        raise UsageError(f"{wish}: no compiler; install g++, or {instead}")
+
+    monkeypatch.setattr(compilation, "check_compiler", missing)
+    monkeypatch.setattr(timing, "peak_flops_per_s", lambda *_args: pytest.fail("timed"))
+    (here / "compiled.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
+    message = refusal("speed", "compiled.toml", *QUICK, "--set", "train.compile=true")
+    assert message == (
+        "training: no compiler; install g++, or time a recipe with train.compile = false, and --attention auto"
+    )

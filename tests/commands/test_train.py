@@ -372,8 +372,8 @@ def test_a_run_is_validated_on_one_text_only(here):
     done("train", "--resume", "tiny", "--max-steps", 4)  # the first validation
     message = refusal("train", "--resume", "validated", code=1)
     assert message == (
-        "data/novel.h5 does not hold the valid split that runs/validated was validated on, and losses of another are not "
-        "comparable; prepare that text again, or start a new run"
+        "data/novel.h5 does not hold the valid split that runs/validated was validated on, and losses of another are "
+        "not comparable; prepare that text again, or start a new run"
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console
+from txlcli.out_of_memory import is_out_of_memory
 from txlcli.published import SLOWDOWN_BY_ATTN_LEN
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Bench:
 
         self.model, self.settings, self.precision, self.repeat, self.shown = model, settings, precision, repeat, shown
         self.device = model.device
+        self._train = self._training_settings()  # which may refuse, so before anything is timed
         self.peak = peak_flops_per_s(self.device, precision)
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:
@@ -69,7 +71,17 @@ class Bench:
     def throughput(self) -> list[dict[str, Any]]:
         """Evaluation, one token at a time, training: tokens/s, share of the matrix-product peak, peak memory."""
         lane_counts = dict.fromkeys((1, self.settings.eval.batch_size))
-        return [*(self._evaluation(lanes) for lanes in lane_counts), self._single_tokens(), self._training()]
+        rows = [*(self._evaluation(lanes) for lanes in lane_counts), self._single_tokens()]
+        try:
+            rows.append(self._training())
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            console.say(
+                f"training with {self._train.batch_size} lanes finds no room on {self.device} and is left out; lower "
+                "train.batch_size, or set train.accumulate or train.recompute"
+            )
+        return rows
 
     def _evaluation(self, lanes: int) -> dict[str, Any]:
         from txlcli.core.timing import peak_memory, time_evaluation
@@ -102,7 +114,7 @@ class Bench:
         from txlcli.core.cost import training_flops_per_token
         from txlcli.core.timing import peak_memory, time_training
 
-        train = self._training_settings()
+        train = self._train
         with console.progress("training", shown=self.shown), peak_memory(self.device) as memory:
             timing = time_training(self.model, train, repeat=self.repeat)
         flops = training_flops_per_token(
@@ -132,10 +144,19 @@ class Bench:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
     def _training_settings(self) -> "TrainSettings":
-        train = dataclasses.replace(self.settings.train, precision=self.precision, accumulate=1)
-        if self.device.type == "cpu":
-            most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
-            train = dataclasses.replace(train, batch_size=min(train.batch_size, most))
+        """The recipe's, in the precision that is timed; on a CPU with fewer lanes.
+
+        Raises:
+            UsageError: they do not go together, or the device lacks what they ask for.
+        """
+        from txlcli.core.compilation import check_compiler
+
+        train = dataclasses.replace(self.settings.train, precision=self.precision)
+        if train.compile or train.attention == "flex":
+            check_compiler(self.device, "training", "time a recipe with train.compile = false, and --attention auto")
+        most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
+        if self.device.type == "cpu" and train.batch_size > most:
+            train = dataclasses.replace(train, batch_size=most, accumulate=1)
         return train
 
     def _throughput_row(self, work: str, timing: "Timing", flops: float, memory: list[int]) -> dict[str, Any]:
