@@ -14,7 +14,7 @@ HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "safetensors"}
 
 
 def python(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=300)
 
 
 def txl(*arguments):

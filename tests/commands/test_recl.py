@@ -349,7 +349,7 @@ app(sys.argv[2:])
 def test_a_kill_loses_the_context_length_at_work_and_no_other(here):
     # The file is written when it is tried, after context 3, after context 7; the last of these never comes about.
     words = [sys.executable, "-c", KILLED_AT_A_SAVE, "3", "recl", "byte", *map(str, SMALL)]
-    assert subprocess.run(words, capture_output=True, check=False, timeout=60).returncode == 9
+    assert subprocess.run(words, capture_output=True, check=False, timeout=300).returncode == 9
     assert list(kept()) == [("memory", "context_3")]
     assert computed(done("recl", "byte", *SMALL)).startswith("120 losses to compute")
 

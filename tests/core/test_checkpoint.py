@@ -113,7 +113,7 @@ except RunError as error:
 def test_the_old_checkpoint_outlives_a_write_that_fails(path):
     # A limit on the size of files stops the write half way, as a full disk does.
     ended = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert ended.stderr == ""
     assert ended.stdout.startswith(f"{path}: the checkpoint cannot be written (")

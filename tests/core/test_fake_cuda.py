@@ -39,7 +39,7 @@ def library(tmp_path_factory):
     link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_dir}/lib"]
     source = HERE / "fake_cuda" / "helper.cpp"
     command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *include, str(source), "-o", str(built), *link]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if ended.returncode and not torch.__version__.startswith(KNOWN):
         pytest.skip(f"PyTorch {torch.__version__} has other inner parts than {KNOWN}, which the fake device fits")
     assert not ended.returncode, ended.stderr
@@ -59,7 +59,7 @@ def outcomes_of(library):
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=3000,
             check=False,
         )
         assert ended.returncode == 0, ended.stderr
