@@ -23,6 +23,7 @@ from txlcli.exchange.huggingface import DEFAULTS, model_settings
 from txlcli.settings import TrainSettings
 
 CLIP, LR = 0.25, 2.5e-4
+SEGMENTS = 64  # of the text that our steps read: more than steps, since an epoch begins without memory
 NOWHERE = Path()
 
 
@@ -83,7 +84,7 @@ def our_step(model, work):
         lr=LR,
         clip=CLIP,
     )
-    ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(5)]).numpy()
+    ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(SEGMENTS)]).numpy()
     segments = TrainingSegments(ids, lanes=work.lanes, seg_len=work.seg_len)
 
     @functools.cache

@@ -173,6 +173,12 @@ def test_other_weights_are_computed_anew(here):
     assert json.loads(after.stdout)["models"][0]["loss_nats"] != before["loss_nats"]
 
 
+def test_another_version_of_txl_computes_anew(here, monkeypatch):
+    done("recl", "byte", *SMALL)
+    monkeypatch.setattr("txlcli.__version__", "0.0.0")
+    assert computed(done("recl", "byte", *SMALL)).startswith("160 losses to compute")
+
+
 @pytest.mark.parametrize(
     ("edit", "wishes"),
     [

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import txlcli
 from txlcli import history, runs
 from txlcli.commands import eval_texts
 from txlcli.commands.eval_texts import ScoredText
@@ -41,6 +42,7 @@ class Member:
     def facts(self, text_digest: str) -> dict[str, Any]:
         """All that a loss at a context length depends on."""
         return {
+            "txl": txlcli.__version__,
             "weights": self.weights_digest,
             "model": dataclasses.asdict(self.run.settings.model),
             "reading": self.reading(),
