@@ -149,6 +149,17 @@ def test_with_steps_of_no_length_dynamic_evaluation_is_the_evaluation(lr):
     np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, HOW).losses_nats, rtol=1e-5)
 
 
+def test_dynamic_evaluation_computes_in_the_precision_that_is_asked_for():
+    model, (inputs, targets) = small_model(dtype=torch.float32), stream(23)
+    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    exact, short = (
+        score_dynamic(model, inputs, targets, HOW, DynamicSettings(lr=1e-3, decay=0.0), rms, precision=precision)
+        for precision in ("fp32", "bf16")
+    )
+    assert not np.array_equal(exact.losses_nats, short.losses_nats)
+    np.testing.assert_allclose(exact.losses_nats, short.losses_nats, atol=0.1)
+
+
 def test_rows_that_training_never_met_do_not_leap():
     # Their gradients were 0 in training; divided by that, the first of another size would end all sense.
     model, (inputs, targets) = small_model(), stream(17)

@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
-from txlcli.core import checkpoint
+from txlcli.core import checkpoint, passes
+from txlcli.core import reports as reports_module
 from txlcli.core import training as training_module
 from txlcli.core.compilation import as_written
 from txlcli.core.data_parallel import ALONE
@@ -148,6 +150,22 @@ def test_while_memory_grows_layers_run_as_written_and_flex_attention_gives_way()
         model(draw_tokens(2, L, seed=1), model.first_memory(2, M), mem_len=M)
     assert seen == [(False, "auto")]
     assert model.attention_kind == "flex"
+
+
+def test_a_compiled_training_runs_as_written_until_its_memory_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_module, "compile_layers", lambda _model: None)
+    lengths, real = [], passes.as_written
+
+    def noted(model):
+        lengths.append(training.memories[0][0].shape[1])
+        return real(model)
+
+    monkeypatch.setattr(passes, "as_written", noted)
+    ids = draw_split(LANES * 6 * L + 1, seed=5)
+    training = new_training(tmp_path, ids=ids, compile=True, valid=False, max_steps=5)
+    for _ in range(5):
+        training.update()
+    assert lengths == [0, 5]  # M is 7
 
 
 def test_a_machine_without_a_compiler_is_told_so(tmp_path):
@@ -438,6 +456,15 @@ def test_in_fp16_a_few_steps_may_be_left_out(tmp_path):
     assert training.descent.state()["scale"] == 2.0**8
 
 
+def test_in_fp16_a_run_goes_on_with_the_scale_that_it_had(tmp_path):
+    training, again = (new_training(tmp_path, precision="fp16", valid=False) for _ in range(2))
+    spoil_gradients(training, math.inf, steps=[1])
+    run(training, until=2)
+    again.restore(checkpoint.load(training.last_path))
+    assert again.descent.state() == training.descent.state()
+    assert again.descent.state()["scale"] == 2.0**15
+
+
 @pytest.mark.parametrize("valid", [True, False])
 def test_weights_spoilt_by_a_step_of_finite_loss_are_not_saved(tmp_path, valid):
     # The loss of step 3 is fine, its update is not: the rate is beyond every number.
@@ -495,3 +522,37 @@ def test_between_rare_validations_it_saves_now_and_then(tmp_path, monkeypatch):
         if isinstance(report, StepReport) and report.step > 1:
             saved.append(checkpoint.load(training.last_path).state["step"])
     assert saved == [1, 2, 3]  # a report comes before the save of its step
+
+
+def test_a_save_now_and_then_waits_for_its_time_again(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(training_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    training = new_training(tmp_path, valid=False, max_steps=80)
+    saved, save = [], training.save_last
+    monkeypatch.setattr(training, "save_last", lambda: saved.append(training.step) or save())
+    for _ in training.run(report_every=1, should_stop=lambda: False, until_step=8):
+        now[0] += 250  # seconds for each step, with a save after every 600
+    assert saved == [3, 6, 8]
+
+
+@pytest.mark.parametrize("valid_every", [2, 100])
+def test_the_speed_of_steps_counts_no_validation_and_no_save(tmp_path, monkeypatch, valid_every):
+    now = [0.0]
+    monkeypatch.setattr(training_module, "SAVE_INTERVAL_S", -1.0)  # saves after every step
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(training_module, "time", clock)
+    monkeypatch.setattr(reports_module, "time", clock)
+    training = new_training(tmp_path, valid_every=valid_every, max_steps=6)
+
+    def taking(seconds, work):
+        def wait(*arguments, **options):
+            now[0] += seconds
+            return work(*arguments, **options)
+
+        return wait
+
+    monkeypatch.setattr(training_module, "validate", taking(1000, training_module.validate))
+    monkeypatch.setattr(training, "save_last", taking(100, training.save_last))
+    monkeypatch.setattr(training, "update", taking(1, training.update))
+    speeds = [report.tokens_per_s for report in steps_of(run(training))]
+    assert speeds == [LANES * L, LANES * L, LANES * 1] * 2
