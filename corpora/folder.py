@@ -1,35 +1,74 @@
 """Any text file or folder of the user's.
 
-Source      the file, or all files below the folder in the order of their names; hidden files are skipped
+Source      the file, or all files below the folder in the order of their names; hidden files are skipped, and so is a
+            byte order mark at the beginning of a file
 Unit        byte by default (all 256 symbols); --tokenizer chooses characters, words or SentencePiece
 Splits      what the names in a folder speak of where they do (train, valid, dev, validation, val, test): those of files
-            as in wiki.train.tokens or train-00.txt, and of sub-folders; files of one split are joined;
+            as in wiki.train.tokens or train-00.txt, and of the folders that hold them; files of one split are joined;
             otherwise 90/5/5 of the bytes (--split), cut at a line end near that place, else at a blank,
             else between characters
 """
 
+import codecs
 from pathlib import Path
 
-from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule, whole
+from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule
 from corpora.locate import missing_note, printable, split_of, text_files
 from corpora.unpack import refuse_packed
 
 SHARES = (90.0, 5.0, 5.0)
+BINARY = {
+    b"\x89HDF\r\n": "an HDF5 file",
+    b"%PDF-": "a PDF file",
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"GIF8": "a picture",
+}
+"""What files of other kinds begin with."""
 NEAR = 1 << 16  # bytes around the exact place in which a line end is looked for
 
 
 def read(place: Path, wishes: ReadWishes) -> Text:
     """The splits of a file or folder."""
-    files = [place] if place.is_file() else text_files(place)
+    if place.is_file():
+        files = [place]
+    else:
+        files = text_files(place, every_folder=True)
+        _refuse_binary(files)
     refuse_packed(files)
     if place.is_dir() and wishes.shares is None and (named := _named_as_splits(files, place)):
         listed = "; ".join(f"{split}: {_listed(paths, place)}" for split, paths in named.items())
         return Text(
-            {split: tuple(piece for path in paths for piece in whole(path)) for split, paths in named.items()},
+            {split: tuple(_text_of(path) for path in paths) for split, paths in named.items()},
             (f"the splits are as the folder's names say ({listed}); --split cuts the whole text", *missing_note(named)),
             {"split": "the folder's own files"},
         )
     return _cut(files, place, wishes.shares or SHARES)
+
+
+def _refuse_binary(files: list[Path]) -> None:
+    """Refuse what a folder of text may hold beside it, txl's own files among them.
+
+    Raises:
+        CorpusError: naming the first such file.
+    """
+    for path in filter(Path.is_file, files):
+        with path.open("rb") as file:
+            head = file.read(16)
+        kind = next((kind for mark, kind in BINARY.items() if head.startswith(mark)), None)
+        if kind is None and head[7:10] == b'\0{"':  # after the length of what describes its tensors
+            kind = "a file of weights"
+        if kind:
+            raise CorpusError(f"{path}: {kind} is no text; keep the text in a folder of its own, or name a file of it")
+
+
+def _text_of(path: Path) -> Slice:
+    """A file without its byte order mark, which is no text either."""
+    size, begin = path.stat().st_size, 0
+    if size:  # a pipe has none, and would wait for its writer
+        with path.open("rb") as file:
+            begin = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    return Slice(path, begin, size)
 
 
 def _named_as_splits(files: list[Path], folder: Path) -> dict[str, list[Path]]:
@@ -55,8 +94,8 @@ def _named_as_splits(files: list[Path], folder: Path) -> dict[str, list[Path]]:
 
 
 def _splits_in(name: Path) -> set[str]:
-    """The splits that the name of a file, and the folder at the top that holds it, speak of."""
-    return {split for part in (name.parts[0], name.name) if (split := split_of(part))}
+    """The splits that the name of a file, and those of the folders that hold it, speak of."""
+    return {split for part in name.parts if (split := split_of(part))}
 
 
 def _at_the_top(name: Path) -> bool:
@@ -71,7 +110,7 @@ def _listed(paths: list[Path], folder: Path) -> str:
 
 
 def _cut(files: list[Path], place: Path, shares: tuple[float, float, float]) -> Text:
-    slices = [piece for path in files for piece in whole(path) if piece.size]
+    slices = [piece for path in files if (piece := _text_of(path)).size]
     total = sum(piece.size for piece in slices)
     if not total:
         raise CorpusError(f"{place}: there is no text in it; give a file or folder that has some")

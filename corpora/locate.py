@@ -19,13 +19,32 @@ SPLIT_WORDS = {
 }
 
 
-def text_files(folder: Path) -> list[Path]:
-    """All files below a folder that are not hidden, sorted by their relative name."""
-    paths = []
-    for place, folders, files in os.walk(folder):
+def text_files(folder: Path, *, every_folder: bool = False) -> list[Path]:
+    """All files below a folder that are not hidden, sorted by their relative name.
+
+    Args:
+        folder: where to look.
+        every_folder: links to folders are followed, each folder once; else they are left out, and so is a folder that
+            cannot be read.
+
+    Raises:
+        CorpusError: with `every_folder`, a folder cannot be read.
+    """
+    paths, known = [], set()
+    walk = os.walk(folder, onerror=_refuse_folder if every_folder else None, followlinks=every_folder)
+    for place, folders, files in walk:
+        real = os.path.realpath(place)
+        if real in known:
+            folders.clear()
+            continue
+        known.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths += [Path(place, name) for name in files if not name.startswith(".")]
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise CorpusError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
 
 
 def printable(name: str) -> str:

@@ -1,5 +1,7 @@
 import lzma
+import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -243,6 +245,62 @@ def test_a_folder_is_read_recursively_in_order_without_hidden_files(tmp_path):
     assert b"".join(parts.values()) == b"a.txt\n" * 10 + b"b/two.txt\n" * 10 + b"c.txt\n" * 10
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    for name in ("train.txt", "valid.txt"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + b"the fox\n" * 3)
+    assert texts(folder.read(tmp_path, PLAIN)) == dict.fromkeys(("train", "valid"), b"the fox\n" * 3)
+    cut = texts(folder.read(tmp_path, ReadWishes(shares=(80, 10, 10))))
+    assert b"".join(cut.values()) == b"the fox\n" * 6
+    assert texts(folder.read(tmp_path / "train.txt", ReadWishes(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
+
+
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book/a.txt").write_text("a\n" * 10)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/b.txt").write_text("b\n" * 10)
+    (tmp_path / "book/more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "book/itself").symlink_to(tmp_path / "book")
+    parts = texts(folder.read(tmp_path / "book", PLAIN))
+    assert b"".join(parts.values()) == b"a\n" * 10 + b"b\n" * 10
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a\n" * 10)
+    real = os.scandir
+
+    def scandir(place):
+        if Path(place).name == "closed":
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(CorpusError, match=r"closed: cannot be read \(Permission denied\); check its permissions"):
+        folder.read(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+        (b'\x40\0\0\0\0\0\0\0{"__metadata__"', "a file of weights"),
+        (b"%PDF-1.7", "a PDF file"),
+        (b"\x89PNG\r\n", "a picture"),
+    ],
+)
+def test_what_lies_beside_text_is_not_read_as_text(tmp_path, head, kind):
+    (tmp_path / "a.txt").write_text("a\n" * 10)
+    (tmp_path / "other").write_bytes(head + b"\0" * 20)
+    with pytest.raises(CorpusError) as refused:
+        folder.read(tmp_path, PLAIN)
+    assert str(refused.value) == (
+        f"{tmp_path}/other: {kind} is no text; keep the text in a folder of its own, or name a file of it"
+    )
+    by_name = folder.read(tmp_path / "other", ReadWishes(shares=(100, 0, 0)))
+    assert texts(by_name) == {"train": head + b"\0" * 20}
+
+
 def write_named(folder, *names):
     """Files whose text is their name, ten times."""
     for name in names:
@@ -257,6 +315,7 @@ NAMED_AS_SPLITS = {
     "numbered": {"train": ["train-00.txt", "train-01.txt"], "test": ["test.txt"]},
     "sub-folders": {"train": ["train/b/2.txt", "train/a.txt"], "valid": ["valid/a.txt"], "test": ["test/a.txt"]},
     "in one folder": {"train": ["x/ptb.train.txt"], "valid": ["x/ptb.valid.txt"], "test": ["x/ptb.test.txt"]},
+    "deeper": {"train": ["x/y/train/a.txt", "x/z/train/b.txt"], "test": ["x/y/test/c.txt"]},
     "two words for one split": {"train": ["Train.txt"], "valid": ["dev.txt", "valid.txt"]},
     "no train": {"valid": ["dev.txt"], "test": ["test.txt"]},
 }
