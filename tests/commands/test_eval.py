@@ -373,6 +373,23 @@ def test_a_plot_is_a_real_figure(here, ending, magic):
     assert result.stderr.endswith(f"drawn to curve.{ending}\n")
 
 
+@pytest.mark.parametrize(
+    ("wishes", "lengths", "label"),
+    [
+        (["--mem-len", "5,0,3"], [0, 3, 5], "memory length M (tokens)"),
+        (["--attn-len", "7,3"], [3, 7], "attention length (tokens)"),
+    ],
+)
+def test_a_plot_is_over_the_lengths_that_were_asked_for(here, monkeypatch, wishes, lengths, label):
+    drawn = []
+    monkeypatch.setattr("txlcli.plots.draw_curves", lambda *places, **words: drawn.append((*places, words)))
+    told = json_of("eval", "byte", *wishes, "--plot", "curve.svg")
+    ((_, curves, words),) = drawn
+    by_length = sorted(told["rows"], key=lambda row: row["mem_len"] or row["attn_len_max"] * ("stride" in row))
+    assert curves == {"byte": (lengths, [row["bpc"] for row in by_length])}
+    assert words["x_label"] == label
+
+
 def test_the_newest_run_is_taken_and_named(here):
     for age, kind in enumerate(["char", "word", "byte", "sentencepiece"]):
         for path in (here / "runs" / kind).iterdir():

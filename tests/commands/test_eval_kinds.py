@@ -105,6 +105,10 @@ def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(
         ),
         (["--attn-len", "9,7", "--stride", 8], "--stride 8 is longer than a window of 7; give at most that"),
         (["--cache", 100, "--mem-len", "0,5"], "--cache and --dynamic take one --mem-len and no --attn-len"),
+        (
+            ["--cache", 9, "--plot", "curve.svg"],
+            "--plot draws a curve by length, and --cache and --dynamic take one length; leave it out",
+        ),
         (["--dynamic", "--attn-len", 5], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (
             ["--cache", 61, "--positions", 60, "--batch-size", 1],

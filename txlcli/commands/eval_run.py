@@ -79,6 +79,8 @@ class EvalWishes:
             raise UsageError(f"--stride {self.stride} is longer than a window of {min(windows)}; give at most that")
         if self.adapts and (self.attn_len is not None or self.searched or len(mem_lens or [0]) > 1):
             raise UsageError("--cache and --dynamic take one --mem-len and no --attn-len")
+        if self.adapts and self.plotted:
+            raise UsageError("--plot draws a curve by length, and --cache and --dynamic take one length; leave it out")
         unread = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, self.same_length_option: self.same_length}
         if self.attn_len is not None and (option := _first_option(unread)):
             raise UsageError(f"--attn-len evaluates windows without memory; {option} means nothing there, leave it out")

@@ -180,16 +180,18 @@ def _of_search(search: dict[str, Any]) -> str:
 
 
 def plot_curve(path: Path, result: dict[str, Any]) -> None:
-    """Draw the metric over the attention length."""
+    """Draw the metric over the lengths that were asked for: of the memory, or of windows."""
     from txlcli import plots
 
     metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
-    ordered: Sequence[dict[str, Any]] = sorted(result["rows"], key=lambda row: row["attn_len_max"])
-    curve = ([row["attn_len_max"] for row in ordered], [row[metric] for row in ordered])
+    windows = "stride" in result["rows"][0]
+    length = "attn_len_max" if windows else "mem_len"
+    ordered: Sequence[dict[str, Any]] = sorted(result["rows"], key=lambda row: row[length])
+    curve = ([row[length] for row in ordered], [row[metric] for row in ordered])
     plots.draw_curves(
         path,
         {Path(result["run"]).name: curve},
-        x_label="attention length (tokens)",
+        x_label="attention length (tokens)" if windows else "memory length M (tokens)",
         y_label=metrics.METRIC_TITLES[metric],
         title=result["text"],
     )
