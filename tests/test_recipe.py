@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -181,9 +182,18 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tiny):
     assert refusal(path) == f'{path}: [model] has no key "n_head"; did you mean "n_heads"?'
 
 
-def test_a_key_like_no_other_is_refused_without_a_suggestion(tiny):
+def test_a_key_like_no_other_is_refused_with_all_that_there_are(tiny):
     path = tiny("xyzzy = 1\n")
-    assert refusal(path) == f'{path}: [eval] has no key "xyzzy"'
+    assert refusal(path) == (
+        f'{path}: [eval] has no key "xyzzy" (known: seg_len, mem_len, batch_size, max_distance, same_length)'
+    )
+
+
+def test_a_byte_order_mark_before_a_recipe_is_passed_over(tiny):
+    path = Path(tiny())
+    expected = recipe.load(str(path))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert recipe.load(str(path)) == expected
 
 
 def test_an_unknown_word_is_refused_with_a_suggestion(tiny):

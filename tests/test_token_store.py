@@ -90,6 +90,18 @@ def test_a_missing_split_names_the_command(tmp_path):
             read("valid")
 
 
+def test_a_store_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    path = write(tmp_path / "tiny.h5")
+
+    def denied(*_):
+        raise PermissionError(13, "Unable to open file")
+
+    monkeypatch.setattr(h5py, "File", denied)
+    with pytest.raises(StoreError) as refused:
+        TokenStore.open(path)
+    assert str(refused.value) == f"{path}: cannot be read (Permission denied); check its permissions"
+
+
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
     with pytest.raises(StoreError, match="is damaged or no HDF5 file"):

@@ -1,5 +1,6 @@
 """Run the command line, as `txl` or as `python -m txlcli`."""
 
+import io
 import signal
 import sys
 
@@ -9,6 +10,8 @@ def main() -> None:
     try:
         from txlcli.cli import app
 
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal may lack symbols that a text has
         app(prog_name="txl")
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Table
 
 from txlcli import torchrun
-from txlcli.errors import TxlError
+from txlcli.errors import TxlError, UsageError
 
 WIDEST = 10_000  # columns; more than any table needs
 SHORTENED_FROM = 1e7  # a measure with more digits says no more
@@ -73,8 +73,20 @@ def show_text(text: str, end: str = "\n") -> None:
 
 
 def show_json(result: Any) -> None:
-    """Write one JSON object, on one line, to stdout."""
-    show_text(json.dumps(result, ensure_ascii=False, allow_nan=False))
+    """Write one JSON object, on one line, to stdout; with escapes where its encoding lacks symbols."""
+    unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
+    show_text(json.dumps(result, ensure_ascii=not unicode, allow_nan=False))
+
+
+def read_stdin() -> bytes:
+    """All of stdin.
+
+    Raises:
+        UsageError: it is closed.
+    """
+    if sys.stdin is None:
+        raise UsageError("-: stdin is closed; send the text there, or name a file")
+    return sys.stdin.buffer.read()
 
 
 def show_table(

@@ -50,6 +50,11 @@ class OpenRun:
         check_vocabulary(self.run, store)
         return store
 
+    def has_learned_from(self, store: TokenStore) -> bool:
+        """Whether the weights were trained on the store's train split; True where neither says what it is."""
+        learned = self.checkpoint.state.get("train_sha256")
+        return learned is None or "train" not in store.splits or learned == store.info("train").sha256
+
 
 def check_vocabulary(run: Run, store: TokenStore) -> None:
     """Refuse a store whose vocabulary is not the run's, even where the sizes agree."""

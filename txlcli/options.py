@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from txlcli.errors import UsageError
-from txlcli.settings import MOST_SEED
+from txlcli.settings import MOST_COUNT, MOST_SEED
 
 
 class Device(StrEnum):
@@ -73,5 +73,7 @@ def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
             raise UsageError(f"{option} {text}: {part!r} is no whole number; write lengths like 160,640") from None
         if length < least:
             raise UsageError(f"{option} {text}: a length cannot be below {least}")
+        if length > MOST_COUNT:
+            raise UsageError(f"{option} {text}: a length cannot be above {MOST_COUNT}")
         lengths.append(length)
     return list(dict.fromkeys(lengths))

@@ -11,7 +11,7 @@ from typing import Any
 
 from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
 from txlcli.model_settings import MODELS, ModelSettings
-from txlcli.settings import Settings
+from txlcli.settings import MOST_COUNT, Settings
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
@@ -34,7 +34,7 @@ def read_text(recipe: str) -> tuple[str, str]:
     path = Path(recipe)
     if path.is_file() and not (recipe in packaged_names() and _is_no_toml(path)):
         try:
-            return path.stem, path.read_text(encoding="utf-8")
+            return path.stem, path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     # Elsewhere a missing file is a mistake: mine/enwik8.toml must not quietly become the packaged enwik8.
@@ -46,7 +46,7 @@ def read_text(recipe: str) -> tuple[str, str]:
 def _is_no_toml(path: Path) -> bool:
     """Whether a file cannot be a recipe: the corpus enwik8 bears the name of one."""
     try:
-        tomllib.loads(path.read_text(encoding="utf-8"))
+        tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return True
     return False
@@ -209,13 +209,21 @@ def _section(kind: type, section: str, keys: Mapping[str, Any]) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in keys:
         if key not in fields:
-            raise RecipeError(f'[{section}] has no key "{key}"{did_you_mean(key, fields)}')
+            raise RecipeError(f'[{section}] has no key "{key}"{_instead(key, section, keys, fields)}')
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in keys:
             raise RecipeError(f'[{section}] needs the key "{name}"')
     types_ = typing.get_type_hints(kind)
     return kind(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
+
+
+def _instead(key: str, section: str, keys: Mapping[str, Any], known: Iterable[str]) -> str:
+    """What to do about a key that a section does not have."""
+    of_others = {field.name for kind in MODELS.values() for field in dataclasses.fields(kind)}
+    if section == "model" and "arch" in keys and key in of_others:
+        return f'; it is of another arch than "{keys["arch"]}", leave it out'
+    return did_you_mean(key, known) or f" (known: {', '.join(known)})"
 
 
 def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
@@ -234,6 +242,8 @@ def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
             if isinstance(value, list | tuple) and all(type(part) is item for part in value):
                 return tuple(value)
         elif option is not type(None) and type(value) is option:
+            if option is int and key != "seed" and value > MOST_COUNT:
+                raise RecipeError(f"[{section}] {key} must be at most {MOST_COUNT}, not {value}")
             return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     lists = {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}

@@ -16,6 +16,8 @@ from txlcli.ranges import known_words, not_negative, positive, require
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """What stores and runs may be called: a file name on every system."""
 MOST_SEED = 2**63 - 1
+MOST_COUNT = 2**31 - 1
+"""Of steps, tokens, layers, ...: no number beyond it means anything, and PyTorch cannot take some of them."""
 """The largest seed that PyTorch takes."""
 
 

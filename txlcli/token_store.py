@@ -89,6 +89,8 @@ class TokenStore:
         try:
             with h5py.File(path, "r") as file:
                 return cls(path, *_read_header(path, file))
+        except PermissionError as error:
+            raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise StoreError(f"{path} is damaged or no HDF5 file ({_short(error)}); {_again(path)}") from error
 

@@ -373,6 +373,17 @@ def test_a_plot_is_a_real_figure(here, ending, magic):
     assert result.stderr.endswith(f"drawn to curve.{ending}\n")
 
 
+def test_a_text_that_may_have_been_learned_is_told(here):
+    assert "may hold text" not in done("eval", "byte").stderr
+    (here / "novel/train.txt").write_text("the fox\n" * 60)
+    done("prepare", "novel", "--force")
+    assert (
+        "data/novel.h5 has another train split than runs/byte was trained on: it was prepared again, and its test "
+        "split may hold text that the run has learned" in done("eval", "byte").stderr
+    )
+    assert "may hold text" not in done("eval", "char").stderr
+
+
 @pytest.mark.parametrize(
     ("wishes", "lengths", "label"),
     [
@@ -418,6 +429,8 @@ USAGE = [
     (["byte", "--seg-len", "five"], "Invalid value for '--seg-len'"),
     (["byte", "--batch-size", "-3"], "Invalid value for '--batch-size'"),
     (["byte", "--positions", "0"], "Invalid value for '--positions'"),
+    (["byte", "--mem-len", "9" * 20], f"--mem-len {'9' * 20}: a length cannot be above 2147483647"),
+    (["byte", "--max-distance", "9" * 20], f'--max-distance {"9" * 20}: give at most 2147483647, or "none"'),
     (["byte", "--max-distance", "far"], '--max-distance far: give a whole number greater than 0, or "none"'),
     (["byte", "--max-distance", "0"], "--max-distance 0: give a whole number greater than 0"),
     (["byte", "--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: train, valid, test)'),

@@ -630,6 +630,21 @@ FULL_DISK = """
 """
 
 
+def test_a_text_that_may_not_be_read_is_no_matter_of_space(txl, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("the fox\n" * 30)
+    real = Path.open
+
+    def denied(self, *arguments, **options):
+        if self.name == "text.txt":
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", denied)
+    result = txl(tmp_path / "text.txt")
+    assert result.exit_code == 1
+    assert only_line(result).endswith("text.txt: Permission denied; check the path and its permissions")
+
+
 @pytest.mark.parametrize("limit", [100_000, 400_000])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, limit):
     assert resource.RLIMIT_FSIZE is not None

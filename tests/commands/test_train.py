@@ -660,6 +660,15 @@ USAGE = [
         "[model] norm must be one of post, pre, pre_released, not 'pots'; did you mean",
     ),
     (["tiny.toml", "--set", "train.lr=fast"], "[train] lr must be a number, not 'fast'"),
+    (
+        ["tiny.toml", "--set", f"train.mem_len={'9' * 20}"],
+        f"[train] mem_len must be at most 2147483647, not {'9' * 20}",
+    ),
+    (["tiny.toml", "--set", "train.learning_rate=1"], '[train] has no key "learning_rate" (known: seg_len, mem_len, '),
+    (
+        ["tiny.toml", "--set", "model.arch=lstm"],
+        '[model] has no key "n_heads"; it is of another arch than "lstm", leave it out',
+    ),
     (["tiny.toml", "--set", "train.mem_len=-1"], "[train] mem_len must be 0 or more, not -1"),
     (["tiny.toml", "--set", "train.seg_len=0"], "[train] seg_len must be greater than 0, not 0"),
     (["tiny.toml", "--set", "train.seg_len"], "write it as section.key=value"),
@@ -780,9 +789,10 @@ def test_the_newest_run_is_the_one_just_trained(here):
 
 
 def test_a_model_that_no_memory_holds_is_refused_in_one_line(here):
-    message = refusal("train", "tiny.toml", "--set", "model.d_inner=100_000_000_000_000", code=1)
+    wide = ["--set", "model.d_model=20_000"]
+    message = refusal("train", "tiny.toml", "--set", "model.d_inner=2_000_000_000", *wide, code=1)
     assert message == (
-        "out of memory (tried to allocate 3200000000000000 bytes); take fewer lanes, shorter lengths or a smaller model"
+        "out of memory (tried to allocate 160000000000000 bytes); take fewer lanes, shorter lengths or a smaller model"
     )
     assert not (here / "runs/tiny").exists()
 

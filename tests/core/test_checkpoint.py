@@ -126,6 +126,16 @@ def test_a_missing_checkpoint_is_named(path):
     assert refusal(path) == "no such checkpoint; the run has not saved one yet"
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(path, monkeypatch):
+    checkpoint.save(path, Checkpoint(TENSORS, STATE))
+
+    def denied(self, *_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(type(path), "open", denied)
+    assert refusal(path) == "cannot be read (Permission denied); check its permissions"
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_a_truncated_checkpoint_is_refused(path, keep):
     checkpoint.save(path, Checkpoint(TENSORS, STATE))

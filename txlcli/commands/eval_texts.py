@@ -1,7 +1,6 @@
 """What `txl eval` scores: a split of the run's store, or any text."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +48,11 @@ def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Pat
 
     store = opened.store(data_dir)
     ids = store.ids(split)
+    if not opened.has_learned_from(store):
+        console.say(
+            f"{store.path} has another train split than {opened.run.folder} was trained on: it was prepared again, and "
+            f"its {split} split may hold text that the run has learned"
+        )
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
@@ -128,7 +132,7 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
 
 def _read(file: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return console.read_stdin() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
 

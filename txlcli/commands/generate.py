@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -149,7 +148,7 @@ class _Start:
 def _prompt(opened: "OpenRun", prompt: str) -> _Start:
     if prompt == "-":
         try:
-            prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+            prompt = console.read_stdin().decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise VocabularyError(f"the prompt on stdin is no UTF-8 at byte {error.start}; convert it first") from error
     elif not _is_unicode(prompt):

@@ -9,6 +9,7 @@ import typer
 from txlcli import console
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import DATA_DIR, DataDir, Force, Json
+from txlcli.settings import MOST_COUNT
 
 if TYPE_CHECKING:
     from txlcli.preparation.planning import Plan
@@ -46,7 +47,9 @@ def prepare(
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option("--vocab-size", help="Most words to keep, or the number of pieces (8000 by default)."),
+        typer.Option(
+            "--vocab-size", max=MOST_COUNT, help="Most words to keep, or the number of pieces (8000 by default)."
+        ),
     ] = None,
     min_count: Annotated[
         int | None, typer.Option("--min-count", help="Words or characters seen less often in train are unknown.")

@@ -92,6 +92,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         kept = f"{other.name} holds weights only, which no training can go on from" if other else None
         raise RunError(f"{path}: no such checkpoint; {kept or 'the run has not saved one yet'}")
     try:
+        path.open("rb").close()  # safetensors takes what may not be read for missing
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
             names = list(file.keys())
@@ -100,6 +101,8 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
                 names = [name for name in names if name.startswith(f"{group}.")]
             # A copy lies where PyTorch aligns it: kernels that look at alignment would round otherwise differently.
             tensors = {name: file.get_tensor(name).clone() for name in names}
+    except PermissionError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
     try:

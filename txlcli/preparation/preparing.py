@@ -83,10 +83,10 @@ def carry_out(plan: Plan, progress: Progress = silent) -> TokenStore:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else f"{folder}: "
-        raise StoreError(
-            f"{where}{error.strerror or error}; check the path, or free some space or give another --data-dir"
-        ) from error
+        where = Path(error.filename) if isinstance(error.filename, str) else folder
+        ours = folder in (where, *where.parents)
+        hint = ", or free some space or give another --data-dir" if ours else " and its permissions"
+        raise StoreError(f"{where}: {error.strerror or error}; check the path{hint}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
