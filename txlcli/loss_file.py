@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.atomic import replacing
+from txlcli.atomic import check_folder, replacing
 from txlcli.errors import StoreError, UsageError
 
 FORMAT = 1
@@ -37,10 +37,9 @@ def check_path(path: Path) -> None:
     """Refuse a place where losses cannot go, before anything is computed for it.
 
     Raises:
-        UsageError: there is no such folder, or a file that is something else.
+        UsageError: there is no such folder, it cannot be written, or a file there is something else.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"--losses {path}: there is no folder {path.parent}; make it first")
+    check_folder("--losses", path)
     if path.exists() and not _holds_losses(path):
         raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txlcli.atomic import check_folder
 from txlcli.errors import TxlError, UsageError
 
 if TYPE_CHECKING:
@@ -23,12 +24,11 @@ def check_path(path: Path, option: str = "--plot") -> None:
         option: what named it.
 
     Raises:
-        UsageError: unknown ending, or a folder that is not there.
+        UsageError: unknown ending, or a folder that is not there or cannot be written.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {path}: the ending decides the format; use one of {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    check_folder(option, path)
 
 
 def draw_curves(

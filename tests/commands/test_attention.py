@@ -298,7 +298,8 @@ def test_positions_beyond_the_split_are_refused(here):
     )
     assert json_of("attention", "byte", "--positions", N_VALID - 5)["positions"] == N_VALID - 5
     assert refusal("attention", "byte", "--mem-len", 100_000, "--force") == (
-        f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000; give a shorter --mem-len"
+        f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000; give a shorter --mem-len "
+        "or --seg-len"
     )
 
 

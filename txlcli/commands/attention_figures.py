@@ -159,7 +159,7 @@ def _source(
     if available < 1:
         raise UsageError(
             f"{source.title} has {len(source.inputs):,} tokens to predict, too few for a full memory of "
-            f"{reading.mem_len:,}; give a shorter --mem-len"
+            f"{reading.mem_len:,}; give a shorter --mem-len or --seg-len"
         )
     if wishes.positions is not None and wishes.positions > available:
         raise UsageError(

@@ -45,7 +45,9 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option("--stride", min=1, help="Tokens predicted per window; 1 (the default) is exact.")
     ] = None,
-    seg_len: Annotated[int | None, typer.Option("--seg-len", min=1, help="Segment length L; changes speed.")] = None,
+    seg_len: Annotated[
+        int | None, typer.Option("--seg-len", min=1, help="Segment length L: speed; without memory, context.")
+    ] = None,
     max_distance: Annotated[
         str | None,
         typer.Option("--max-distance", metavar="N|none", help="Distances beyond it share one encoding."),
