@@ -14,17 +14,9 @@ from pathlib import Path
 
 from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule
 from corpora.locate import missing_note, printable, split_of, text_files
-from corpora.unpack import refuse_packed
+from corpora.signatures import refuse_beside_text, refuse_packed
 
 SHARES = (90.0, 5.0, 5.0)
-BINARY = {
-    b"\x89HDF\r\n": "an HDF5 file",
-    b"%PDF-": "a PDF file",
-    b"\x89PNG": "a picture",
-    b"\xff\xd8\xff": "a picture",
-    b"GIF8": "a picture",
-}
-"""What files of other kinds begin with."""
 NEAR = 1 << 16  # bytes around the exact place in which a line end is looked for
 
 
@@ -34,7 +26,7 @@ def read(place: Path, wishes: ReadWishes) -> Text:
         files = [place]
     else:
         files = text_files(place, every_folder=True)
-        _refuse_binary(files)
+        refuse_beside_text(files)
     refuse_packed(files)
     if place.is_dir() and wishes.shares is None and (named := _named_as_splits(files, place)):
         listed = "; ".join(f"{split}: {_listed(paths, place)}" for split, paths in named.items())
@@ -44,22 +36,6 @@ def read(place: Path, wishes: ReadWishes) -> Text:
             {"split": "the folder's own files"},
         )
     return _cut(files, place, wishes.shares or SHARES)
-
-
-def _refuse_binary(files: list[Path]) -> None:
-    """Refuse what a folder of text may hold beside it, txl's own files among them.
-
-    Raises:
-        CorpusError: naming the first such file.
-    """
-    for path in filter(Path.is_file, files):
-        with path.open("rb") as file:
-            head = file.read(16)
-        kind = next((kind for mark, kind in BINARY.items() if head.startswith(mark)), None)
-        if kind is None and head[7:10] == b'\0{"':  # after the length of what describes its tensors
-            kind = "a file of weights"
-        if kind:
-            raise CorpusError(f"{path}: {kind} is no text; keep the text in a folder of its own, or name a file of it")
 
 
 def _text_of(path: Path) -> Slice:

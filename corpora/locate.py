@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
-from corpora.unpack import is_archive, refuse_packed
+from corpora.signatures import refuse_packed
+from corpora.unpack import is_archive
 
 # What people call the three splits.
 SPLIT_WORDS = {

@@ -6,24 +6,13 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from corpora.corpus import CorpusError
+from corpora.signatures import GZIP, ZIP
 
 BLOCK = 1 << 20
-GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"  # what such files begin with
-# What packed files of any kind have near their beginning, and where.
-PACKED = (
-    (GZIP, 0),
-    (ZIP, 0),
-    (b"1AY&SY", 4),  # bzip2
-    (b"\xfd7zXZ\0", 0),
-    (b"\x28\xb5\x2f\xfd", 0),  # zstd
-    (b"7z\xbc\xaf\x27\x1c", 0),
-    (b"ustar\0", 257),  # tar by POSIX, and GNU's
-    (b"ustar  \0", 257),
-)
 
 
 def is_archive(path: Path) -> bool:
@@ -31,27 +20,6 @@ def is_archive(path: Path) -> bool:
     if not path.is_file():
         return False
     return _begins(path, GZIP) or _is_zip(path) or (path.stat().st_size > 0 and tarfile.is_tarfile(path))
-
-
-def refuse_packed(paths: Iterable[Path]) -> None:
-    """Refuse archives and compressed files, whose bytes are no text.
-
-    Raises:
-        CorpusError: naming the first of them.
-    """
-    for path in filter(Path.is_file, paths):  # a pipe would wait for its writer
-        if is_packed(path):
-            raise CorpusError(f"{path}: an archive or compressed file is no text; unpack it first")
-
-
-def is_packed(path: Path) -> bool:
-    """Whether a file begins as packed files do, also those that nothing here unpacks.
-
-    `is_archive` would take a text of zeros for a tar without members.
-    """
-    with path.open("rb") as file:
-        head = file.read(512)
-    return any(head.startswith(mark, offset) for mark, offset in PACKED)
 
 
 def _is_zip(path: Path) -> bool:
