@@ -53,7 +53,7 @@ class OpenRun:
     def has_learned_from(self, store: TokenStore) -> bool:
         """Whether the weights were trained on the store's train split; True where neither says what it is."""
         learned = self.checkpoint.state.get("train_sha256")
-        return learned is None or "train" not in store.splits or learned == store.info("train").sha256
+        return None in (learned, store.digest("train")) or learned == store.digest("train")
 
 
 def check_vocabulary(run: Run, store: TokenStore) -> None:

@@ -131,6 +131,10 @@ class TokenStore:
             )
         return self.splits[split]
 
+    def digest(self, split: str) -> str | None:
+        """What tells a split from others; None where the store has none of that name."""
+        return self.splits[split].sha256 if split in self.splits else None
+
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
         """Where each sentence begins in the stream, for corpora of unrelated sentences; else None."""
         self.info(split)

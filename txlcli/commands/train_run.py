@@ -251,8 +251,8 @@ def _training(
     identity = {
         "recipe": run.recipe_name,
         "vocab_fingerprint": run.vocab_fingerprint,
-        "train_sha256": train_text.digest(store, "train"),
-        "valid_sha256": train_text.digest(store, "valid"),
+        "train_sha256": store.digest("train"),
+        "valid_sha256": store.digest("valid"),
     }
     return Training(model, run.settings.train, segments, valid, run.folder, identity, world)
 

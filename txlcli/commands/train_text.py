@@ -65,7 +65,7 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
 
 def check_same_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
     """Refuse another text than the one whose place, losses and memory the checkpoint holds."""
-    read, valid = digest(store, "train"), digest(store, "valid")
+    read, valid = store.digest("train"), store.digest("valid")
     if saved.state.get("train_sha256", read) != read:
         raise StoreError(
             f"{store.path} holds another train split than the one {run.folder} has read; prepare that text again, or "
@@ -77,8 +77,3 @@ def check_same_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
             f"{store.path} does not hold the valid split that {run.folder} was validated on, and losses of another are "
             "not comparable; prepare that text again, or start a new run"
         )
-
-
-def digest(store: "TokenStore", split: str) -> str | None:
-    """What tells a split from others; None where the store has none."""
-    return store.info(split).sha256 if split in store.splits else None

@@ -81,7 +81,7 @@ def key_of(run: Run, store: TokenStore, split: str, options: dict[str, Any], *, 
     """
     with run.best_or_last.open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
-    texts = {name: store.info(name).sha256 for name in store.splits}
+    texts = {name: store.digest(name) for name in store.splits}
     text = [texts, store.fingerprint, store.conventions, split]
     said = [_code(), machine, weights, asdict(run.settings), text, options]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
