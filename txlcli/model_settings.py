@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from txlcli.ranges import known_words, positive, require
+from txlcli.ranges import known_words, no_larger_than_sizes, positive, require
 
 MemoryStart = Literal["empty", "zeros"]
 ABSOLUTE_POSITIONS = ("sinusoid", "learned")
@@ -57,6 +57,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         known_words("model", self)
+        no_larger_than_sizes("model", self)
         positive("model", self, "n_layers", "d_model", "d_embed", "div_val", "init_std", "proj_init_std")
         self._check_shares("dropout", "embedding_dropout", "output_dropout", "word_dropout")
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))

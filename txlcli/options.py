@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from txlcli.errors import UsageError
-from txlcli.settings import MOST_COUNT, MOST_SEED
+from txlcli.ranges import MOST_COUNT
+from txlcli.settings import MOST_SEED
 
 
 class Device(StrEnum):

@@ -6,6 +6,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from txlcli.errors import RecipeError, did_you_mean
 
+MOST_COUNT = 2**31 - 1
+"""No number of steps, tokens, layers or units beyond it means anything, and PyTorch cannot take some of them."""
+
 
 def require(good: bool, section: str, key: str, value: object, wish: str) -> None:
     """Refuse a value that is not good; `wish` says what it must be."""
@@ -29,6 +32,14 @@ def not_negative(section: str, instance: object, *keys: str) -> None:
     for key in keys:
         value = getattr(instance, key)
         require(value is None or 0 <= value < math.inf, section, key, value, _finite(value, "0 or more"))
+
+
+def no_larger_than_sizes(section: str, instance: Any) -> None:
+    """Refuse whole numbers beyond all steps, tokens and widths, which PyTorch could not take; seeds are others."""
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if field.name != "seed" and isinstance(value, int):
+            require(value <= MOST_COUNT, section, field.name, value, f"at most {MOST_COUNT}")
 
 
 def known_words(section: str, instance: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
 from txlcli.model_settings import MODELS, ModelSettings
-from txlcli.settings import MOST_COUNT, Settings
+from txlcli.settings import Settings
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
@@ -221,8 +221,8 @@ def _section(kind: type, section: str, keys: Mapping[str, Any]) -> Any:
 def _instead(key: str, section: str, keys: Mapping[str, Any], known: Iterable[str]) -> str:
     """What to do about a key that a section does not have."""
     of_others = {field.name for kind in MODELS.values() for field in dataclasses.fields(kind)}
-    if section == "model" and "arch" in keys and key in of_others:
-        return f'; it is of another arch than "{keys["arch"]}", leave it out'
+    if section == "model" and key in of_others:
+        return f'; it is of another arch than "{keys.get("arch", ModelSettings.arch)}", leave it out'
     return did_you_mean(key, known) or f" (known: {', '.join(known)})"
 
 
@@ -242,8 +242,6 @@ def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
             if isinstance(value, list | tuple) and all(type(part) is item for part in value):
                 return tuple(value)
         elif option is not type(None) and type(value) is option:
-            if option is int and key != "seed" and value > MOST_COUNT:
-                raise RecipeError(f"[{section}] {key} must be at most {MOST_COUNT}, not {value}")
             return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     lists = {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}

@@ -11,13 +11,11 @@ from typing import Literal
 
 from txlcli.errors import UsageError
 from txlcli.model_settings import ModelSettings, TransformerSettings
-from txlcli.ranges import known_words, not_negative, positive, require
+from txlcli.ranges import known_words, no_larger_than_sizes, not_negative, positive, require
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """What stores and runs may be called: a file name on every system."""
 MOST_SEED = 2**63 - 1
-MOST_COUNT = 2**31 - 1
-"""Of steps, tokens, layers, ...: no number beyond it means anything, and PyTorch cannot take some of them."""
 """The largest seed that PyTorch takes."""
 
 
@@ -122,6 +120,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         known_words("train", self)
+        no_larger_than_sizes("train", self)
         positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
         positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
         not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
@@ -199,6 +198,7 @@ class EvalSettings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         known_words("eval", self)
+        no_larger_than_sizes("eval", self)
         positive("eval", self, "seg_len", "batch_size", "max_distance")
         not_negative("eval", self, "mem_len")
 

@@ -430,7 +430,7 @@ USAGE = [
     (["byte", "--batch-size", "-3"], "Invalid value for '--batch-size'"),
     (["byte", "--positions", "0"], "Invalid value for '--positions'"),
     (["byte", "--mem-len", "9" * 20], f"--mem-len {'9' * 20}: a length cannot be above 2147483647"),
-    (["byte", "--max-distance", "9" * 20], f'--max-distance {"9" * 20}: give at most 2147483647, or "none"'),
+    (["byte", "--max-distance", "9" * 20], f"[eval] max_distance must be at most 2147483647, not {'9' * 20}"),
     (["byte", "--max-distance", "far"], '--max-distance far: give a whole number greater than 0, or "none"'),
     (["byte", "--max-distance", "0"], "--max-distance 0: give a whole number greater than 0"),
     (["byte", "--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: train, valid, test)'),

@@ -12,7 +12,7 @@ from txlcli.commands.eval_search import AUTO
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device, Precision, parse_lengths
-from txlcli.settings import MOST_COUNT, AttentionKind
+from txlcli.settings import AttentionKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -278,6 +278,4 @@ def _parse_distance(text: str) -> int | None:
         return None
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f'--max-distance {text}: give a whole number greater than 0, or "none"')
-    if int(text) > MOST_COUNT:
-        raise UsageError(f'--max-distance {text}: give at most {MOST_COUNT}, or "none"')
     return int(text)

@@ -9,7 +9,7 @@ import typer
 from txlcli import console
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import DATA_DIR, DataDir, Force, Json
-from txlcli.settings import MOST_COUNT
+from txlcli.ranges import MOST_COUNT
 
 if TYPE_CHECKING:
     from txlcli.preparation.planning import Plan
