@@ -1,6 +1,5 @@
 """Figures are real files of the wished format."""
 
-import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -95,13 +94,6 @@ def test_another_ending_is_refused(tmp_path, name):
     assert str(caught.value) == (
         f"--plot {tmp_path / name}: the ending decides the format; use one of .png, .svg, .pdf"
     )
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda _folder, mode: mode != os.W_OK)
-    with pytest.raises(UsageError) as caught:
-        plots.check_path(tmp_path / "curve.png")
-    assert str(caught.value) == (f"--plot {tmp_path}/curve.png: the folder {tmp_path} cannot be written; name another")
 
 
 def test_a_missing_folder_is_refused():

@@ -1,23 +1,9 @@
-"""Replaces files whole or not at all, and says beforehand where none can go."""
+"""Replaces files whole or not at all."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from txlcli.errors import UsageError
-
-
-def check_folder(option: str, path: Path) -> None:
-    """Refuse a place that no file can go to, before anything is computed for it; `option` named it.
-
-    Raises:
-        UsageError: there is no such folder, or it cannot be written.
-    """
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{option} {path}: the folder {path.parent} cannot be written; name another")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from txlcli.errors import UsageError
 from txlcli.loss_file import replace_file
+from txlcli.places import check_folder
 
 FORMAT = "txl losses by context"
 VERSION = 1
@@ -42,7 +43,7 @@ class ContextFile:
         path: of the file, which need not exist.
 
     Raises:
-        UsageError: there is no such folder, or a file that holds something else.
+        UsageError: there is no such folder, it cannot be written, or a file there holds something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,10 +51,9 @@ class ContextFile:
         self._losses: dict[str, dict[int, Known]] = {}
         self._facts: dict[str, str] = {}
         self._changed = False
+        check_folder(path, f"--losses {path}")
         if path.exists():
             self._read()
-        elif not path.parent.is_dir():
-            raise UsageError(f"--losses {path}: there is no folder {path.parent}; make it first")
 
     def _read(self) -> None:
         wrong = UsageError(f"--losses {self.path}: holds no losses of txl recl; give another name or remove it")

@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.atomic import check_folder, replacing
+from txlcli.atomic import replacing
 from txlcli.errors import StoreError, UsageError
+from txlcli.places import check_folder
 
 FORMAT = 1
 
@@ -39,7 +40,7 @@ def check_path(path: Path) -> None:
     Raises:
         UsageError: there is no such folder, it cannot be written, or a file there is something else.
     """
-    check_folder("--losses", path)
+    check_folder(path, f"--losses {path}")
     if path.exists() and not _holds_losses(path):
         raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
 

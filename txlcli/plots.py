@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txlcli.atomic import check_folder
 from txlcli.errors import TxlError, UsageError
+from txlcli.places import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def check_path(path: Path, option: str = "--plot") -> None:
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {path}: the ending decides the format; use one of {', '.join(FORMATS)}")
-    check_folder(option, path)
+    check_folder(path, f"{option} {path}")
 
 
 def draw_curves(

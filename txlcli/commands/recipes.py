@@ -10,6 +10,7 @@ import typer
 from txlcli import console, metrics, recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import Force, Json
+from txlcli.places import check_folder
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 CAPTION = "table, valid, test: the paper's; txl recipes show NAME, txl train NAME"
@@ -93,8 +94,7 @@ def _target(file: str, name: str, *, force: bool) -> Path:
         path /= f"{name}.toml"
     elif file.endswith("/"):
         raise UsageError(f"{file}: there is no such folder; make it first")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}; make it first")
+    check_folder(path, str(path))
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give another FILE")
     if path.exists() and not force:
