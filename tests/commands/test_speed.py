@@ -279,6 +279,4 @@ def test_a_compiler_that_is_missing_is_told_before_anything_is_timed(here, monke
     monkeypatch.setattr(timing, "peak_flops_per_s", lambda *_args: pytest.fail("timed"))
     (here / "compiled.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
     message = refusal("speed", "compiled.toml", *QUICK, "--set", "train.compile=true")
-    assert message == (
-        "training: no compiler; install g++, or time a recipe with train.compile = false, and --attention auto"
-    )
+    assert message == ("training: no compiler; install g++, or time a recipe with train.compile = false")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from txlcli.core import device
-from txlcli.core.device import autocast, check_attention, check_precision, check_room, describe, pick_device
+from txlcli.core.device import autocast, check_precision, check_room, describe, pick_device
 from txlcli.errors import UsageError
 from txlcli.out_of_memory import is_out_of_memory
 
@@ -47,15 +47,6 @@ def test_fp16_needs_cuda():
     with pytest.raises(UsageError, match=r"^precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU$"):
         check_precision("fp16", CPU)
     check_precision("fp16", CUDA)
-
-
-def test_flex_attention_is_for_cuda_only():
-    message = "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
-    with pytest.raises(UsageError, match=f"^{message}$"):
-        check_attention("flex", CPU)
-    check_attention("flex", CUDA)
-    for kind in ("auto", "reference", "sdpa"):
-        check_attention(kind, CPU)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -218,12 +218,9 @@ def _source(opened: "OpenRun", wishes: EvalWishes, data_dir: Path) -> ScoredText
 
 def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:
     """Let the model compute attention in a way that can be had here."""
-    from txlcli.core.compilation import check_compiler
-    from txlcli.core.device import check_attention
+    from txlcli.core.compilation import check_attention
 
     check_attention(kind, opened.model.device)
-    if kind == "flex":
-        check_compiler(opened.model.device, "attention flex", "take --attention auto")
     cast("TransformerXL", opened.model).attend_by(kind)
 
 

@@ -187,7 +187,7 @@ def _lengths(attn_lens: list[int] | None, title: str, longest: int | None) -> li
 
 def _attending(settings: "Settings", model: "TransformerXL", attention: Attention | None) -> "Settings":
     """The settings with the way to compute attention that is wished, or their own; the model takes it as well."""
-    from txlcli.core.device import check_attention
+    from txlcli.core.compilation import check_attention
 
     train = settings.train
     if attention is not None:

@@ -152,8 +152,8 @@ class Bench:
         from txlcli.core.compilation import check_compiler
 
         train = dataclasses.replace(self.settings.train, precision=self.precision)
-        if train.compile or train.attention == "flex":
-            check_compiler(self.device, "training", "time a recipe with train.compile = false, and --attention auto")
+        if train.compile:
+            check_compiler(self.device, "training", "time a recipe with train.compile = false")
         most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
         if self.device.type == "cpu" and train.batch_size > most:
             train = dataclasses.replace(train, batch_size=most, accumulate=1)

@@ -99,13 +99,11 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
     Raises:
         UsageError: it does not, or several processes would record graphs.
     """
-    from txlcli.core.compilation import check_compiler
-    from txlcli.core.device import check_attention, check_precision
+    from txlcli.core.compilation import check_attention
+    from txlcli.core.device import check_precision
 
     check_precision(settings.train.precision, device)
     check_attention(settings.train.attention, device)
-    if settings.train.attention == "flex":  # which is made of what torch.compile makes of it
-        check_compiler(device, "attention flex", "take --attention auto")
     if settings.train.cuda_graph and device.type != "cuda":
         raise UsageError(
             "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"

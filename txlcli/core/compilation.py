@@ -1,4 +1,7 @@
-"""torch.compile for a model in training, layer by layer: all layers have one shape, so one compilation serves all."""
+"""What torch.compile is used for, and whether it can be: layers in training, FlexAttention.
+
+Layers are compiled one by one: all have one shape, so one compilation serves all.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,6 +25,22 @@ def compile_layers(model: TransformerXL) -> None:
     torch._dynamo.config.optimize_ddp = False  # which would cut layers where several processes average gradients
     for layer in model.layers:
         layer.compile(dynamic=False)
+
+
+def check_attention(kind: str, device: torch.device) -> None:
+    """Refuse a way to compute attention that does not work on the device.
+
+    FlexAttention is what torch.compile makes of it. On a CPU it has no gradient, and its kernels are not made for
+    lengths that vary, as memory's do.
+
+    Raises:
+        UsageError: FlexAttention without CUDA, or without a compiler.
+    """
+    if kind != "flex":
+        return
+    if device.type != "cuda":
+        raise UsageError("attention flex needs a CUDA device; take auto, reference or sdpa on a CPU")
+    check_compiler(device, "attention flex", "take --attention auto")
 
 
 def check_compiler(device: torch.device, wish: str, instead: str) -> None:

@@ -42,18 +42,6 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 
 
-def check_attention(kind: str, device: torch.device) -> None:
-    """Refuse a way to compute attention that does not work on the device.
-
-    On a CPU FlexAttention has no gradient, and its kernels are not made for lengths that vary, as memory's do.
-
-    Raises:
-        UsageError: FlexAttention without CUDA.
-    """
-    if kind == "flex" and device.type != "cuda":
-        raise UsageError("attention flex needs a CUDA device; take auto, reference or sdpa on a CPU")
-
-
 def check_room(size: int, device: torch.device) -> None:
     """Refuse to take more bytes than a CPU has free: Linux would promise them, and later end the process.
 
