@@ -1,6 +1,5 @@
 """The command line as a whole: how it starts, what it says to what it does not know."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,9 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from txlcli import __version__, console
+from txlcli import __version__
 from txlcli.cli import app
-from txlcli.errors import UsageError
 
 HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "safetensors"}
 
@@ -23,21 +21,13 @@ def txl(*arguments):
     return CliRunner().invoke(app, list(arguments), prog_name="txl")
 
 
-def test_symbols_that_a_terminal_lacks_cost_no_result():
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    words = [sys.executable, "-m", "txlcli", "recipes", "show", "enwik8"]
-    show = "import sys; from txlcli import console; console.show_text('naïve 語'); console.show_json({'text': 'naïve'})"
-    code = f"import txlcli.cli; txlcli.cli.app = lambda **_: exec({show!r}); from txlcli.__main__ import main; main()"
-    for command in (words, [sys.executable, "-c", code]):
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-        assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == 'na?ve ?\n{"text": "na\\u00efve"}\n'
-
-
-def test_a_closed_stdin_is_told(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match=r"^-: stdin is closed; send the text there, or name a file$"):
-        console.read_stdin()
+def test_symbols_that_a_terminal_lacks_cost_no_result(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    command = ["-m", "txlcli", "recipes", "copy", "enwik8", str(tmp_path / "naïve.toml")]
+    copied = python(*command)
+    assert (copied.returncode, copied.stderr) == (0, "")
+    assert "na?ve.toml; change it" in copied.stdout
+    assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
 
 
 def test_importing_the_command_line_loads_nothing_heavy():

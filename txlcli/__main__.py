@@ -1,6 +1,5 @@
 """Run the command line, as `txl` or as `python -m txlcli`."""
 
-import io
 import signal
 import sys
 
@@ -8,10 +7,10 @@ import sys
 def main() -> None:
     """Run it; Ctrl-C ends it in one line even while it loads."""
     try:
+        from txlcli import console
         from txlcli.cli import app
 
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal may lack symbols that a text has
+        console.replace_missing_symbols()
         app(prog_name="txl")
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)

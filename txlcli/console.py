@@ -1,5 +1,6 @@
 """The only writer to the terminal: results go to stdout, everything else to stderr."""
 
+import io
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Table
 
 from txlcli import torchrun
-from txlcli.errors import TxlError, UsageError
+from txlcli.errors import TxlError
 
 WIDEST = 10_000  # columns; more than any table needs
 SHORTENED_FROM = 1e7  # a measure with more digits says no more
@@ -43,6 +44,12 @@ def say(message: str) -> None:
 def complain(message: str) -> None:
     """Write `error: ...` to stderr."""
     _err().print(f"error: {message}", style="red" if sys.stderr.isatty() else "")
+
+
+def replace_missing_symbols() -> None:
+    """Write "?" to stdout for each symbol that its encoding lacks, rather than fail with the result computed."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def give_up_stdout() -> None:
@@ -76,17 +83,6 @@ def show_json(result: Any) -> None:
     """Write one JSON object, on one line, to stdout; with escapes where its encoding lacks symbols."""
     unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
     show_text(json.dumps(result, ensure_ascii=not unicode, allow_nan=False))
-
-
-def read_stdin() -> bytes:
-    """All of stdin.
-
-    Raises:
-        UsageError: it is closed.
-    """
-    if sys.stdin is None:
-        raise UsageError("-: stdin is closed; send the text there, or name a file")
-    return sys.stdin.buffer.read()
 
 
 def show_table(

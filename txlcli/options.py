@@ -1,5 +1,6 @@
 """Option types that two or more commands share, so that each has one name and one help text."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -78,3 +79,14 @@ def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
             raise UsageError(f"{option} {text}: a length cannot be above {MOST_COUNT}")
         lengths.append(length)
     return list(dict.fromkeys(lengths))
+
+
+def read_stdin() -> bytes:
+    """What is sent to stdin, as "-" asks for.
+
+    Raises:
+        UsageError: it is closed.
+    """
+    if sys.stdin is None:
+        raise UsageError("-: stdin is closed; send the text there, or name a file")
+    return sys.stdin.buffer.read()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from corpora.locate import printable
 from txlcli import console, metrics, recipe
 from txlcli.errors import StoreError, UsageError, VocabularyError
+from txlcli.options import read_stdin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +133,7 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
 
 def _read(file: str) -> bytes:
     try:
-        return console.read_stdin() if file == "-" else Path(file).read_bytes()
+        return read_stdin() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
 

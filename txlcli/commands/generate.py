@@ -20,6 +20,7 @@ from txlcli.options import (
     PrecisionOption,
     RunsDir,
     Seed,
+    read_stdin,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class _Start:
 def _prompt(opened: "OpenRun", prompt: str) -> _Start:
     if prompt == "-":
         try:
-            prompt = console.read_stdin().decode("utf-8").removesuffix("\n")
+            prompt = read_stdin().decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise VocabularyError(f"the prompt on stdin is no UTF-8 at byte {error.start}; convert it first") from error
     elif not _is_unicode(prompt):
