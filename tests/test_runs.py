@@ -169,8 +169,8 @@ def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):
 
 
 def test_an_unknown_run_among_none_says_so(runs_dir):
-    with pytest.raises(UnknownNameError, match=r'^unknown run "mine" \(known: none yet\)$'):
-        runs.find("mine", runs_dir)
+    with pytest.raises(UnknownNameError, match=r'^unknown run "one" \(known: none yet\)$'):
+        runs.find("one", runs_dir)  # which is much like "none"
 
 
 @pytest.mark.parametrize("word", ["thing", "runs/thing"])

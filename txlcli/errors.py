@@ -40,7 +40,7 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, like: str | None = None) -> None:
         names = list(known)
         near = did_you_mean(name if like is None else like, names)
-        super().__init__(f'unknown {kind} "{name}"{near} (known: {", ".join(names)})')
+        super().__init__(f'unknown {kind} "{name}"{near} (known: {", ".join(names) or "none yet"})')
 
 
 class StoreError(TxlError):

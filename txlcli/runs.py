@@ -287,7 +287,7 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
             return open_run(folder)
     if folders:
         return open_run(folders[0])
-    raise UnknownNameError("run", run_name, names(runs_dir) or ["none yet"])
+    raise UnknownNameError("run", run_name, names(runs_dir))
 
 
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:

@@ -289,6 +289,23 @@ class Settings:
         if mem_len and not self.knows_memory:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
+    def check_windows(self, attn_len: int, *, subject: object) -> None:
+        """Refuse a window, `--attn-len` of a command, that is longer than the positions that a model has learned.
+
+        Args:
+            attn_len: N, tokens.
+            subject: what the message is about.
+
+        Raises:
+            UsageError: it is.
+        """
+        known = self.model.longest_window
+        if known is not None and attn_len > known:
+            raise UsageError(
+                f"--attn-len {attn_len}: {subject} has learned {known:,} positions, so that no window is longer; give "
+                "at most that"
+            )
+
     def _check_positions(self, model: TransformerSettings) -> None:
         """A segment must fit into the positions that are learned; absolute ones need training to know a memory."""
         known = model.longest_window

@@ -70,9 +70,9 @@ def test_a_model_that_never_had_a_memory_gets_none(here, position):
 
 def test_windows_longer_than_the_learned_positions_are_refused(here):
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
-    message = refusal("eval", "windows", "--attn-len", 6, *SHORT)
-    assert message.startswith("the model has learned 5 positions, so it cannot read 6 tokens at once; ")
-    assert message.endswith("take segments and windows of at most 5")
+    assert refusal("eval", "windows", "--attn-len", "4,6", *SHORT) == (
+        "--attn-len 6: runs/windows has learned 5 positions, so that no window is longer; give at most that"
+    )
 
 
 def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(here):
@@ -262,6 +262,23 @@ def test_learning_from_the_text_in_fp16_is_refused(here, monkeypatch):
     monkeypatch.setattr(opening, "check_precision", lambda *_: None)  # as on a GPU
     message = refusal("eval", "byte", "--dynamic", "--precision", "fp16")
     assert message == "--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32"
+
+
+@pytest.mark.parametrize(
+    ("gone", "options"), [("valid", ["--cache", 9]), ("valid", ["--dynamic"]), ("train", ["--cache", 9, "--dynamic"])]
+)
+def test_a_split_that_an_adaptation_needs_is_missed_before_anything_is_scored(here, gone, options):
+    (here / f"novel/{gone}.txt").unlink()
+    done("prepare", "novel", "--force")
+    message = refusal("eval", "byte", *options, *SHORT, code=1)
+    assert message.startswith(f"data/novel.h5 has no {gone} split (it holds ")
+
+
+def test_that_a_text_may_have_been_learned_is_said_once(here):
+    (here / "novel/train.txt").write_text("the fox\n" * 60)
+    done("prepare", "novel", "--force")
+    for options in (["--cache", 9, "--dynamic"], ["--mem-len", "auto"]):
+        assert done("eval", "byte", *options, *SHORT).stderr.count("may hold text that the run has learned") == 1
 
 
 def test_that_valid_is_searched_and_scored_is_said(here):

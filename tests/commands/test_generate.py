@@ -1,6 +1,7 @@
 """txl generate: what it goes on from, what it draws, how it is shown."""
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -11,6 +12,7 @@ import corpora
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
 from txlcli import opening
 from txlcli.commands import generate
+from txlcli.core import generation
 from txlcli.core.model import TransformerXL
 from txlcli.token_store import TokenStore
 from txlcli.vocab import Vocab
@@ -29,6 +31,20 @@ def test_the_text_goes_on_from_the_prompt(here):
     assert result.stdout.endswith("\n")
     assert set(result.stdout.split()) <= {*WORDS, "<unk>"}
     assert result.stderr == "generating with runs/word, after the prompt\n"
+
+
+def test_ctrl_c_ends_the_line_of_the_text(here, monkeypatch):
+    real = generation.generate
+
+    def interrupted(*arguments, **options):
+        yield from itertools.islice(real(*arguments, **options), 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "generate", interrupted)
+    result = txl("generate", "byte", "--prompt", "the fox")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "error: interrupted")
+    assert result.stdout.startswith("the fox")
+    assert result.stdout.endswith("\n")
 
 
 def test_unknown_words_of_a_prompt_are_counted(here):

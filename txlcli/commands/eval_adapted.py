@@ -44,7 +44,7 @@ def rows(
 
     Raises:
         UsageError: the cache is longer than a lane of the text.
-        StoreError: there is no valid split to search on.
+        StoreError: there is no valid split to search on, or no train split for the usual size of gradients.
     """
     from txlcli.core.evaluation import Lanes
 
@@ -53,6 +53,9 @@ def rows(
         raise UsageError(
             f"--cache {cache} is longer than the {lane_len:,} tokens of a lane; take less, or a smaller --batch-size"
         )
+    eval_texts.to_search_on(opened, 1, data_dir)  # which may refuse, so before anything is scored
+    if dynamic:
+        opened.store(data_dir).info("train")
     if source.split == "valid":
         console.say("valid is both searched and scored: what is found suits it better than any other text")
     for plain, losses in eval_rows.over_memory(opened, source, how, [how.mem_len], shown=shown, timed=False):
@@ -84,7 +87,7 @@ def _with_cache(
     from txlcli.core.evaluation import Lanes
 
     search_tokens = max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * size * how.batch_size)
-    valid = eval_texts.of_split(opened, "valid", search_tokens, data_dir)
+    valid = eval_texts.to_search_on(opened, search_tokens, data_dir)
     lane_len = Lanes.of(len(valid.targets), how).length
     if lane_len < size:
         console.say(f"a lane of valid has {lane_len:,} tokens, so that theta and lambda are those of a cache that long")
@@ -126,7 +129,7 @@ def _dynamic(
     )
 
     search_tokens = max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size)
-    valid = eval_texts.of_split(opened, "valid", search_tokens, data_dir)
+    valid = eval_texts.to_search_on(opened, search_tokens, data_dir)
     head = head_segments(opened.store(data_dir).ids("train"), how, RMS_SEGMENTS, opened.model.device)
     rms = gradient_rms(opened.model, head, how)
 

@@ -206,6 +206,7 @@ def _check_model(opened: "OpenRun", wishes: EvalWishes) -> None:
     opened.run.settings.check_memory(
         max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
     )
+    opened.run.settings.check_windows(max(wishes.windows or [0]), subject=opened.run.folder)
     if wishes.dynamic and opened.precision == "fp16":
         raise UsageError("--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32")
 

@@ -32,7 +32,7 @@ def search(
         raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
     # The shortest window that is tried is a step long, and predicts a stride.
     step = max(stride, (train.mem_len if recurrent else train.seg_len) // STEPS)
-    valid = eval_texts.of_split(opened, "valid", wishes.positions, data_dir)
+    valid = eval_texts.to_search_on(opened, wishes.positions, data_dir)
     longest = len(valid.targets)
     if not recurrent and known is not None:
         longest = min(longest, known)

@@ -39,21 +39,35 @@ class ScoredText:
 
 
 def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Path) -> ScoredText:
-    """A split of the run's store, or its first positions.
+    """A split of the run's store, or its first positions; says where the run may have learned it.
 
     Raises:
         StoreError: the store or the split is missing, or there is nothing to predict.
         VocabularyError: the store has another vocabulary than the run.
     """
-    from txlcli.core.segments import scored_stream
-
     store = opened.store(data_dir)
-    ids = store.ids(split)
     if not opened.has_learned_from(store):
         console.say(
             f"{store.path} has another train split than {opened.run.folder} was trained on: it was prepared again, and "
             f"its {split} split may hold text that the run has learned"
         )
+    return _head(opened, store, split, positions)
+
+
+def to_search_on(opened: "OpenRun", positions: int | None, data_dir: Path) -> ScoredText:
+    """The valid split, or its first positions, which settle what is then applied to the text that is scored.
+
+    Raises:
+        StoreError: the store or the split is missing, or there is nothing to predict.
+        VocabularyError: the store has another vocabulary than the run.
+    """
+    return _head(opened, opened.store(data_dir), "valid", positions)
+
+
+def _head(opened: "OpenRun", store: "TokenStore", split: str, positions: int | None) -> ScoredText:
+    from txlcli.core.segments import scored_stream
+
+    ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")

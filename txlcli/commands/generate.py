@@ -247,9 +247,11 @@ class _Texts:
         if self._reference or count > 1:
             _headline("generation" if count == 1 else f"generation {number + 1} of {count}")
         console.show_text(self._start.prompt, end="")
-        for text in self._pieces(tokens, after=self._start.context[-1] if self._start.prompt else None):
-            console.show_text(text, end="")
-        console.show_text("")
+        try:
+            for text in self._pieces(tokens, after=self._start.context[-1] if self._start.prompt else None):
+                console.show_text(text, end="")
+        finally:  # an error, or Ctrl-C, begins a line of its own
+            console.show_text("")
 
     def end(self) -> None:
         """Show what comes after the last text."""

@@ -117,7 +117,8 @@ def measure(
         _refuse_attention(title, {"--attn-len": attn_len, "--attention": attention, "--plot": plot})
         lengths = []
     else:
-        lengths = _lengths(attn_lens, title, settings.model.longest_window)
+        settings.check_windows(max(attn_lens or [0]), subject=title)
+        lengths = attn_lens or _lengths_of_table_9(settings.model.longest_window)
         settings = _attending(settings, cast("TransformerXL", model), attention)
     used = precision.value if precision else settings.train.precision
     check_precision(used, model.device)
@@ -173,16 +174,11 @@ def _subject(
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
-def _lengths(attn_lens: list[int] | None, title: str, longest: int | None) -> list[int]:
-    """The attention lengths to compare at: those given, or as much of Table 9 as a window of the model can hold."""
+def _lengths_of_table_9(longest: int | None) -> list[int]:
+    """As many of its attention lengths as a window of the model can hold, or the longest that it can."""
     if longest is None:
-        return attn_lens or list(SLOWDOWN_BY_ATTN_LEN)
-    if attn_lens and max(attn_lens) > longest:
-        raise UsageError(
-            f"--attn-len {max(attn_lens)}: {title} has learned {longest:,} positions, so that no window is longer; "
-            "give at most that"
-        )
-    return attn_lens or [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
+        return list(SLOWDOWN_BY_ATTN_LEN)
+    return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
 
 
 def _attending(settings: "Settings", model: "TransformerXL", attention: Attention | None) -> "Settings":
