@@ -143,4 +143,6 @@ def test_packed_files_of_every_kind_are_no_text(tmp_path, kind):
 @pytest.mark.parametrize("content", [b"", b"BZh is no bzip2", b"7z", bytes(range(256)) * 3, bytes(1000)])
 def test_text_and_other_bytes_are_not_packed(tmp_path, content):
     (tmp_path / "book.txt").write_bytes(content)
-    refuse_packed([tmp_path / "book.txt"])
+    packed = a_zip(tmp_path / "packed.zip", {"a": b"text"})
+    with pytest.raises(CorpusError, match=r"packed\.zip: an archive"):
+        refuse_packed([tmp_path / "book.txt", packed])
