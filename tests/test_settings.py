@@ -359,6 +359,30 @@ def test_a_cuda_graph_is_not_for_work_that_differs_from_step_to_step(changed):
     )
 
 
+def test_the_vanilla_model_has_no_memory():
+    model = build("model", position="learned", n_positions=99, auxiliary_losses=True)
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), model, build("train"), build("eval"))
+    message = "[train] mem_len must be 0 with model.auxiliary_losses: the vanilla model has no memory, not 7"
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("model", "n_layers"), ("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size")],
+)
+def test_no_size_is_beyond_what_pytorch_takes(section, key):
+    assert getattr(build(section, **{key: 2**31 - 1}), key) == 2**31 - 1
+    with pytest.raises(RecipeError) as caught:
+        build(section, **{key: 2**31})
+    assert str(caught.value) == f"[{section}] {key} must be at most 2147483647, not 2147483648"
+
+
+def test_seeds_and_counts_of_parameters_are_no_sizes():
+    assert build("train", seed=2**40).seed == 2**40
+    assert build("published", parameters=2**40).parameters == 2**40
+
+
 def test_only_txl_s_own_attention_recomputes():
     with pytest.raises(RecipeError) as caught:
         build("train", attention="sdpa", recompute=True)

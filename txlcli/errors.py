@@ -40,7 +40,7 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, like: str | None = None) -> None:
         names = list(known)
         near = did_you_mean(name if like is None else like, names)
-        super().__init__(f'unknown {kind} "{name}"{near} (known: {", ".join(names) or "none yet"})')
+        super().__init__(f'unknown {kind} "{name}"{near} (known: {listed(names)})')
 
 
 class StoreError(TxlError):
@@ -69,6 +69,11 @@ class Interrupted(TxlError):  # noqa: N818 - it is no error of anybody's
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names that there are, for a message."""
+    return ", ".join(names) or "none yet"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

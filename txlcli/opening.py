@@ -52,8 +52,8 @@ class OpenRun:
 
     def has_learned_from(self, store: TokenStore) -> bool:
         """Whether the weights were trained on the store's train split; True where neither says what it is."""
-        learned = self.checkpoint.state.get("train_sha256")
-        return None in (learned, store.digest("train")) or learned == store.digest("train")
+        learned, held = self.checkpoint.state.get("train_sha256"), store.digest("train")
+        return learned is None or held is None or learned == held
 
 
 def check_vocabulary(run: Run, store: TokenStore) -> None:

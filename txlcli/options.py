@@ -1,4 +1,4 @@
-"""Option types that two or more commands share, so that each has one name and one help text."""
+"""What two or more commands are asked: options of one name and one help text, and what is made of their words."""
 
 import sys
 from enum import StrEnum

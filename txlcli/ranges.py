@@ -34,11 +34,11 @@ def not_negative(section: str, instance: object, *keys: str) -> None:
         require(value is None or 0 <= value < math.inf, section, key, value, _finite(value, "0 or more"))
 
 
-def no_larger_than_sizes(section: str, instance: Any) -> None:
-    """Refuse whole numbers beyond all steps, tokens and widths, which PyTorch could not take; seeds are others."""
+def no_larger_than_sizes(section: str, instance: Any, *, but: str | None = None) -> None:
+    """Refuse whole numbers beyond all steps, tokens and widths, which PyTorch could not take; `but` names no size."""
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        if field.name != "seed" and isinstance(value, int):
+        if field.name != but and isinstance(value, int):
             require(value <= MOST_COUNT, section, field.name, value, f"at most {MOST_COUNT}")
 
 

@@ -90,8 +90,12 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{name}: not a TOML file ({error})") from error
     changes = list(overrides)
-    where = " --set ".join([f"{name} with", *changes]) if changes else name
-    return resolve(override(table, changes), where=where)
+    return resolve(override(table, changes), where=with_changes(name, changes))
+
+
+def with_changes(name: str, changes: Sequence[str]) -> str:
+    """What begins an error about a recipe, or a run, and changes of it."""
+    return " --set ".join([f"{name} with", *changes]) if changes else name
 
 
 def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ a key out.
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -120,7 +121,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         """Check the ranges."""
         known_words("train", self)
-        no_larger_than_sizes("train", self)
+        no_larger_than_sizes("train", self, but="seed")
         positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
         positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
         not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
@@ -214,6 +215,7 @@ class LogSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        no_larger_than_sizes("log", self)
         positive("log", self, "every")
 
 
@@ -232,6 +234,7 @@ class PublishedSettings:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        no_larger_than_sizes("published", self, but="parameters")
         positive("published", self, "vocab_size", "parameters", "valid", "test")
 
 
@@ -289,20 +292,20 @@ class Settings:
         if mem_len and not self.knows_memory:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
-    def check_windows(self, attn_len: int, *, subject: object) -> None:
-        """Refuse a window, `--attn-len` of a command, that is longer than the positions that a model has learned.
+    def check_windows(self, attn_lens: Iterable[int], *, subject: object) -> None:
+        """Refuse windows, `--attn-len` of a command, that are longer than the positions that a model has learned.
 
         Args:
-            attn_len: N, tokens.
+            attn_lens: N of each, tokens.
             subject: what the message is about.
 
         Raises:
-            UsageError: it is.
+            UsageError: one is.
         """
-        known = self.model.longest_window
-        if known is not None and attn_len > known:
+        known, longest = self.model.longest_window, max(attn_lens, default=0)
+        if known is not None and longest > known:
             raise UsageError(
-                f"--attn-len {attn_len}: {subject} has learned {known:,} positions, so that no window is longer; give "
+                f"--attn-len {longest}: {subject} has learned {known:,} positions, so that no window is longer; give "
                 "at most that"
             )
 
@@ -315,6 +318,9 @@ class Settings:
         valid_seg_len = self.train.valid_seg_len if self.train.mem_len else None  # without memory it is seg_len
         fits = known is None or valid_seg_len is None or valid_seg_len <= known
         require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({known})")
+        mem_len = self.train.mem_len
+        alone = mem_len == 0 or not model.auxiliary_losses
+        require(alone, "train", "mem_len", mem_len, "0 with model.auxiliary_losses: the vanilla model has no memory")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
         require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
         far = self.eval.max_distance

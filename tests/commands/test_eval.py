@@ -220,6 +220,9 @@ def test_unknown_words_of_a_text_are_counted(here):
     (here / "strange.txt").write_text("the quagga fox\n")
     said = done("eval", "word", "--text", "strange.txt").stderr
     assert "1 of 4 tokens are unknown to the vocabulary and read as <unk>\n" in said
+    head = done("eval", "word", "--text", "strange.txt", "--positions", 2).stderr
+    assert "1 of 2 tokens are unknown to the vocabulary and read as <unk>\n" in head
+    assert "unknown" not in done("eval", "word", "--text", "strange.txt", "--positions", 1).stderr
 
 
 def test_a_text_needs_no_store(here):
@@ -430,7 +433,8 @@ USAGE = [
     (["byte", "--batch-size", "-3"], "Invalid value for '--batch-size'"),
     (["byte", "--positions", "0"], "Invalid value for '--positions'"),
     (["byte", "--mem-len", "9" * 20], f"--mem-len {'9' * 20}: a length cannot be above 2147483647"),
-    (["byte", "--max-distance", "9" * 20], f"[eval] max_distance must be at most 2147483647, not {'9' * 20}"),
+    (["byte", "--max-distance", "9" * 20], f'--max-distance {"9" * 20}: give at most 2147483647, or "none"'),
+    (["byte", "--max-distance", "²"], '--max-distance ²: give a whole number greater than 0, or "none"'),
     (["byte", "--max-distance", "far"], '--max-distance far: give a whole number greater than 0, or "none"'),
     (["byte", "--max-distance", "0"], "--max-distance 0: give a whole number greater than 0"),
     (["byte", "--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: train, valid, test)'),

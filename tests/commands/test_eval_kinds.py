@@ -2,6 +2,7 @@
 
 import json
 
+import h5py
 import pytest
 
 from tests.commands.novel import cells, done, json_of, refusal, train, txl
@@ -68,6 +69,21 @@ def test_a_model_that_never_had_a_memory_gets_none(here, position):
     )
 
 
+def test_windows_longer_than_the_text_see_all_of_it(here):
+    done("eval", "byte", "--attn-len", "50,70,90", *SHORT, "--losses", "losses.h5", "--plot", "curve.svg")
+    told = json_of("eval", "byte", "--attn-len", "50,70,90", *SHORT)
+    assert [(row["attn_len"], row["attn_len_min"], row["attn_len_max"]) for row in told["rows"]] == [
+        (50, 50, 50), (70, 60, 60), (90, 60, 60)
+    ]  # fmt: skip
+    with h5py.File("losses.h5") as file:
+        assert {"attn_len_50", "attn_len_70", "attn_len_90"} <= set(file)
+    result = done("eval", "byte", "--attn-len", "50,70", *SHORT)
+    assert [[cell.removesuffix(" *") for cell in row[:2]] for row in cells(result)] == [["50", "50"], ["70", "60"]]
+    assert "N is longer than the text in some rows: no query sees as many tokens of it.\n" in result.stdout
+    strided = json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)["rows"][0]
+    assert (strided["attn_len_min"], strided["attn_len_max"]) == (56, 60)
+
+
 def test_windows_longer_than_the_learned_positions_are_refused(here):
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
     assert refusal("eval", "windows", "--attn-len", "4,6", *SHORT) == (
@@ -131,10 +147,11 @@ def test_the_cache_and_dynamic_evaluation_stand_beside_the_model(here):
     table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT).stdout
     assert "cache 30: theta = " in table
     assert f"searched on {cache['adaptation']['searched_on']:,} tokens of valid." in table
+    assert "M = 5, L = 5, same_length = m, max_distance = 10, fp32; 2 lanes, of which 1 start without context." in table
 
 
 def test_steps_so_long_that_no_loss_is_left_are_not_chosen(here, monkeypatch):
-    monkeypatch.setattr(adaptation, "LEARNING_RATES", (1e30, 0.0))
+    monkeypatch.setattr(adaptation, "LEARNING_RATES", (0.0, 1e30))
     model, dynamic = json_of("eval", "byte", "--dynamic", *SHORT)["rows"]
     assert dynamic["adaptation"]["lr"] == 0.0
     assert dynamic["loss_nats"] == pytest.approx(model["loss_nats"], rel=1e-5)
@@ -142,6 +159,7 @@ def test_steps_so_long_that_no_loss_is_left_are_not_chosen(here, monkeypatch):
 
 def test_a_way_of_adapting_that_leaves_no_loss_is_named(here, monkeypatch):
     monkeypatch.setattr(adaptation, "LEARNING_RATES", (1e30,))
+    monkeypatch.setattr(adaptation, "LARGER_LEARNING_RATES", ())
     ended = txl("eval", "byte", "--dynamic", *SHORT)
     assert ended.exit_code == 1
     assert ended.stderr.splitlines()[-1] == (
@@ -178,9 +196,23 @@ def test_a_cache_that_no_lane_of_valid_fills_is_said(here, monkeypatch):
 
 
 def test_a_step_as_long_as_any_that_was_tried_is_said(here, monkeypatch):
-    monkeypatch.setattr(adaptation, "LEARNING_RATES", (0.0, 1e-4))
+    monkeypatch.setattr(adaptation, "LEARNING_RATES", (0.0, 1e-5))
+    monkeypatch.setattr(adaptation, "LARGER_LEARNING_RATES", (1e-4,))
     told = "lr = 0.0001 is the largest that was tried: the model has much to learn from this text"
     assert told in done("eval", "word", "--dynamic", *SHORT).stderr
+
+
+def test_longer_steps_are_tried_as_long_as_they_gain(monkeypatch):
+    tried = []
+
+    def loss_on_valid(settings):
+        tried.append((settings.lr, settings.decay))
+        return abs(settings.lr - 0.012)
+
+    best = eval_adapted._best_steps(loss_on_valid)
+    assert best.lr == 1e-2
+    assert {lr for lr, _ in tried} == {0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
+    assert {decay for lr, decay in tried if lr == best.lr} == {0.0, 1e-3, 1e-2}
 
 
 def test_auto_finds_the_memory_on_valid_and_applies_it_to_test(here):
@@ -277,7 +309,10 @@ def test_a_split_that_an_adaptation_needs_is_missed_before_anything_is_scored(he
 def test_that_a_text_may_have_been_learned_is_said_once(here):
     (here / "novel/train.txt").write_text("the fox\n" * 60)
     done("prepare", "novel", "--force")
-    for options in (["--cache", 9, "--dynamic"], ["--mem-len", "auto"]):
+    (here / "strange.txt").write_text("the fox\n" * 9)
+    assert "may hold" not in done("eval", "byte", "--text", "strange.txt").stderr
+    text = ["--text", "strange.txt", "--mem-len", "auto"]  # which is searched on valid
+    for options in (["--cache", 9, "--dynamic"], ["--mem-len", "auto"], text):
         assert done("eval", "byte", *options, *SHORT).stderr.count("may hold text that the run has learned") == 1
 
 

@@ -241,6 +241,13 @@ def test_lanes_of_validation_may_change_only_before_there_is_one_to_compare_with
     assert card("runs/tiny") == before
 
 
+def test_a_change_that_a_run_cannot_go_on_with_is_named_with_the_run(here):
+    message = refusal("train", "--resume", "byte", "--set", "train.max_steps=9", "--set", "eval.seg_len=0")
+    assert message == (
+        "runs/byte with --set train.max_steps=9 --set eval.seg_len=0: [eval] seg_len must be greater than 0, not 0"
+    )
+
+
 def test_a_validation_whose_checkpoint_was_lost_stands_in_the_metrics_once(here, monkeypatch):
     def save_twice(training, save=Training.save_last, saved=[]):  # noqa: B006 - counts over all calls
         saved.append(training)

@@ -141,6 +141,21 @@ def test_dynamic_evaluation_follows_its_definition_step_by_step():
     np.testing.assert_allclose(given, expected, rtol=1e-5)
 
 
+def test_classifiers_that_only_training_has_change_nothing():
+    kind = {"position": "learned", "n_positions": L}
+    vanilla, plain = small_model(auxiliary_losses=True, **kind), small_model(**kind)
+    plain.load_state_dict(vanilla.state_dict(), strict=False)
+    how, (inputs, targets) = EvalSettings(seg_len=L, mem_len=0, batch_size=1), stream(17)
+    segments = [(torch.from_numpy(inputs[:L])[None], torch.from_numpy(targets[:L])[None])]
+    with_them, without = (
+        score_dynamic(
+            model, inputs, targets, how, DynamicSettings(lr=0.1, decay=0.1), gradient_rms(model, iter(segments), how)
+        ).losses_nats
+        for model in (vanilla, plain)
+    )
+    np.testing.assert_array_equal(with_them, without)
+
+
 @pytest.mark.parametrize("lr", [0.0, 1e-30])
 def test_with_steps_of_no_length_dynamic_evaluation_is_the_evaluation(lr):
     model, (inputs, targets) = small_model(), stream(23)

@@ -156,7 +156,7 @@ def _readings(evaluated: Evaluation) -> "Iterator[TokenLosses]":
 
     for row, losses in zip(evaluated.result["rows"], evaluated.losses_nats, strict=True):
         if "stride" in row:
-            yield TokenLosses("attn_len", row["attn_len_max"], losses, {"stride": row["stride"]})
+            yield TokenLosses("attn_len", row["attn_len"], losses, {"stride": row["stride"]})
         else:
             how = {
                 "seg_len": evaluated.result["seg_len"],

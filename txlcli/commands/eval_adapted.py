@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from txlcli.core.adaptation import CacheSettings, DynamicSettings
     from txlcli.core.evaluation import Scores
+    from txlcli.core.segments import Tokens
     from txlcli.opening import OpenRun
     from txlcli.settings import EvalSettings
 
@@ -53,17 +54,19 @@ def rows(
         raise UsageError(
             f"--cache {cache} is longer than the {lane_len:,} tokens of a lane; take less, or a smaller --batch-size"
         )
-    eval_texts.to_search_on(opened, 1, data_dir)  # which may refuse, so before anything is scored
-    if dynamic:
-        opened.store(data_dir).info("train")
+    # What is searched on may be missing, so before anything is scored.
+    valid = functools.partial(eval_texts.to_search_on, opened, data_dir=data_dir)
+    for_cache = valid(max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * (cache or 0) * how.batch_size))
+    for_dynamic = valid(max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size))
+    train = opened.store(data_dir).ids("train") if dynamic else None
     if source.split == "valid":
         console.say("valid is both searched and scored: what is found suits it better than any other text")
     for plain, losses in eval_rows.over_memory(opened, source, how, [how.mem_len], shown=shown, timed=False):
         yield {**plain, "method": "model", "adaptation": {}}, losses
     if cache is not None:
-        yield _with_cache(opened, source, how, data_dir, cache, shown=shown)
-    if dynamic:
-        yield _dynamic(opened, source, how, data_dir, shown=shown)
+        yield _with_cache(opened, source, how, for_cache, cache, shown=shown)
+    if train is not None:
+        yield _dynamic(opened, source, how, for_dynamic, train, shown=shown)
 
 
 def _row(
@@ -81,13 +84,11 @@ def _row(
 
 
 def _with_cache(
-    opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, size: int, *, shown: bool
+    opened: "OpenRun", source: ScoredText, how: "EvalSettings", valid: ScoredText, size: int, *, shown: bool
 ) -> "tuple[Row, NDArray[np.float32]]":
     from txlcli.core.adaptation import SHARES, mixed_losses, score_with_cache, search_cache, theta_candidates
     from txlcli.core.evaluation import Lanes
 
-    search_tokens = max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * size * how.batch_size)
-    valid = eval_texts.to_search_on(opened, search_tokens, data_dir)
     lane_len = Lanes.of(len(valid.targets), how).length
     if lane_len < size:
         console.say(f"a lane of valid has {lane_len:,} tokens, so that theta and lambda are those of a cache that long")
@@ -117,21 +118,11 @@ def _with_cache(
 
 
 def _dynamic(
-    opened: "OpenRun", source: ScoredText, how: "EvalSettings", data_dir: Path, *, shown: bool
+    opened: "OpenRun", source: ScoredText, how: "EvalSettings", valid: ScoredText, train: "Tokens", *, shown: bool
 ) -> "tuple[Row, NDArray[np.float32]]":
-    from txlcli.core.adaptation import (
-        DECAYS,
-        LEARNING_RATES,
-        DynamicSettings,
-        gradient_rms,
-        head_segments,
-        score_dynamic,
-    )
+    from txlcli.core.adaptation import gradient_rms, head_segments, score_dynamic
 
-    search_tokens = max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size)
-    valid = eval_texts.to_search_on(opened, search_tokens, data_dir)
-    head = head_segments(opened.store(data_dir).ids("train"), how, RMS_SEGMENTS, opened.model.device)
-    rms = gradient_rms(opened.model, head, how)
+    rms = gradient_rms(opened.model, head_segments(train, how, RMS_SEGMENTS, opened.model.device), how)
 
     def read(text: ScoredText, settings: "DynamicSettings", what: str) -> "Scores":
         with console.progress(what, total=len(text.targets), unit="tokens", shown=shown) as bar:
@@ -151,15 +142,29 @@ def _dynamic(
         nats = read(valid, settings, "dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # steps may be so long that no number is left
 
-    best = min((DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in LEARNING_RATES), key=loss_on_valid)
+    best = _best_steps(loss_on_valid)
+    scores = read(source, best, "dynamic evaluation")
+    parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.targets)}
+    return _row(opened, source, how, scores, "dynamic", parameters, option="--dynamic")
+
+
+def _best_steps(loss_on_valid: "Callable[[DynamicSettings], float]") -> "DynamicSettings":
+    """The steps that valid gains most by: first their size, then how far each is taken back."""
+    from txlcli.core.adaptation import DECAYS, LARGER_LEARNING_RATES, LEARNING_RATES, DynamicSettings
+
+    tried = [DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in LEARNING_RATES]
+    best = min(tried, key=loss_on_valid)
+    for lr in LARGER_LEARNING_RATES:
+        if best is not tried[-1]:
+            break
+        tried.append(dataclasses.replace(best, lr=lr))
+        best = min(best, tried[-1], key=loss_on_valid)
+    if best.lr == tried[-1].lr:
+        console.say(f"lr = {best.lr:g} is the largest that was tried: the model has much to learn from this text")
     if best.lr > 0:
         best = min((dataclasses.replace(best, decay=decay) for decay in DECAYS), key=loss_on_valid)
     else:
         console.say(
             "every size of step that was tried makes valid worse: dynamic evaluation leaves this model as it is"
         )
-    if best.lr == LEARNING_RATES[-1]:
-        console.say(f"lr = {best.lr:g} is the largest that was tried: the model has much to learn from this text")
-    scores = read(source, best, "dynamic evaluation")
-    parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.targets)}
-    return _row(opened, source, how, scores, "dynamic", parameters, option="--dynamic")
+    return best

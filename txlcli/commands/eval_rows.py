@@ -70,7 +70,9 @@ def over_windows(
                 on_tokens=bar.reach,
             )
         how = dataclasses.replace(reading, mem_len=0, seg_len=length)
-        seen = {"attn_len_min": length - stride + 1, "attn_len_max": length, "stride": stride}
+        most = min(length, len(source.targets))
+        seen = {"attn_len_min": min(length - stride + 1, most), "attn_len_max": most}
+        seen |= {"attn_len": length, "stride": stride}
         yield {**row(opened, source, how, scores), **NO_SLOWDOWN, **seen}, scores.losses_nats
 
 

@@ -12,6 +12,7 @@ from txlcli.commands.eval_search import AUTO
 from txlcli.commands.eval_texts import ScoredText
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device, Precision, parse_lengths
+from txlcli.ranges import MOST_COUNT
 from txlcli.settings import AttentionKind
 
 if TYPE_CHECKING:
@@ -206,13 +207,15 @@ def _check_model(opened: "OpenRun", wishes: EvalWishes) -> None:
     opened.run.settings.check_memory(
         max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
     )
-    opened.run.settings.check_windows(max(wishes.windows or [0]), subject=opened.run.folder)
+    opened.run.settings.check_windows(wishes.windows, subject=opened.run.folder)
     if wishes.dynamic and opened.precision == "fp16":
         raise UsageError("--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32")
 
 
 def _source(opened: "OpenRun", wishes: EvalWishes, data_dir: Path) -> ScoredText:
     if wishes.text is not None:
+        if wishes.adapts or wishes.searched:  # which a split of the store settles
+            eval_texts.tell_learned(opened, opened.store(data_dir), "valid")
         return eval_texts.of_file(opened, wishes.text, wishes.positions)
     return eval_texts.of_split(opened, wishes.split or "test", wishes.positions, data_dir)
 
@@ -274,6 +277,8 @@ def _check_distance(opened: "OpenRun", wishes: EvalWishes) -> None:
 def _parse_distance(text: str) -> int | None:
     if text.lower() in ("none", "off"):
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UsageError(f'--max-distance {text}: give a whole number greater than 0, or "none"')
+    if int(text) > MOST_COUNT:
+        raise UsageError(f'--max-distance {text}: give at most {MOST_COUNT}, or "none"')
     return int(text)

@@ -55,7 +55,7 @@ def show(result: dict[str, Any]) -> None:
     """Write the table to stdout."""
     rows = result["rows"]
     names = metrics.wanted_measures(result["unit"], rows[0])
-    columns = ["method" if "method" in rows[0] else "M", "attention", *(metrics.METRIC_TITLES[name] for name in names)]
+    columns = [_first_column(rows[0]), "attention", *(metrics.METRIC_TITLES[name] for name in names)]
     timed = _timed(result)
     columns += ["ms/token", *(["one lane", "vanilla", "slowdown"] if timed else [])]
     lines = []
@@ -80,10 +80,19 @@ def show(result: dict[str, Any]) -> None:
     console.show_table(title, columns, lines, caption=_caption(result))
 
 
+def _first_column(row: dict[str, Any]) -> str:
+    """What rows are told from each other by."""
+    if "method" in row:
+        return "method"
+    return "N" if "stride" in row else "M"
+
+
 def _name(row: dict[str, Any]) -> str:
-    """How a row is told from others: by its method, else by M, which a state has none of."""
+    """How a row is told from others: by its method, the window's N, or else M, which a state has none of."""
     if "method" in row:
         return str(row["method"])
+    if "stride" in row:
+        return str(row["attn_len"])
     return "-" if row["attn_len_max"] is None else str(row["mem_len"])
 
 
@@ -101,11 +110,11 @@ def how_read(result: dict[str, Any]) -> str:
         stride = first["stride"]
         how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
         return f"Without memory: windows of the text computed anew, {how}, {far}{precision}."
-    if "method" in first:
-        return f"L = {result['seg_len']}, {first['lanes']} lanes, {precision}."
     if first["attn_len_max"] is None:
         return f"A state is carried along the text. L = {result['seg_len']}, {precision}; {_lanes(result)}"
-    return f"L = {result['seg_len']}, same_length = {result['same_length']}, {far}{precision}; {_lanes(result)}"
+    mem_len = f"M = {first['mem_len']}, " if "method" in first else ""
+    how = f"{mem_len}L = {result['seg_len']}, same_length = {result['same_length']}"
+    return f"{how}, {far}{precision}; {_lanes(result)}"
 
 
 def _caption(result: dict[str, Any]) -> str:
@@ -118,14 +127,18 @@ def _caption(result: dict[str, Any]) -> str:
     if any(_in_short_lanes(row) for row in result["rows"]):
         said.append("The lanes are short beside M: --batch-size 1 gives every token all of its context.")
     if any(_overlong(row) for row in result["rows"]):
-        said.append(
-            "M is longer than the text in some rows: no query sees as many tokens of it, and no slowdown is timed."
-        )
+        windows = "stride" in result["rows"][0]
+        ending = "." if windows else ", and no slowdown is timed."
+        length = "N" if windows else "M"
+        said.append(f"{length} is longer than the text in some rows: no query sees as many tokens of it{ending}")
     return "\n".join([*said, *_context_of(result)])
 
 
 def _overlong(row: dict[str, Any]) -> bool:
-    return "stride" not in row and row["attn_len_max"] is not None and row["mem_len"] > row["tokens"]
+    """Whether more tokens are asked for, by a memory or a window, than the text has."""
+    if "stride" in row:
+        return bool(row["attn_len"] > row["tokens"])
+    return row["attn_len_max"] is not None and row["mem_len"] > row["tokens"]
 
 
 def _in_short_lanes(row: dict[str, Any]) -> bool:
@@ -185,7 +198,7 @@ def plot_curve(path: Path, result: dict[str, Any]) -> None:
 
     metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
     windows = "stride" in result["rows"][0]
-    length = "attn_len_max" if windows else "mem_len"
+    length = "attn_len" if windows else "mem_len"
     ordered: Sequence[dict[str, Any]] = sorted(result["rows"], key=lambda row: row[length])
     curve = ([row[length] for row in ordered], [row[metric] for row in ordered])
     plots.draw_curves(

@@ -46,12 +46,17 @@ def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Pat
         VocabularyError: the store has another vocabulary than the run.
     """
     store = opened.store(data_dir)
+    tell_learned(opened, store, split)
+    return _head(opened, store, split, positions)
+
+
+def tell_learned(opened: "OpenRun", store: "TokenStore", split: str) -> None:
+    """Say where a split may hold text that the run was trained on."""
     if not opened.has_learned_from(store):
         console.say(
             f"{store.path} has another train split than {opened.run.folder} was trained on: it was prepared again, and "
             f"its {split} split may hold text that the run has learned"
         )
-    return _head(opened, store, split, positions)
 
 
 def to_search_on(opened: "OpenRun", positions: int | None, data_dir: Path) -> ScoredText:
@@ -122,12 +127,12 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     if text and vocab.kind == "char" and "\n" not in vocab.ids_of:
         text = text.removesuffix("\n").removesuffix("\r")  # which editors put there; text8 knows no lines
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
-    lost = int((ids == vocab.unknown).sum()) if vocab.unknown is not None else 0
-    if lost:
-        console.say(f"{lost:,} of {len(ids):,} tokens are unknown to the vocabulary and read as <unk>")
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
         raise VocabularyError(f"--text {file}: no token to predict; give a longer text")
+    lost = int((targets == vocab.unknown).sum()) if vocab.unknown is not None else 0
+    if lost:
+        console.say(f"{lost:,} of {len(targets):,} tokens are unknown to the vocabulary and read as <unk>")
     unit = "piece" if vocab.kind == "sentencepiece" else vocab.kind
     words = size = None
     if text is None:

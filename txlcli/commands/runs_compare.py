@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from txlcli import console, history, metrics, recipe, runs
-from txlcli.errors import RunError, UsageError
+from txlcli.errors import RunError, UsageError, listed
 from txlcli.history import History
 from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
 
@@ -62,7 +62,7 @@ def _chosen(run_names: Sequence[str], runs_dir: Path) -> list[runs.Run]:
     """The runs that are named, two or more, each once."""
     chosen = runs.find_each(run_names, runs_dir)
     if len(chosen) < 2:
-        known = ", ".join(runs.names(runs_dir)) or "none yet"
+        known = listed(runs.names(runs_dir))
         raise UsageError(f"compare takes two runs or more, not {len(chosen)}; name others (known: {known})")
     return chosen
 

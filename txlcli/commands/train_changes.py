@@ -17,7 +17,7 @@ def changed(run: Run, changes: list[str]) -> Run:
         if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
             raise RecipeError(f"--set {change}: a run that goes on keeps its {section}.{key}; start a new run instead")
     table = recipe.override(recipe.to_table(run.settings), changes)
-    return dataclasses.replace(run, settings=recipe.resolve(table, where="--set"))
+    return dataclasses.replace(run, settings=recipe.resolve(table, where=recipe.with_changes(str(run.folder), changes)))
 
 
 def check_validations(run: Run, before: Run, *, validated: int) -> None:

@@ -31,6 +31,8 @@ SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
 """Candidates of lambda, the cache's share of the mixture."""
 LEARNING_RATES = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
 """Candidates of the size of a step; 0 leaves the model as it is, where every step makes it worse."""
+LARGER_LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
+"""More candidates, one after the other as long as each does better than the one before."""
 DECAYS = (0.0, 1e-3, 1e-2)
 
 
@@ -154,14 +156,14 @@ class DynamicSettings:
 
 
 def gradient_rms(model: LanguageModel, segments: Iterator[tuple[Tensor, Tensor]], how: EvalSettings) -> list[Tensor]:
-    """The root mean square of the gradient of a segment's mean loss, per parameter.
+    """The root mean square of the gradient of a segment's mean loss, for each of `LanguageModel.predicting_weights`.
 
     Args:
         model: in evaluation mode.
         segments: inputs and targets (B, L) of the training split, in reading order.
         how: M and the limits on distance.
     """
-    parameters = list(model.parameters())
+    parameters = model.predicting_weights
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     memory, count = None, 0
     for read, targets in segments:
@@ -200,7 +202,7 @@ def score_dynamic(
         return score(model, inputs, targets, how, precision=precision, on_tokens=on_tokens)
     adapted = copy.deepcopy(model).eval()
     gather_weights(adapted)
-    trained, parameters = [one.detach() for one in model.parameters()], list(adapted.parameters())
+    trained, parameters = [one.detach() for one in model.predicting_weights], adapted.predicting_weights
     typical = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
     scales = [one + typical for one in rms]
     pull = [(settings.decay * one / typical).clamp(max=1.0) for one in rms]

@@ -51,6 +51,11 @@ class LanguageModel(nn.Module, ABC):
         return self.softmax.biases[0].dtype
 
     @property
+    def predicting_weights(self) -> list[nn.Parameter]:
+        """The parameters that predictions rest on, without what only training has."""
+        return list(self.parameters())
+
+    @property
     def has_idle_weights(self) -> bool:
         """Whether some weights have no part in some training steps, and so no gradient."""
         return False

@@ -137,6 +137,11 @@ class TransformerXL(LanguageModel):
         self.reset_parameters()
 
     @property
+    def predicting_weights(self) -> list[nn.Parameter]:
+        """All but the auxiliary classifiers."""
+        return [one for name, one in self.named_parameters() if not name.startswith("auxiliary.")]
+
+    @property
     def has_idle_weights(self) -> bool:
         """The auxiliary classifiers, once their schedule has ended."""
         return self.auxiliary is not None
