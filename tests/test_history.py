@@ -156,6 +156,17 @@ def test_windows_are_one_reading_whatever_an_older_row_says_of_segments(run):
     assert (result["loss_nats"], readings) == (1.5, 1)
 
 
+def test_a_window_longer_than_one_of_two_texts_is_one_reading(run):
+    evals = [
+        row(1.5, mem_len=0, attn_len=400, attn_len_min=400, attn_len_max=400, stride=1),
+        row(1.4, mem_len=0, attn_len=420, attn_len_min=420, attn_len_max=420, stride=1),
+        row(1.7, split="valid", mem_len=0, attn_len=400, attn_len_min=300, attn_len_max=300, stride=1),
+        row(1.8, split="valid", mem_len=0, attn_len_min=420, attn_len_max=420, stride=1),  # of an earlier version
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.5, 1)
+
+
 def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(run):
     evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
     result, readings = read(run, evals=evals).test_result

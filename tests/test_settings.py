@@ -359,14 +359,6 @@ def test_a_cuda_graph_is_not_for_work_that_differs_from_step_to_step(changed):
     )
 
 
-def test_the_vanilla_model_has_no_memory():
-    model = build("model", position="learned", n_positions=99, auxiliary_losses=True)
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), model, build("train"), build("eval"))
-    message = "[train] mem_len must be 0 with model.auxiliary_losses: the vanilla model has no memory, not 7"
-    assert str(caught.value) == message
-
-
 @pytest.mark.parametrize(
     ("section", "key"),
     [("model", "n_layers"), ("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size")],

@@ -43,7 +43,7 @@ class ContextFile:
         path: of the file, which need not exist.
 
     Raises:
-        UsageError: there is no such folder, it cannot be written, or a file there holds something else.
+        UsageError: there is no such file, and no folder that it could be written to; or it holds something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,9 +51,10 @@ class ContextFile:
         self._losses: dict[str, dict[int, Known]] = {}
         self._facts: dict[str, str] = {}
         self._changed = False
-        check_folder(path, f"--losses {path}")
         if path.exists():
             self._read()
+        else:
+            check_folder(path, f"--losses {path}")
 
     def _read(self) -> None:
         wrong = UsageError(f"--losses {self.path}: holds no losses of txl recl; give another name or remove it")

@@ -149,8 +149,11 @@ OF_SEGMENTS = ("seg_len", "same_length")  # windows have none; rows of earlier v
 
 def _reading(row: Report) -> tuple[object, ...]:
     """How an evaluation read its text."""
-    idle = () if row.get("stride") is None else OF_SEGMENTS
-    return tuple(None if key in idle else row.get(key) for key in READING)
+    if row.get("stride") is None:
+        return tuple(row.get(key) for key in READING)
+    # A window that is longer than one of two texts is the same reading of both; rows of earlier versions say N so.
+    asked = {"attn_len_min": None, "attn_len_max": row.get("attn_len", row.get("attn_len_max"))}
+    return tuple(None if key in OF_SEGMENTS else {**row, **asked}.get(key) for key in READING)
 
 
 def _loss(report: Report) -> float:

@@ -318,9 +318,6 @@ class Settings:
         valid_seg_len = self.train.valid_seg_len if self.train.mem_len else None  # without memory it is seg_len
         fits = known is None or valid_seg_len is None or valid_seg_len <= known
         require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({known})")
-        mem_len = self.train.mem_len
-        alone = mem_len == 0 or not model.auxiliary_losses
-        require(alone, "train", "mem_len", mem_len, "0 with model.auxiliary_losses: the vanilla model has no memory")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
         require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
         far = self.eval.max_distance

@@ -81,13 +81,20 @@ def test_windows_longer_than_the_text_see_all_of_it(here):
     assert [[cell.removesuffix(" *") for cell in row[:2]] for row in cells(result)] == [["50", "50"], ["70", "60"]]
     assert "N is longer than the text in some rows: no query sees as many tokens of it.\n" in result.stdout
     strided = json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)["rows"][0]
-    assert (strided["attn_len_min"], strided["attn_len_max"]) == (56, 60)
+    assert (strided["attn_len_min"], strided["attn_len_max"]) == (60, 60)
 
 
 def test_windows_longer_than_the_learned_positions_are_refused(here):
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
     assert refusal("eval", "windows", "--attn-len", "4,6", *SHORT) == (
         "--attn-len 6: runs/windows has learned 5 positions, so that no window is longer; give at most that"
+    )
+
+
+def test_the_vanilla_model_is_not_trained_with_a_memory(here):
+    message = refusal("train", "tiny.toml", "--set", "model.auxiliary_losses=true")
+    assert message == (
+        "tiny.toml: model.auxiliary_losses are the vanilla model's, which has no memory; --set train.mem_len=0"
     )
 
 

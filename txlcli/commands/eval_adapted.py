@@ -56,17 +56,22 @@ def rows(
         )
     # What is searched on may be missing, so before anything is scored.
     valid = functools.partial(eval_texts.to_search_on, opened, data_dir=data_dir)
-    for_cache = valid(max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * (cache or 0) * how.batch_size))
-    for_dynamic = valid(max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size))
-    train = opened.store(data_dir).ids("train") if dynamic else None
+    adapted = []
+    if cache is not None:
+        for_cache = valid(max(CACHE_SEARCH_TOKENS, CACHE_SEARCH_FILLS * cache * how.batch_size))
+        adapted.append(functools.partial(_with_cache, opened, source, how, for_cache, cache))
+    if dynamic:
+        for_dynamic = valid(max(DYNAMIC_SEARCH_TOKENS, DYNAMIC_SEARCH_STEPS * how.seg_len * how.batch_size))
+        train = opened.store(data_dir).ids("train")
+        adapted.append(functools.partial(_dynamic, opened, source, how, for_dynamic, train))
+    if source.split is None:
+        eval_texts.tell_learned(opened, opened.store(data_dir), "valid")
     if source.split == "valid":
         console.say("valid is both searched and scored: what is found suits it better than any other text")
     for plain, losses in eval_rows.over_memory(opened, source, how, [how.mem_len], shown=shown, timed=False):
         yield {**plain, "method": "model", "adaptation": {}}, losses
-    if cache is not None:
-        yield _with_cache(opened, source, how, for_cache, cache, shown=shown)
-    if train is not None:
-        yield _dynamic(opened, source, how, for_dynamic, train, shown=shown)
+    for scored in adapted:
+        yield scored(shown=shown)
 
 
 def _row(

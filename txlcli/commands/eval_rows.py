@@ -70,9 +70,9 @@ def over_windows(
                 on_tokens=bar.reach,
             )
         how = dataclasses.replace(reading, mem_len=0, seg_len=length)
-        most = min(length, len(source.targets))
-        seen = {"attn_len_min": min(length - stride + 1, most), "attn_len_max": most}
-        seen |= {"attn_len": length, "stride": stride}
+        tokens = len(source.targets)  # a window that long predicts all of them
+        fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
+        seen = {"attn_len_min": fewest, "attn_len_max": most, "attn_len": length, "stride": stride}
         yield {**row(opened, source, how, scores), **NO_SLOWDOWN, **seen}, scores.losses_nats
 
 

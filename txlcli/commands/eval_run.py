@@ -74,6 +74,9 @@ class EvalWishes:
             raise UnknownNameError("split", self.split, SPLITS)
         if self.max_distance is not None:
             _parse_distance(self.max_distance)
+        for name, count in (("seg-len", self.seg_len), ("batch-size", self.batch_size), ("stride", self.stride)):
+            if count is not None and count > MOST_COUNT:
+                raise UsageError(f"--{name} {count}: give at most {MOST_COUNT}")
         if self.stride is not None and self.attn_len is None:
             raise UsageError("--stride goes with --attn-len: it says how many tokens a window predicts")
         if self.stride is not None and windows and self.stride > min(windows):
@@ -214,8 +217,6 @@ def _check_model(opened: "OpenRun", wishes: EvalWishes) -> None:
 
 def _source(opened: "OpenRun", wishes: EvalWishes, data_dir: Path) -> ScoredText:
     if wishes.text is not None:
-        if wishes.adapts or wishes.searched:  # which a split of the store settles
-            eval_texts.tell_learned(opened, opened.store(data_dir), "valid")
         return eval_texts.of_file(opened, wishes.text, wishes.positions)
     return eval_texts.of_split(opened, wishes.split or "test", wishes.positions, data_dir)
 

@@ -32,6 +32,8 @@ def search(
         raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
     # The shortest window that is tried is a step long, and predicts a stride.
     step = max(stride, (train.mem_len if recurrent else train.seg_len) // STEPS)
+    if wishes.text is not None:
+        eval_texts.tell_learned(opened, opened.store(data_dir), "valid")
     valid = eval_texts.to_search_on(opened, wishes.positions, data_dir)
     longest = len(valid.targets)
     if not recurrent and known is not None:

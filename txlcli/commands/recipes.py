@@ -94,7 +94,8 @@ def _target(file: str, name: str, *, force: bool) -> Path:
         path /= f"{name}.toml"
     elif file.endswith("/"):
         raise UsageError(f"{file}: there is no such folder; make it first")
-    check_folder(path, str(path))
+    if not path.exists():
+        check_folder(path, str(path))
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give another FILE")
     if path.exists() and not force:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from txlcli import console, curves, recipe, runs, torchrun
 from txlcli.commands import train_changes, train_plan, train_text
 from txlcli.errors import Interrupted, RecipeError, RunError, TxlError, UsageError
+from txlcli.model_settings import TransformerSettings
 from txlcli.options import DATA_DIR, Device
 from txlcli.runs import Run
 from txlcli.settings import PLAIN_NAME, Settings
@@ -96,6 +97,10 @@ def go_on(
 def loaded(recipe_source: str, changes: list[str], *, until_step: int | None = None) -> Settings:
     """A recipe with changes, whose curves can be written here, and which takes as many steps as are wanted."""
     settings = recipe.load(recipe_source, changes)
+    model = settings.model
+    if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
+        why = "model.auxiliary_losses are the vanilla model's, which has no memory"
+        raise RecipeError(f"{recipe_source}: {why}; --set train.mem_len=0")
     curves.check_tensorboard(settings.log)
     _check_schedule(settings, until_step)
     return settings
