@@ -22,7 +22,7 @@ from txlcli.core.dropout import keep_mask
 
 CACHE_BYTES = 4 << 20
 """Scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)."""
-FEWEST_QUERIES = 96
+FEWEST_QUERIES = 128
 """In a block of queries: fewer of them gain nothing on a CPU (measured)."""
 
 
