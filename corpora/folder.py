@@ -10,6 +10,8 @@ Splits      what the names in a folder speak of where they do (train, valid, dev
 """
 
 import codecs
+import math
+from itertools import pairwise
 from pathlib import Path
 
 from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule
@@ -18,6 +20,7 @@ from corpora.signatures import refuse_beside_text, refuse_packed
 
 SHARES = (90.0, 5.0, 5.0)
 NEAR = 1 << 16  # bytes around the exact place in which a line end is looked for
+CHARACTER = 4  # bytes of one in UTF-8, at most
 
 
 def read(place: Path, wishes: ReadWishes) -> Text:
@@ -90,17 +93,15 @@ def _cut(files: list[Path], place: Path, shares: tuple[float, float, float]) -> 
     total = sum(piece.size for piece in slices)
     if not total:
         raise CorpusError(f"{place}: there is no text in it; give a file or folder that has some")
-    cuts = [0, _near(slices, total * shares[0] / 100), _near(slices, total * (shares[0] + shares[1]) / 100), total]
-    if shares[2] == 0:
-        cuts[2] = total
-    if shares[1] == 0:
-        cuts[1] = cuts[2]
-    splits = {}
-    for number, (name, share) in enumerate(zip(SPLITS, shares, strict=True)):
-        if share:
-            splits[name] = tuple(_between(slices, cuts[number], cuts[number + 1]))
-            if not splits[name]:
-                raise CorpusError(f"{place}: {total:,} bytes are too short to split; give more text or another --split")
+    wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
+    cuts, exact = [0], 0.0
+    for before, after in pairwise(wanted.values()):
+        exact += before
+        within = math.ceil(min(before, after) / 2) - 1  # so that something is left of both
+        cuts.append(_near(slices, int(exact), min(NEAR, max(0, within))))
+    splits = {name: tuple(_between(slices, *ends)) for name, ends in zip(wanted, pairwise([*cuts, total]), strict=True)}
+    if not all(splits.values()):
+        raise CorpusError(f"{place}: {total:,} bytes are too short to split; give more text or another --split")
     return Text(splits)
 
 
@@ -115,26 +116,26 @@ def _between(slices: list[Slice], start: int, stop: int) -> list[Slice]:
     return found
 
 
-def _near(slices: list[Slice], exact: float) -> int:
-    """The place nearest to `exact` where the concatenation may be cut."""
-    place, done = int(exact), 0
+def _near(slices: list[Slice], place: int, within: int) -> int:
+    """Where the concatenation may be cut, as near as may be to a place and no farther than so many bytes."""
+    done = 0
     for piece in slices:
         if place < done + piece.size:
-            return done + _cut_in_file(piece, place - done)
+            return done + _cut_in_file(piece, place - done, within)
         done += piece.size
     return done
 
 
-def _cut_in_file(piece: Slice, place: int) -> int:
+def _cut_in_file(piece: Slice, place: int, within: int) -> int:
     """A cut inside one file: after the line end, else the blank, nearest to `place`, else between two characters."""
-    low, high = max(place - NEAR, 0), min(place + NEAR, piece.size)
+    low, high = max(place - within - CHARACTER, 0), min(place + within + 1, piece.size)
     with piece.path.open("rb") as file:
         file.seek(low)
         window = file.read(high - low)
     middle = place - low
     for mark in (b"\n", b" "):
-        after = window.find(mark, middle) + 1
-        before = window.rfind(mark, 0, middle) + 1
+        after = window.find(mark, middle, middle + within) + 1
+        before = window.rfind(mark, max(0, middle - within), middle) + 1
         around = [cut for cut in (before, after) if cut]
         if around:
             return low + min(around, key=lambda cut: abs(cut - middle))

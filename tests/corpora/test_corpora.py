@@ -227,6 +227,29 @@ def test_text_without_blanks_is_cut_between_characters(tmp_path):
     assert "".join(part.decode() for part in parts.values()) == "語" * 333
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"word " * 20_000 + b"\n",  # its only line end is no place for a cut
+        (b"word " * 4_000 + b"\n") * 10,  # the nearest line end is the end of the text, or the same for both cuts
+        b"word " * 42_000 + b"\n" + b"word " * 18_000,  # a line end in the middle of train is near, and too far
+    ],
+)
+def test_a_line_end_that_would_leave_a_split_with_little_is_no_place_for_a_cut(tmp_path, text):
+    (tmp_path / "long lines.txt").write_bytes(text)
+    parts = texts(folder.read(tmp_path / "long lines.txt", PLAIN))
+    assert b"".join(parts.values()) == text
+    assert [round(20 * len(part) / len(text)) for part in parts.values()] == [18, 1, 1]
+
+
+@pytest.mark.parametrize("shares", [(0, 50, 50), (50, 0, 50), (50, 50, 0), (0, 0, 100)])
+def test_no_text_is_lost_beside_a_split_that_is_left_out(tmp_path, shares):
+    (tmp_path / "book.txt").write_text("a line\n" * 99)
+    parts = texts(folder.read(tmp_path / "book.txt", ReadWishes(shares=shares)))
+    assert b"".join(parts.values()) == (tmp_path / "book.txt").read_bytes()
+    assert all(part.endswith(b"\n") for part in parts.values())
+
+
 def test_shares_of_nothing_leave_the_split_out(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("a\n" * 100)

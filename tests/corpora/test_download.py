@@ -95,6 +95,18 @@ def test_a_complete_part_needs_no_request(site, tmp_path):
     assert site.requests == []
 
 
+def test_a_complete_part_of_unknown_size_is_kept(site, tmp_path):
+    (tmp_path / "text.zip.part").write_bytes(CONTENT)
+    assert fetch(download(site, size=None), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("text.zip", f"bytes={len(CONTENT)}-")]
+
+
+def test_a_part_of_unknown_size_and_digest_is_fetched_anew(site, tmp_path):
+    (tmp_path / "text.zip.part").write_bytes(CONTENT[::-1])
+    addresses = ("text.zip", "text.zip")
+    assert fetch(download(site, *addresses, size=None, digest=None), tmp_path).read_bytes() == CONTENT
+
+
 def test_a_server_without_ranges_is_read_from_the_start(site, tmp_path):
     site.ranges = False
     (tmp_path / "text.zip.part").write_bytes(CONTENT[:777])
