@@ -109,17 +109,24 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
         _known_section(section, f"--set {text}")
         keys = result.setdefault(section, {})
         if isinstance(keys, dict):  # `resolve` refuses what is no section
-            keys[key] = _parse_value(value.strip())
+            keys[key] = _parse_value(value.strip(), is_text=_takes_text(section, key))
     return result
 
 
-def _parse_value(text: str) -> Any:
-    if text.lower() in OFF_WORDS:
+def _takes_text(section: str, key: str) -> bool:
+    """Whether a key's value is any text, which may look like a number or a date: a store may be called 2024."""
+    fields = {field.name: field.type for field in dataclasses.fields(typing.cast(Any, SECTIONS[section]))}
+    return fields.get(key) is str
+
+
+def _parse_value(text: str, *, is_text: bool) -> Any:
+    if text.lower() in OFF_WORDS and not is_text:
         return text.lower()  # the field's type decides whether this is a word or None
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # a bare word: --set model.norm=pre
+    return text if is_text and not isinstance(value, str) else value
 
 
 def resolve(table: Mapping[str, Any], where: str) -> Settings:

@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from tests.commands.novel import cells, done, json_of, refusal, txl
+from tests.commands.novel import cells, done, json_of, on_a_full_disk, refusal, txl
 from tests.test_cli import HEAVY, python
 from txlcli import recipe
 
@@ -120,6 +120,14 @@ def test_copy_replaces_a_file_with_force_only(folder, file):
     assert path.read_text() == "mine"
     done("recipes", "copy", "ptb", file, "--force")
     assert path.read_bytes() == original("ptb")
+
+
+def test_copy_leaves_a_file_as_it_is_where_the_disk_is_full(folder):
+    (folder / "mine.toml").write_text("mine")
+    result = on_a_full_disk(1000, "recipes", "copy", "ptb", "mine.toml", "--force")
+    assert result.returncode == 1
+    assert "mine.toml: the recipe cannot be written (" in result.stderr
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("mine.toml", "mine")]
 
 
 def test_copy_makes_no_folder(folder):

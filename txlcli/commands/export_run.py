@@ -80,7 +80,7 @@ def _check_free(folder: Path, *, force: bool) -> None:
 
 
 def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folder: Path) -> list[str]:
-    """The files, all or none; gives their names."""
+    """The files, each whole or not at all, and none of an earlier export; gives their names."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -98,11 +98,11 @@ def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folde
         (draft / VOCAB).write_text(vocab.to_json(), encoding="utf-8")
         if vocab.kind == "word":
             vocabularies.write_words(vocab, draft / WORDS)
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
         written = sorted(path.name for path in draft.iterdir())
         for name in written:
-            (draft / name).rename(folder / name)
+            (draft / name).replace(folder / name)
+        for name in set(FILES) - set(written):
+            (folder / name).unlink(missing_ok=True)
         return written
     except (OSError, SafetensorError) as error:
         if made:

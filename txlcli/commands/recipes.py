@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txlcli import console, metrics, recipe
+from txlcli.atomic import replacing
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import Force, Json
 from txlcli.places import check_folder
@@ -70,7 +71,8 @@ def copy(
     name, text = recipe.packaged(recipe_name)
     try:
         path = _target(file, name, force=force)
-        path.write_text(text, encoding="utf-8", newline="\n")
+        with replacing(path) as beside:
+            beside.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise TxlError(f"{file}: the recipe cannot be written ({error.strerror}); choose another FILE") from error
     if json:
