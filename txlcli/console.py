@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import sys
 import time
@@ -111,7 +112,7 @@ def show_table(
 
 def measured(value: float | None) -> str:
     """A loss or perplexity for people: 4.703, 2.7e10 from ten millions on; None is one that is infinite."""
-    if value is None:
+    if value is None or value == math.inf:
         return "inf"
     if abs(value) < SHORTENED_FROM:
         return f"{value:.3f}"

@@ -52,19 +52,19 @@ class Recorder:
 
     def _show(self, report: "Report", line: dict[str, Any]) -> None:
         metric = self._run.metric
-        value = metrics.in_metric(report.loss_nats, metric)
+        value = console.measured(metrics.in_metric(report.loss_nats, metric))
         if self._json:
             console.show_json(line)
         if report.kind == "train":
             rate = f"lr {line['lr']:.2g}, {line['tokens_per_s']:,.0f} tokens/s"
-            self._detail = f"train {value:.3f} {metric}{self._valid}, {rate}"
+            self._detail = f"train {value} {metric}{self._valid}, {rate}"
             self._bar.reach(report.step, self._detail)
             return
-        self._valid = f", valid {value:.3f}"
+        self._valid = f", valid {value}"
         self._bar.describe(self._detail)
         best = " (best so far)" if line["best"] else ""
         averaged = " with averaged weights" if line["averaged"] else ""
-        console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value:.3f} {metric}{averaged}{best}")
+        console.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{averaged}{best}")
 
 
 def as_line(report: "Report", metric: str) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def as_line(report: "Report", metric: str) -> dict[str, Any]:
     line: dict[str, Any] = {"kind": report.kind, **dataclasses.asdict(report)}
     line[metric] = metrics.in_metric(report.loss_nats, metric)
     # JSON has no infinity: a perplexity may be too large, a gradient of fp16 too (its step is left out).
-    return {key: metrics.finite(value) if isinstance(value, float) else value for key, value in line.items()}
+    return dict(metrics.without_infinities(line))
 
 
 def check_tensorboard(log: LogSettings) -> None:

@@ -133,27 +133,16 @@ class History:
         return result
 
 
-READING = (
-    "mem_len",
-    "attn_len_min",
-    "attn_len_max",
-    "seg_len",
-    "max_distance",
-    "same_length",
-    "lanes",
-    "precision",
-    "stride",
-)
-OF_SEGMENTS = ("seg_len", "same_length")  # windows have none; rows of earlier versions say some all the same
+OF_SEGMENTS = ("mem_len", "seg_len", "same_length")  # windows have none; rows of earlier versions say some all the same
+OF_BOTH = ("max_distance", "lanes", "precision", "stride")
 
 
 def _reading(row: Report) -> tuple[object, ...]:
-    """How an evaluation read its text."""
+    """How an evaluation read its text: what was asked for, which a text too short for it does not change."""
+    both = tuple(row.get(key) for key in OF_BOTH)
     if row.get("stride") is None:
-        return tuple(row.get(key) for key in READING)
-    # A window that is longer than one of two texts is the same reading of both; rows of earlier versions say N so.
-    asked = {"attn_len_min": None, "attn_len_max": row.get("attn_len", row.get("attn_len_max"))}
-    return tuple(None if key in OF_SEGMENTS else {**row, **asked}.get(key) for key in READING)
+        return tuple(row.get(key) for key in OF_SEGMENTS) + both
+    return (row.get("attn_len", row.get("attn_len_max")), *both)  # rows of earlier versions say N by the latter
 
 
 def _loss(report: Report) -> float:
@@ -253,13 +242,8 @@ def record(run: Run, rows: Iterable[Report]) -> None:
     path = run.folder / runs.EVALS
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     with path.open("ab") as file:  # all rows at once, so that evaluations side by side do not mix their lines
-        file.write(text.encode() if _ends_a_line(path) else b"\n" + text.encode())
-
-
-def _ends_a_line(path: Path) -> bool:
-    """Whether a file is empty or ends with a line end, as it does unless its writer died."""
-    with path.open("rb") as file:
-        if not file.seek(0, 2):
-            return True
-        file.seek(-1, 2)
-        return file.read() == b"\n"
+        there = path.read_bytes()
+        whole = there.rfind(b"\n") + 1
+        if whole < len(there):  # half a line, of a writer that died or found the disk full
+            file.truncate(whole)
+        file.write(text.encode())

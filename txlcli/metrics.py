@@ -4,7 +4,9 @@ Losses are summed in nats everywhere else; they are converted here and nowhere e
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 METRIC_TITLES = {
     "bpc": "bpc",
@@ -42,6 +44,15 @@ def perplexity(mean_nats: float) -> float:
 def finite(value: float) -> float | None:
     """The number, or None where JSON has no word for it: an infinite perplexity, a loss that is not a number."""
     return value if math.isfinite(value) else None
+
+
+def without_infinities(result: Any) -> Any:
+    """A result as JSON can say it: `finite` of every number in it, however deep."""
+    if isinstance(result, Mapping):
+        return {key: without_infinities(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [without_infinities(value) for value in result]
+    return finite(result) if isinstance(result, float) else result
 
 
 def in_metric(mean_nats: float, metric: str) -> float:

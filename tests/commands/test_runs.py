@@ -218,6 +218,24 @@ def test_what_learns_from_the_text_is_recorded_and_no_test_result(here):
     assert listed()["byte"]["test"] == pytest.approx(rows[0]["bpc"])
 
 
+def test_a_perplexity_beyond_all_numbers_is_shown(here):
+    path = here / "runs/word/metrics.jsonl"
+    steep = [{**line, "loss_nats": 800.0, "ppl": None} for line in reports("runs/word")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in steep))
+    done("eval", "word", "--mem-len", 0)
+    (row,) = recorded("word")
+    (here / "runs/word/evals.jsonl").write_text(json.dumps({**row, "loss_nats": 800.0}) + "\n")
+    shown = {row[0][0]: row for row in rows_of(done("runs"))}["word"]
+    assert (shown[3][0], shown[4][0]) == ("inf", "inf")
+    entry = listed()["word"]
+    assert (entry["best_valid"], entry["test"]) == (None, None)
+    assert entry["best_valid_step"] == next(line["step"] for line in steep if line["kind"] == "valid")
+    compared = {row[0]: row[1:] for row in cells(done("runs", "compare", "word", "char"))}
+    assert [compared[f"{name}"][0] for name in ("best valid", "last train", "test")] == ["inf ppl"] * 3
+    result = json_of("runs", "compare", "word", "char")["runs"][0]
+    assert (result["best_valid"], result["last_train"], result["test"]) == (None, None, None)
+
+
 def test_a_run_that_cannot_be_written_is_left_as_it_is(here):
     (here / "runs/byte/evals.jsonl").mkdir()
     result = done("eval", "byte", "--json")

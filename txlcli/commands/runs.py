@@ -56,7 +56,7 @@ def _list(runs_dir: Path, *, json: bool) -> None:
         raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or say where with --runs-dir')
     entries = [_entry(folder) for folder in folders]
     if json:
-        console.show_json({"runs_dir": str(runs_dir), "runs": entries})
+        console.show_json(metrics.without_infinities({"runs_dir": str(runs_dir), "runs": entries}))
     else:
         title = f"{len(entries)} run{'s' if len(entries) > 1 else ''} in {runs_dir}"
         console.show_table(title, COLUMNS, [_row(entry) for entry in entries], CAPTION, ruled=True)

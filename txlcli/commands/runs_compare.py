@@ -51,7 +51,7 @@ def compare(
     curves = _curves(histories, x) if plot is not None else {}
     result = _result(histories)
     if json:
-        console.show_json(result)
+        console.show_json(metrics.without_infinities(result))
     else:
         _show(result)
     if plot is not None:

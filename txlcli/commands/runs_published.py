@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, history, published, runs
+from txlcli import console, history, metrics, published, runs
 from txlcli.errors import UsageError
 from txlcli.history import History
 from txlcli.options import RUNS_DIR, Json, RunsDir
@@ -53,7 +53,7 @@ def published_(
     if run_history is not None and subject is None:
         console.say(f"the newest run: {run_history.run.folder}")
     if json:
-        console.show_json(result)
+        console.show_json(metrics.without_infinities(result))
     else:
         _show(result)
 

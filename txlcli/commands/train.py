@@ -152,7 +152,7 @@ def _forecast(
 def show_end(training: "Training", data_dir: Path) -> None:
     """What a training has come to, as a table."""
     run = runs.open_run(training.folder)
-    best = f"{metrics.in_metric(training.best_nats, run.metric):.3f}"
+    best = console.measured(metrics.in_metric(training.best_nats, run.metric))
     rows = [
         ["run", str(run.folder)],
         ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],
