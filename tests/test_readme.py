@@ -47,6 +47,7 @@ def test_the_python_of_the_readme_reads_with_a_run_and_trains_a_model(fresh_run,
     hidden, _ = fresh_run(torch.tensor([text]), fresh_run.first_memory(1, 64), mem_len=64)
     expected = fresh_run.log_probs(hidden)[:, -1:]
     torch.testing.assert_close(found["log_probs"], expected, rtol=0, atol=1e-5)
+    assert found["reading"].max_distance == 64 + 64  # as txl eval reads: no farther than L + M of the training
     likeliest = chr(int(expected.argmax()))
     first, *others = capsys.readouterr().out.splitlines()
     assert first == f"{expected.max().exp():.1%} {likeliest!r}"

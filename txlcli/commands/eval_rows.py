@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from txlcli import console, metrics
 from txlcli.commands.eval_texts import ScoredText
-from txlcli.errors import TrainingError, UsageError
+from txlcli.errors import TrainingError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,8 +54,7 @@ def over_windows(
     from txlcli.core.model import TransformerXL
     from txlcli.core.windows import score_windows
 
-    if not isinstance(opened.model, TransformerXL):
-        raise UsageError(f"{opened.run.folder} carries a state and reads no windows; leave out --attn-len")
+    assert isinstance(opened.model, TransformerXL)  # a state is refused windows before
     for length in lengths:
         with console.progress(f"N = {length}", total=len(source.targets), unit="tokens", shown=shown) as bar:
             scores = score_windows(

@@ -66,7 +66,7 @@ def prepare(
         typer.Option("--vocab", metavar="FILE", help="Encode with this vocabulary, e.g. a run's vocab.json."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes that read text; one per processor by default.")
+        int | None, typer.Option("--workers", help="Processes that read text; one per processor by default, at most 8.")
     ] = None,
     force: Force = False,
     listed: Annotated[bool, typer.Option("--list", help="Show the stores that are there.")] = False,

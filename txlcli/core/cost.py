@@ -64,7 +64,7 @@ def softmax_products(model: ModelSettings, cut: Sequence[Band], shares: Shares) 
     return products
 
 
-def _ends(model: ModelSettings, vocab_size: int, shares: Shares | None, *, read: int = 1) -> float:
+def _ends(model: ModelSettings, vocab_size: int, shares: Shares | None = None, *, read: int = 1) -> float:
     """Multiplications of embedding `read` tokens and scoring one."""
     cut = bands(model, vocab_size)
     shares = shares or zipf_shares(cut)
@@ -80,14 +80,14 @@ def state_products(model: RnnSettings) -> int:
 
 
 def decoding_flops_per_token(
-    model: ModelSettings, vocab_size: int, *, keys: float, max_distance: int | None = None, shares: Shares | None = None
+    model: ModelSettings, vocab_size: int, *, keys: float, max_distance: int | None = None
 ) -> float:
     """Reading and scoring one token with projected keys and values kept, each query seeing `keys` keys.
 
     Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them. A
     model that carries a state sees no keys.
     """
-    ends = _ends(model, vocab_size, shares)
+    ends = _ends(model, vocab_size)
     if isinstance(model, RnnSettings):
         return 2.0 * (state_products(model) + ends)
     assert isinstance(model, TransformerSettings)
@@ -95,7 +95,7 @@ def decoding_flops_per_token(
 
 
 def window_flops_per_prediction(
-    model: ModelSettings, vocab_size: int, *, window: int, max_distance: int | None = None, shares: Shares | None = None
+    model: ModelSettings, vocab_size: int, *, window: int, max_distance: int | None = None
 ) -> float:
     """Reading a window of N tokens from its first one on and scoring what follows, of the keys that queries see.
 
@@ -106,7 +106,7 @@ def window_flops_per_prediction(
     last = _layer_products(model, keys=window, max_distance=max_distance)
     keys_before = 2 * (window - 1) * model.d_model * model.n_heads * model.d_head
     layers = (model.n_layers - 1) * window * below + last + keys_before
-    return 2.0 * (layers + _ends(model, vocab_size, shares, read=window))
+    return 2.0 * (layers + _ends(model, vocab_size, read=window))
 
 
 def _layer_products(model: TransformerSettings, *, keys: float, max_distance: int | None) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from txlcli import plots, published
 from txlcli.metrics import perplexity
-from txlcli.reproduction.benchmarks import compared, read_as_trained
+from txlcli.reproduction.benchmarks import compared, read_as_recipe
 from txlcli.reproduction.report import Claim, Grid, Section
 from txlcli.reproduction.workshop import Measured, Workshop
 
@@ -128,7 +128,7 @@ def _text_per_step(shop: Workshop) -> str:
 def table7(shop: Workshop) -> Section:
     """Recurrence and encoding on One Billion Word, whose sentences know nothing of each other."""
     perplexities = {
-        key: Measured(tuple(read_as_trained(shop, key, seed, "test", "ppl") for seed in shop.seeds)) for key in TABLE_7
+        key: Measured(tuple(read_as_recipe(shop, key, seed, "test", "ppl") for seed in shop.seeds)) for key in TABLE_7
     }
     printed = dict(zip(TABLE_7, published.TABLE_7.rows, strict=True))
     rows = [[printed[key].name, str(perplexities[key]), str(printed[key].ppl)] for key in TABLE_7]

@@ -67,7 +67,7 @@ def make(shop: Workshop, number: int) -> Section:
     )
 
 
-def read_as_trained(shop: Workshop, key: str, seed: int, split: str, metric: str) -> float:
+def read_as_recipe(shop: Workshop, key: str, seed: int, split: str, metric: str) -> float:
     """A model's result, read as its recipe says; windows where it has no memory."""
     run = shop.run(key, seed)
     train = run.settings.train
@@ -86,7 +86,7 @@ def _columns(shop: Workshop, number: int) -> list[str]:
 
 
 def _over_seeds(shop: Workshop, key: str, split: str, metric: str) -> Measured:
-    return Measured(tuple(read_as_trained(shop, key, seed, split, metric) for seed in shop.seeds))
+    return Measured(tuple(read_as_recipe(shop, key, seed, split, metric) for seed in shop.seeds))
 
 
 def _row(row: published.Result, our_result: OurResult | None) -> list[str]:

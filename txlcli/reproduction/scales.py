@@ -84,18 +84,17 @@ def _ablation(
     prefix: str, base: tuple[str, ...], name: str, seg_len: int, longer: tuple[int, int], *more: str
 ) -> dict[str, Model]:
     """The rows of Tables 6 and 10: changes of one recipe; `more` are those of the longer segments of Table 10."""
-    learned = f"model.n_positions={seg_len}"
-    distances = f"model.n_positions={2 * seg_len}"
+    of_a_segment, of_two = f"model.n_positions={seg_len}", f"model.n_positions={2 * seg_len}"
     rows = {
         "xl-full": (),
-        "shaw-full": ("model.position=shaw", distances),
+        "shaw-full": ("model.position=shaw", of_two),
         "xl-half": (HALF,),
         "alone-xl-full": _alone(seg_len),
         "alone-xl-half": (*_alone(seg_len), HALF),
-        "alone-shaw-full": (*_alone(seg_len), "model.position=shaw", learned),
-        "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", learned),
+        "alone-shaw-full": (*_alone(seg_len), "model.position=shaw", of_a_segment),
+        "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", of_a_segment),
         "alone-sinusoid-half": (*ALONE_ABSOLUTE, HALF, "model.position=sinusoid"),
-        "alone-learned-half": (*ALONE_ABSOLUTE, HALF, "model.position=learned", learned),
+        "alone-learned-half": (*ALONE_ABSOLUTE, HALF, "model.position=learned", of_a_segment),
         "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}", *more),
         "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}", *more),
     }

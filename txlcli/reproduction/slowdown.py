@@ -11,7 +11,7 @@ TIMED = "enwik8"
 
 def table9(shop: Workshop) -> Section:
     """How much slower prediction is without memory."""
-    result = shop.timed(TIMED, ())
+    result = shop.timed(TIMED)
     rows = [
         [
             f"{row['attn_len']:,}",

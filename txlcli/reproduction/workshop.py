@@ -134,15 +134,14 @@ class Workshop:
         evaluation.finish()
         return Kept(evaluation.result, time.monotonic() - started)
 
-    def timed(self, subject: str, changes: tuple[str, ...]) -> dict[str, Any]:
+    def timed(self, subject: str) -> dict[str, Any]:
         """What `txl speed` says of a recipe."""
         lengths = ",".join(map(str, self.scale.attn_lens))
-        words = [word for change in changes for word in ("--set", change)]
-        self.note("speed", subject, "--attn-len", lengths, *words)
+        self.note("speed", subject, "--attn-len", lengths)
         return speed.measure(
             subject,
             attn_len=lengths,
-            overrides=list(changes),
+            overrides=[],
             device=self.device,
             data_dir=self.data_dir,
             runs_dir=self.runs_dir,
