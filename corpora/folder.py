@@ -21,6 +21,7 @@ from corpora.signatures import refuse_beside_text, refuse_packed
 SHARES = (90.0, 5.0, 5.0)
 NEAR = 1 << 16  # bytes around the exact place in which a line end is looked for
 CHARACTER = 4  # bytes of one in UTF-8, at most
+JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
 
 
 def read(place: Path, wishes: ReadWishes) -> Text:
@@ -33,12 +34,24 @@ def read(place: Path, wishes: ReadWishes) -> Text:
     refuse_packed(files)
     if place.is_dir() and wishes.shares is None and (named := _named_as_splits(files, place)):
         listed = "; ".join(f"{split}: {_listed(paths, place)}" for split, paths in named.items())
+        said = f"the splits are as the folder's names say ({listed}); --split cuts the whole text"
         return Text(
             {split: tuple(_text_of(path) for path in paths) for split, paths in named.items()},
-            (f"the splits are as the folder's names say ({listed}); --split cuts the whole text", *missing_note(named)),
+            (said, *missing_note(named), *_json_note(files, place)),
             {"split": "the folder's own files"},
         )
-    return _cut(files, place, wishes.shares or SHARES)
+    return Text(_cut(files, place, wishes.shares or SHARES), _json_note(files, place))
+
+
+def _json_note(files: list[Path], place: Path) -> tuple[str, ...]:
+    """A note where files look like records that hold the text."""
+    records = [path for path in files if path.suffix.lower() in JSON_ENDINGS]
+    if not records:
+        return ()
+    named = _listed(records, place if place.is_dir() else place.parent)
+    return (
+        f"{named}: read as it is, JSON's keys, quotes and escapes are text, too; take the text out if it alone counts",
+    )
 
 
 def _text_of(path: Path) -> Slice:
@@ -88,7 +101,7 @@ def _listed(paths: list[Path], folder: Path) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
-def _cut(files: list[Path], place: Path, shares: tuple[float, float, float]) -> Text:
+def _cut(files: list[Path], place: Path, shares: tuple[float, float, float]) -> dict[str, tuple[Slice, ...]]:
     slices = [piece for path in files if (piece := _text_of(path)).size]
     total = sum(piece.size for piece in slices)
     if not total:
@@ -102,7 +115,7 @@ def _cut(files: list[Path], place: Path, shares: tuple[float, float, float]) -> 
     splits = {name: tuple(_between(slices, *ends)) for name, ends in zip(wanted, pairwise([*cuts, total]), strict=True)}
     if not all(splits.values()):
         raise CorpusError(f"{place}: {total:,} bytes are too short to split; give more text or another --split")
-    return Text(splits)
+    return splits
 
 
 def _between(slices: list[Slice], start: int, stop: int) -> list[Slice]:

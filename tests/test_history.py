@@ -178,6 +178,19 @@ def test_a_memory_longer_than_the_lanes_of_one_of_two_texts_is_one_reading(run):
     assert (result["loss_nats"], readings) == (1.5, 1)
 
 
+def test_of_a_split_that_was_prepared_again_the_last_one_counts(run):
+    evals = [
+        row(1.0, mem_len=64, split_sha256="first"),
+        row(1.25, mem_len=128),  # of an earlier version
+        row(1.5, mem_len=64, split_sha256="second"),
+        row(0.5, mem_len=64, split_sha256="third", may_be_learned=True),
+        row(0.5, mem_len=256, split_sha256="second", may_be_learned=True),
+    ]
+    found = read(run, evals=evals)
+    assert [one["loss_nats"] for one in found.evals_of("test")] == [1.25, 1.5]
+    assert found.test_result[0]["loss_nats"] == 1.25
+
+
 def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(run):
     evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
     result, readings = read(run, evals=evals).test_result

@@ -59,6 +59,10 @@ class RunError(TxlError):
     """A run folder or a checkpoint is missing, damaged, or not one of ours."""
 
 
+class BusyError(RunError):
+    """Another process writes it."""
+
+
 class TrainingError(TxlError):
     """Training cannot go on: a loss or gradient that is not finite, a text too short for the lanes, a process lost."""
 

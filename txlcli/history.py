@@ -72,14 +72,20 @@ class History:
         return next(reversed(self.of_kind("train")), None)
 
     def evals_of(self, split: str) -> list[Report]:
-        """The recorded evaluations of a whole split by the model alone, with the weights that `txl eval` reads now."""
+        """The recorded evaluations of a whole split by the model alone, with the weights that `txl eval` reads now.
+
+        A corpus may have been prepared again: its split as read last counts, and none that may have been learned.
+        """
         now = {"split": split, "whole": True, "step": self.evaluated_step, "weights": self.run.best_or_last.name}
-        return [
+        rows = [
             row
             for row in self.evals
             if all(row.get(key) == value for key, value in now.items())
             and row.get("method", MODEL_ALONE) == MODEL_ALONE
+            and not row.get("may_be_learned")
         ]
+        newest = next((row["split_sha256"] for row in reversed(rows) if row.get("split_sha256")), None)
+        return [row for row in rows if row.get("split_sha256") in (None, newest)]  # earlier versions did not say it
 
     @cached_property
     def test_result(self) -> tuple[Report | None, int]:

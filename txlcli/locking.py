@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from txlcli.errors import RunError
+from txlcli.errors import BusyError
 
 
 @contextmanager
@@ -16,14 +16,14 @@ def alone(lock: Path, busy: str) -> Iterator[None]:
     In a folder that cannot be written, or on a file system without locks, the block runs without one.
 
     Raises:
-        RunError: another process holds it; `busy` says what to do.
+        BusyError: another process holds it; `busy` says what to do.
     """
     held = FileLock(lock)
     try:
         if lock.parent.is_dir():  # or else the lock would make it
             held.acquire(blocking=False)
     except Timeout:
-        raise RunError(busy) from None
+        raise BusyError(busy) from None
     except (OSError, NotImplementedError):
         pass
     try:

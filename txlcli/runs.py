@@ -9,6 +9,7 @@ runs/RUN/best.safetensors    the weights with the lowest validation loss
 runs/.locks/RUN              held by the process that writes the run
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -123,12 +124,15 @@ def _is_before(line: str, *, step: int, validated: int) -> bool:
 
 def new_folder(runs_dir: Path, *, name: str | None, recipe_name: str) -> Path:
     """The folder for a new run: of that name, or the recipe's with -2, -3 ... appended where that is taken."""
-    if name is not None:
-        return runs_dir / name
-    folder, number = runs_dir / recipe_name, 2
-    while folder.exists() or _aside(folder).exists():
-        folder, number = runs_dir / f"{recipe_name}-{number}", number + 1
-    return folder
+    return runs_dir / name if name is not None else next(free_folders(runs_dir, recipe_name))
+
+
+def free_folders(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
+    """The folders that a new run of a recipe may have, the first one first; each is free when it is asked for."""
+    for number in itertools.count(1):
+        folder = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
+        if not folder.exists() and not _aside(folder).exists():
+            yield folder
 
 
 def check_free(folder: Path, *, force: bool, instead: str | None = None) -> None:
@@ -205,7 +209,8 @@ def alone(folder: Path) -> AbstractContextManager[None]:
     """Be the only process that writes a run, from before its folder is made, while the block runs.
 
     Raises:
-        RunError: another process writes it; or the folder of runs cannot be made.
+        BusyError: another process writes it.
+        RunError: the folder of runs cannot be made.
     """
     locks = folder.parent / LOCKS
     try:

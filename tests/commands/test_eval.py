@@ -1,5 +1,6 @@
 """txl eval: the table, the JSON, the files, the arithmetic between them."""
 
+import hashlib
 import json
 import math
 import os
@@ -94,6 +95,8 @@ def test_json_says_everything_that_decides_the_numbers(here):
         "unit": "byte",
         "metric": "bpc",
         "conventions": {"vocabulary": "all 256 bytes", "split": "the folder's own files"},
+        "split_sha256": hashlib.sha256((here / "novel/test.txt").read_bytes()).hexdigest(),
+        "may_be_learned": False,
         "seg_len": 5,
         "position": "relative",
         "max_distance": 10,
@@ -376,15 +379,25 @@ def test_a_plot_is_a_real_figure(here, ending, magic):
     assert result.stderr.endswith(f"drawn to curve.{ending}\n")
 
 
-def test_a_text_that_may_have_been_learned_is_told(here):
+def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
     assert "may hold text" not in done("eval", "byte").stderr
+    before = json_of("runs")["runs"]
     (here / "novel/train.txt").write_text("the fox\n" * 60)
+    (here / "novel/test.txt").write_text("the dog\n" * 9)
     done("prepare", "novel", "--force")
-    assert (
+    told = (
         "data/novel.h5 has another train split than runs/byte was trained on: it was prepared again, and its test "
-        "split may hold text that the run has learned" in done("eval", "byte").stderr
+        "split may hold text that the run has learned"
     )
+    assert told in done("eval", "byte").stderr
+    assert told in done("generate", "byte", "--tokens", 2).stderr
+    assert json_of("eval", "byte")["may_be_learned"] is True
+    assert json_of("eval", "byte", "--text", "novel/test.txt")["may_be_learned"] is None
+    tests = {entry["name"]: entry["test"] for entry in before}
+    assert {entry["name"]: entry["test"] for entry in json_of("runs")["runs"]} == tests
+    assert tests["byte"] is not None
     assert "may hold text" not in done("eval", "char").stderr
+    assert "may hold text" not in done("generate", "byte", "--prompt", "the", "--tokens", 2).stderr
 
 
 @pytest.mark.parametrize(

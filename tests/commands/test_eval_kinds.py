@@ -264,7 +264,10 @@ def test_auto_finds_the_window_of_a_model_without_memory(here):
     [
         (["--mem-len", "auto", "--cache", 9], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (["--mem-len", "auto", "--attn-len", "auto"], "--attn-len evaluates windows without memory"),
-        (["--mem-len", "0,auto"], "--mem-len 0,auto: 'auto' is no whole number; write lengths like 160,640"),
+        (
+            ["--mem-len", "0,auto"],
+            '--mem-len 0,auto: "auto" finds a length by itself; give it alone, or lengths like 160,640',
+        ),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(here, options, message):

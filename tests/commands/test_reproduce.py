@@ -188,6 +188,18 @@ def test_a_stop_that_comes_with_the_last_save_of_a_training_stops_all(shrunk, mo
     assert [path.name for path in Path("runs").glob("tiny-short-*")] == ["tiny-short-xl-1111"]
 
 
+def test_a_stop_says_that_the_same_command_goes_on(shrunk, monkeypatch):
+    models = scales.get("tiny", ptb_is_here=False).models
+    more = (*models["short-xl"].changes, "train.valid_every=1")
+    models["short-xl"] = dataclasses.replace(models["short-xl"], changes=more)
+    with monkeypatch.context() as patches:
+        interrupt_at_save(1, patches)
+        message = refusal("reproduce", "table7", code=130)
+    saved = "saved runs/tiny-short-xl-1111/last.safetensors at step 1"
+    assert message == f"stopped; {saved}; the same command goes on"
+    assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in done("reproduce", "table7").stderr
+
+
 def test_seeds_are_averaged_and_the_report_keeps_what_was_made_before(shrunk):
     done("reproduce", "table7")
     result = json_of("reproduce", "table4", "--seeds", 2)

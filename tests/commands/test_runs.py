@@ -165,7 +165,8 @@ def test_an_evaluation_is_kept_with_the_run(here):
         assert {key: row[key] for key in shown if key != "best"} == {
             key: value for key, value in shown.items() if key != "best"
         }
-        same = ("step", "text", "unit", "metric", "conventions", "seg_len", "max_distance", "same_length", "precision")
+        same = {"step", "text", "unit", "metric", "conventions", "split_sha256", "may_be_learned", "seg_len"}
+        same |= {"max_distance", "same_length", "precision"}
         assert {key: row[key] for key in same} == {key: told[key] for key in same}
         assert (row["split"], row["whole"], row["weights"]) == ("test", True, "best.safetensors")
         assert "best" not in row

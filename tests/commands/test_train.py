@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import corpora
 from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, refusal, reports, txl
 from txlcli import console, recipe, runs
-from txlcli.commands import train_plan
+from txlcli.commands import train_plan, train_run
 from txlcli.core import checkpoint, validation
 from txlcli.core.attention_kernels import sdpa
 from txlcli.core.checkpoint import Checkpoint
@@ -398,6 +398,26 @@ def test_a_run_is_trained_by_one_process_at_a_time(here):
     before = reports("runs/shared")
     done("train", "--resume", "shared")
     assert reports("runs/shared")[: len(before)] == before
+
+
+def test_trainings_that_begin_together_have_folders_of_their_own(here, monkeypatch):
+    begun = train_run._begun
+
+    def while_another_begins(*arguments, **options):
+        training = begun(*arguments, **options)
+        (here / "runs/tiny").mkdir()  # and has made its folder; that of the next one is locked, not made yet
+        return training
+
+    monkeypatch.setattr(train_run, "_begun", while_another_begins)
+    with FileLock("runs/.locks/tiny-2"):
+        result = train("--max-steps", 1)
+    assert "runs/tiny was taken meanwhile; this run is runs/tiny-3\n" in result.stderr
+    assert card("runs/tiny-3")["recipe"] == "tiny"
+    assert list((here / "runs/tiny").iterdir()) == []
+    assert not (here / "runs/tiny-2").exists()
+    with FileLock("runs/.locks/tiny", blocking=False), FileLock("runs/.locks/tiny-3", blocking=False):
+        pass
+    done("train", "--resume", "tiny-3")
 
 
 def test_a_training_holds_its_lock_from_before_its_folder_is_made(here, monkeypatch):

@@ -242,6 +242,18 @@ def test_a_line_end_that_would_leave_a_split_with_little_is_no_place_for_a_cut(t
     assert [round(20 * len(part) / len(text)) for part in parts.values()] == [18, 1, 1]
 
 
+def test_json_is_text_and_that_is_said(tmp_path):
+    (tmp_path / "a.txt").write_text("a line\n" * 99)
+    assert folder.read(tmp_path, PLAIN).notes == ()
+    (tmp_path / "b.jsonl").write_text('{"text": "a line"}\n' * 99)
+    note = "b.jsonl: read as it is, JSON's keys, quotes and escapes are text, too; take the text out if it alone counts"
+    assert folder.read(tmp_path, PLAIN).notes == (note,)
+    assert folder.read(tmp_path / "b.jsonl", PLAIN).notes == (note,)
+    (tmp_path / "a.txt").rename(tmp_path / "train.txt")
+    (tmp_path / "b.jsonl").rename(tmp_path / "test.JSON")
+    assert folder.read(tmp_path, PLAIN).notes[-1] == note.replace("b.jsonl", "test.JSON")
+
+
 @pytest.mark.parametrize("shares", [(0, 50, 50), (50, 0, 50), (50, 50, 0), (0, 0, 100)])
 def test_no_text_is_lost_beside_a_split_that_is_left_out(tmp_path, shares):
     (tmp_path / "book.txt").write_text("a line\n" * 99)

@@ -15,6 +15,8 @@ CIRCUMSTANCES = (
     "unit",
     "metric",
     "conventions",
+    "split_sha256",
+    "may_be_learned",
     "seg_len",
     "max_distance",
     "same_length",

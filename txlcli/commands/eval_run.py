@@ -92,12 +92,12 @@ class EvalWishes:
     @property
     def mem_lens(self) -> list[int] | None:
         """The memory lengths; None is the run's own, or one that is searched."""
-        return None if self.mem_len in (None, AUTO) else parse_lengths("--mem-len", str(self.mem_len), least=0)
+        return None if self.mem_len in (None, AUTO) else _lengths("--mem-len", str(self.mem_len), least=0)
 
     @property
     def windows(self) -> list[int]:
         """The lengths of windows; none is an evaluation with memory, or a length that is searched."""
-        return [] if self.attn_len in (None, AUTO) else parse_lengths("--attn-len", str(self.attn_len), least=1)
+        return [] if self.attn_len in (None, AUTO) else _lengths("--attn-len", str(self.attn_len), least=1)
 
     @property
     def searched(self) -> str | None:
@@ -242,6 +242,12 @@ def _rows(
             opened, source, reading, wishes.windows, wishes.stride or 1, windows=wishes.batch_size, shown=shown
         )
     return eval_rows.over_memory(opened, source, reading, mem_lens, shown=shown, timed=wishes.timed)
+
+
+def _lengths(option: str, text: str, *, least: int) -> list[int]:
+    if AUTO in text.split(","):
+        raise UsageError(f'{option} {text}: "{AUTO}" finds a length by itself; give it alone, or lengths like 160,640')
+    return parse_lengths(option, text, least=least)
 
 
 def _first_option(options: Mapping[str, object]) -> str | None:

@@ -37,6 +37,8 @@ def as_result(
         "unit": source.unit,
         "metric": opened.run.metric,
         "conventions": source.conventions,
+        "split_sha256": source.digest,
+        "may_be_learned": source.may_be_learned,
         "seg_len": reading.seg_len if in_segments else None,
         "position": model.position if isinstance(model, TransformerSettings) else None,
         "max_distance": reading.max_distance if attends else None,

@@ -36,6 +36,10 @@ class ScoredText:
     """The split that it is, or the head of; None for a text of the user's own."""
     whole: bool = True
     """Whether all that can be predicted is."""
+    digest: str | None = None
+    """What tells the split from others; None for a text of the user's own."""
+    may_be_learned: bool | None = None
+    """Whether the split may hold text that the run was trained on; None where nobody knows."""
 
 
 def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Path) -> ScoredText:
@@ -90,6 +94,8 @@ def _head(opened: "OpenRun", store: "TokenStore", split: str, positions: int | N
         corpus=store.corpus,
         split=split,
         whole=len(targets) == predictable,
+        digest=store.digest(split),
+        may_be_learned=not opened.has_learned_from(store),
     )
 
 

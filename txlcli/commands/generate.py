@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console
+from txlcli.commands.eval_texts import tell_learned
 from txlcli.errors import UsageError, VocabularyError
 from txlcli.options import (
     DATA_DIR,
@@ -189,6 +190,7 @@ def _from_split(
     from corpora.corpus import as_it_is
 
     store = opened.store(data_dir)
+    tell_learned(opened, store, SPLIT)
     ids = store.ids(SPLIT)
     latest = len(ids) - (tokens if needs_reference else 0)
     if at is None:

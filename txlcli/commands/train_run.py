@@ -6,14 +6,14 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from txlcli import console, curves, recipe, runs, torchrun
 from txlcli.commands import train_changes, train_plan, train_text
-from txlcli.errors import Interrupted, RecipeError, RunError, TxlError, UsageError
+from txlcli.errors import BusyError, Interrupted, RecipeError, RunError, TxlError, UsageError
 from txlcli.model_settings import TransformerSettings
 from txlcli.options import DATA_DIR, Device
 from txlcli.runs import Run
@@ -37,6 +37,8 @@ class Until:
     max_minutes: float | None = None
     more_follows: bool = False
     """Whether the caller has more to do: a stop that comes as the training ends must then stop that, too."""
+    going_on: str | None = None
+    """What goes on after a stop, in words, where that is not `txl train --resume`."""
 
 
 ITS_END = Until()
@@ -64,7 +66,7 @@ def learn(
     store = train_text.store_for(settings, data_dir)
     run = _new_run(recipe_source, settings, folder, store)
     training = _begun(run, store, device, until_step=until.max_steps)
-    with runs.alone(run.folder):
+    with _alone_in_its_folder(run, training, wanted=name is not None or force) as run:
         runs.create(run, store.vocab.to_json(), force=force)
         with _kept_only_with_weights(run, training):
             _carry_out(run, training, data_dir, until, json=json)
@@ -125,6 +127,33 @@ def new_folder(recipe_source: str, name: str | None, runs_dir: Path, *, force: b
     folder = runs.new_folder(runs_dir, name=name or replaced, recipe_name=recipe_name)
     runs.check_free(folder, force=force)
     return folder
+
+
+@contextmanager
+def _alone_in_its_folder(run: Run, training: "Training", *, wanted: bool) -> Iterator[Run]:
+    """The new run in a folder that this process alone writes while the block runs.
+
+    Unless that very folder is wanted, it is the next free one where another training has taken it meanwhile.
+
+    Raises:
+        BusyError: another process writes the folder that is wanted.
+    """
+    folders = iter([run.folder]) if wanted else runs.free_folders(run.folder.parent, run.recipe_name)
+    with ExitStack() as held:
+        for folder in folders:
+            try:
+                held.enter_context(runs.alone(folder))
+            except BusyError:
+                if wanted:
+                    raise
+                continue
+            if wanted or not folder.exists():
+                break
+            held.close()
+        if folder != run.folder:
+            console.say(f"{run.folder} was taken meanwhile; this run is {folder}")
+        training.folder = folder
+        yield dataclasses.replace(run, folder=folder)
 
 
 @contextmanager
@@ -287,7 +316,7 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
                         training.save_last()
                     raise
     saved = f"saved {training.last_path} at step {training.step:,}"
-    going_on = f'go on with "{next_command(training, data_dir)}"'
+    going_on = until.going_on or f'go on with "{next_command(training, data_dir)}"'
     if _comes_to_nothing(run, training):
         code = 128 + caught[0] if caught else TxlError.exit_code
         raise Interrupted(f"no step was taken; {run.folder} is the run that it was", code)

@@ -22,7 +22,7 @@ from txlcli.runs import Run
 from txlcli.token_store import TokenStore
 
 FIRST_SEED = 1111
-TABLES_FOLLOW = train_run.Until(more_follows=True)
+TABLES_FOLLOW = train_run.Until(more_follows=True, going_on="the same command goes on")
 
 
 @dataclasses.dataclass
