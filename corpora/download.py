@@ -96,9 +96,9 @@ def _receive(address: str, part: Path, download: Download, progress: Progress) -
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-            if download.digest:
-                return None  # nothing is missing, or this is another file: the digest knows
-            part.unlink()  # as long as the server's file or longer
+            if download.digest and fault(part, download) is None:
+                return None  # nothing is missing
+            part.unlink()  # as long as the server's file or longer, so not a beginning of it
         return f"HTTP {error.code} {error.reason}"
     except urllib.error.URLError as error:
         return str(error.reason)

@@ -143,7 +143,7 @@ def _cut_in_file(piece: Slice, place: int, within: int) -> int:
     """A cut inside one file: after the line end, else the blank, nearest to `place`, else between two characters."""
     low, high = max(place - within - CHARACTER, 0), min(place + within + 1, piece.size)
     with piece.path.open("rb") as file:
-        file.seek(low)
+        file.seek(piece.start + low)
         window = file.read(high - low)
     middle = place - low
     for mark in (b"\n", b" "):

@@ -169,9 +169,9 @@ def test_a_window_longer_than_one_of_two_texts_is_one_reading(run):
 
 def test_a_memory_longer_than_the_lanes_of_one_of_two_texts_is_one_reading(run):
     evals = [
-        row(1.5, mem_len=640, attn_len_min=500, attn_len_max=500),
+        row(1.5, mem_len=640, attn_len_min=500, attn_len_max=500, batch_size=64, lanes=63),
         row(1.4, mem_len=64, attn_len_min=64, attn_len_max=64),
-        row(1.7, split="valid", mem_len=640, attn_len_min=640, attn_len_max=640),
+        row(1.7, split="valid", mem_len=640, attn_len_min=640, attn_len_max=640, batch_size=64, lanes=64),
         row(1.8, split="valid", mem_len=64, attn_len_min=64, attn_len_max=64),
     ]
     result, readings = read(run, evals=evals).test_result
@@ -288,3 +288,9 @@ def test_rows_are_added_behind_older_ones_and_behind_half_a_line(run):
         file.write('{"half')
     history.record(run, [row(0.5)])
     assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
+
+
+def test_a_row_without_a_line_end_is_kept(run):
+    (run.folder / "evals.jsonl").write_text(json.dumps(row(2.0)))
+    history.record(run, [row(1.5)])
+    assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5]

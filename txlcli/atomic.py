@@ -15,7 +15,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written, or cannot take the name; what was there before is untouched.
     """
-    beside = path.with_name(path.name + ".new")
+    beside = path.with_name(f".{path.name}.new")
     try:
         beside.unlink(missing_ok=True)
         beside.touch()

@@ -8,6 +8,7 @@ TxlError                    could not                                    exit co
 ├── VocabularyError         text and vocabulary do not fit each other
 ├── CorpusInputError        a corpus could not be read, downloaded or split
 ├── RunError                a run folder or checkpoint is missing, damaged or foreign
+│   └── BusyError           another process writes a run, a report or a file of losses
 ├── TrainingError           training cannot go on: a loss that is not finite, a text too short, a process lost
 └── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143); the message says what was saved
 
@@ -60,7 +61,7 @@ class RunError(TxlError):
 
 
 class BusyError(RunError):
-    """Another process writes it."""
+    """Another process writes a run, a report or a file of losses."""
 
 
 class TrainingError(TxlError):

@@ -140,12 +140,13 @@ class History:
 
 
 OF_SEGMENTS = ("mem_len", "seg_len", "same_length")  # windows have none; rows of earlier versions say some all the same
-OF_BOTH = ("max_distance", "lanes", "precision", "stride")
+OF_BOTH = ("max_distance", "precision", "stride")
 
 
 def _reading(row: Report) -> tuple[object, ...]:
     """How an evaluation read its text: what was asked for, which a text too short for it does not change."""
     both = tuple(row.get(key) for key in OF_BOTH)
+    both += (row.get("batch_size", row.get("lanes")),)  # rows of earlier versions say what a short text made of it
     if row.get("stride") is None:
         return tuple(row.get(key) for key in OF_SEGMENTS) + both
     return (row.get("attn_len", row.get("attn_len_max")), *both)  # rows of earlier versions say N by the latter
@@ -168,7 +169,7 @@ def read(run: Run) -> History:
         RunError: a line of metrics.jsonl or evals.jsonl, or a checkpoint, is damaged.
     """
     reports = tuple(_lines(run.folder / runs.METRICS, ("kind", "step", "loss_nats")))
-    evals = tuple(_lines(run.folder / runs.EVALS, ("loss_nats",)))
+    evals = tuple(_lines(run.folder / runs.EVALS, ("loss_nats",), halves=True))
     return History(run, reports, evals, _saved(run), _plain_data(run.best_or_last).get("step"))
 
 
@@ -186,8 +187,11 @@ def check_finished(run: Run) -> None:
         )
 
 
-def _lines(path: Path, keys: tuple[str, ...]) -> list[Report]:
-    """The lines of a file of JSON objects that have these keys; none where there is no file."""
+def _lines(path: Path, keys: tuple[str, ...], *, halves: bool = False) -> list[Report]:
+    """The lines of a file of JSON objects that have these keys; none where there is no file.
+
+    With `halves` a line may be half of one, before which its writer died and after which others wrote: it is skipped.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -195,7 +199,16 @@ def _lines(path: Path, keys: tuple[str, ...]) -> list[Report]:
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path}: cannot be read ({error}); restore it from a copy, or delete it") from error
     lines = text.split("\n")[:-1]  # what follows the last line end is being written, or was when the machine died
-    return [_line(path, number, line, keys) for number, line in enumerate(lines, 1)]
+    return [_line(path, number, line, keys) for number, line in enumerate(lines, 1) if not (halves and _is_half(line))]
+
+
+def _is_half(line: str) -> bool:
+    """Whether a line begins as an object does, and is none."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return line.startswith("{")
+    return False
 
 
 def _line(path: Path, number: int, line: str, keys: tuple[str, ...]) -> Report:
@@ -246,10 +259,15 @@ def record(run: Run, rows: Iterable[Report]) -> None:
         OSError: the folder cannot be written.
     """
     path = run.folder / runs.EVALS
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
     with path.open("ab") as file:  # all rows at once, so that evaluations side by side do not mix their lines
-        there = path.read_bytes()
-        whole = there.rfind(b"\n") + 1
-        if whole < len(there):  # half a line, of a writer that died or found the disk full
-            file.truncate(whole)
-        file.write(text.encode())
+        file.write(text.encode() if _ends_a_line(path) else b"\n" + text.encode())
+
+
+def _ends_a_line(path: Path) -> bool:
+    """Whether a file is empty or ends with a line end, as it does unless its writer died or found the disk full."""
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            return True
+        file.seek(-1, 2)
+        return file.read() == b"\n"

@@ -98,6 +98,7 @@ def test_json_says_everything_that_decides_the_numbers(here):
         "split_sha256": hashlib.sha256((here / "novel/test.txt").read_bytes()).hexdigest(),
         "may_be_learned": False,
         "seg_len": 5,
+        "batch_size": 3,
         "position": "relative",
         "max_distance": 10,
         "same_length": "m",

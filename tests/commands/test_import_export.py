@@ -208,7 +208,8 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     )
     assert card("runs/hf")["settings"]["corpus"]["store"] == "hf"
     done(*told["prepare"].replace("CORPUS", "novel").split()[1:])
-    assert json_of("eval", "hf")["text"] == "hf test"
+    told = json_of("eval", "hf")
+    assert (told["text"], told["may_be_learned"]) == ("hf test", None)
     (here / "data/hf.h5").unlink()
     table = dict(cells(done("import", "hf", "--force")))
     assert table["weights of"] == "Hugging Face TransfoXL (hf)"

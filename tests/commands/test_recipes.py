@@ -130,6 +130,16 @@ def test_copy_leaves_a_file_as_it_is_where_the_disk_is_full(folder):
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("mine.toml", "mine")]
 
 
+def test_copy_follows_a_link_and_leaves_other_files_alone(folder):
+    (folder / "mine.toml.new").write_text("another")
+    (folder / "real.toml").write_text("mine")
+    (folder / "mine.toml").symlink_to("real.toml")
+    done("recipes", "copy", "ptb", "mine.toml", "--force")
+    assert (folder / "mine.toml.new").read_text() == "another"
+    assert (folder / "mine.toml").is_symlink()
+    assert (folder / "real.toml").read_bytes() == original("ptb")
+
+
 def test_copy_makes_no_folder(folder):
     assert refusal("recipes", "copy", "ptb", "deep/mine.toml") == (
         "deep/mine.toml: there is no folder deep; make it first"

@@ -165,7 +165,7 @@ def test_damaged_evaluations_are_named(shrunk, text):
 def test_evaluations_that_cannot_be_kept_are_said(shrunk):
     done("reproduce", "table7")
     Path("reproduction-tiny/evaluations.json").unlink()
-    Path("reproduction-tiny/evaluations.json.new").mkdir()  # a file of this name would take its place
+    Path("reproduction-tiny/.evaluations.json.new").mkdir()  # a file of this name would take its place
     message = refusal("reproduce", "table7", code=1)
     assert message.startswith("reproduction-tiny/evaluations.json: cannot be written (")
     assert message.endswith("); check the folder and the free space")

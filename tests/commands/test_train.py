@@ -21,7 +21,7 @@ from txlcli.core import checkpoint, validation
 from txlcli.core.attention_kernels import sdpa
 from txlcli.core.checkpoint import Checkpoint
 from txlcli.core.training import Training
-from txlcli.errors import RunError, UsageError
+from txlcli.errors import BusyError, RunError, UsageError
 from txlcli.token_store import TokenStore
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
@@ -418,6 +418,20 @@ def test_trainings_that_begin_together_have_folders_of_their_own(here, monkeypat
     with FileLock("runs/.locks/tiny", blocking=False), FileLock("runs/.locks/tiny-3", blocking=False):
         pass
     done("train", "--resume", "tiny-3")
+
+
+def test_where_every_lock_seems_taken_the_search_for_a_folder_ends(here, monkeypatch):
+    tried = []
+
+    def taken(folder):
+        tried.append(folder)
+        raise BusyError(f"{folder} is busy")
+
+    monkeypatch.setattr(runs, "alone", taken)
+    assert refusal("train", "tiny.toml", code=1).endswith(" is busy")
+    assert len(tried) == train_run.MOST_TAKEN + 1
+    assert refusal("train", "tiny.toml", "--name", "mine", code=1) == "runs/mine is busy"
+    assert len(tried) == train_run.MOST_TAKEN + 2
 
 
 def test_a_training_holds_its_lock_from_before_its_folder_is_made(here, monkeypatch):

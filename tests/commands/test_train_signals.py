@@ -10,7 +10,10 @@ import pytest
 
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, txl, wait_for
 from txlcli import __main__, curves, opening
+from txlcli.commands import train_run
 from txlcli.core import checkpoint
+from txlcli.errors import Interrupted
+from txlcli.options import Device
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -52,7 +55,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(here, limit, file):
     assert ended.stderr.splitlines()[-1].startswith(f"error: runs/byte/{file}")
     assert "Traceback" not in ended.stderr
     assert (run / "last.safetensors").read_bytes() == before
-    assert not list(run.glob("*.new"))
+    assert not list(run.glob(".*.new"))
 
 
 def test_no_room_for_a_new_run_is_said(here):
@@ -153,6 +156,15 @@ def test_a_second_interrupt_stops_at_once_and_says_what_is_left(here, monkeypatc
         'go on with "txl train --resume runs/byte"',
     ]
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
+    with pytest.raises(Interrupted, match=r"what was saved before is left; the same command goes on$"):
+        train_run.go_on(
+            "byte",
+            ["train.max_steps=90", "log.every=1"],
+            device=Device.cpu,
+            data_dir=Path("data"),
+            runs_dir=Path("runs"),
+            until=train_run.Until(going_on="the same command goes on"),
+        )
     result = txl("train", "tiny.toml", "--set", "log.every=1")
     assert result.stderr.splitlines()[-1] == "error: stopped at once, without saving; nothing was saved before"
     assert not (here / "runs/tiny").exists()

@@ -213,6 +213,14 @@ def test_a_file_is_cut_at_line_ends(tmp_path):
     assert len(parts["valid"]) == pytest.approx(path.stat().st_size * 0.05, abs=10)
 
 
+def test_a_byte_order_mark_moves_no_cut(tmp_path):
+    text = "a line of text\n" * 200 + "語" * 333
+    (tmp_path / "marked.txt").write_text("\ufeff" + text, encoding="utf-8")
+    parts = texts(folder.read(tmp_path / "marked.txt", ReadWishes(shares=(50, 40, 10))))
+    assert "".join(part.decode() for part in parts.values()) == text
+    assert parts["train"].endswith(b"text\n")
+
+
 def test_text_without_line_ends_is_cut_at_blanks(tmp_path):
     path = tmp_path / "one-line.txt"
     path.write_text("word " * 500)

@@ -18,6 +18,7 @@ CIRCUMSTANCES = (
     "split_sha256",
     "may_be_learned",
     "seg_len",
+    "batch_size",
     "max_distance",
     "same_length",
     "precision",

@@ -40,6 +40,7 @@ def as_result(
         "split_sha256": source.digest,
         "may_be_learned": source.may_be_learned,
         "seg_len": reading.seg_len if in_segments else None,
+        "batch_size": reading.batch_size,
         "position": model.position if isinstance(model, TransformerSettings) else None,
         "max_distance": reading.max_distance if attends else None,
         "same_length": reading.same_length if attends and in_segments else None,

@@ -71,7 +71,7 @@ def copy(
     name, text = recipe.packaged(recipe_name)
     try:
         path = _target(file, name, force=force)
-        with replacing(path) as beside:
+        with replacing(path.resolve()) as beside:
             beside.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise TxlError(f"{file}: the recipe cannot be written ({error.strerror}); choose another FILE") from error

@@ -5,8 +5,9 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ class Until:
 
 
 ITS_END = Until()
+MOST_TAKEN = 100  # folders that others take while a training begins; where locks do not work all of them seem taken
 
 
 def learn(
@@ -99,13 +101,18 @@ def go_on(
 def loaded(recipe_source: str, changes: list[str], *, until_step: int | None = None) -> Settings:
     """A recipe with changes, whose curves can be written here, and which takes as many steps as are wanted."""
     settings = recipe.load(recipe_source, changes)
+    _check_vanilla(settings, recipe_source)
+    curves.check_tensorboard(settings.log)
+    _check_schedule(settings, until_step)
+    return settings
+
+
+def _check_vanilla(settings: Settings, recipe_source: str) -> None:
+    """Refuse a new vanilla model a memory; runs of earlier versions may have one."""
     model = settings.model
     if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
         why = "model.auxiliary_losses are the vanilla model's, which has no memory"
         raise RecipeError(f"{recipe_source}: {why}; --set train.mem_len=0")
-    curves.check_tensorboard(settings.log)
-    _check_schedule(settings, until_step)
-    return settings
 
 
 def _check_schedule(settings: Settings, until_step: int | None) -> None:
@@ -136,20 +143,22 @@ def _alone_in_its_folder(run: Run, training: "Training", *, wanted: bool) -> Ite
     Unless that very folder is wanted, it is the next free one where another training has taken it meanwhile.
 
     Raises:
-        BusyError: another process writes the folder that is wanted.
+        BusyError: another process writes the folder that is wanted, or so many of the others.
     """
-    folders = iter([run.folder]) if wanted else runs.free_folders(run.folder.parent, run.recipe_name)
+    others = islice(runs.free_folders(run.folder.parent, run.recipe_name), 0 if wanted else MOST_TAKEN)
+    taken = BusyError(f"{run.folder} was taken meanwhile; give another --name")
     with ExitStack() as held:
-        for folder in folders:
+        for folder in chain([run.folder], others):
             try:
                 held.enter_context(runs.alone(folder))
-            except BusyError:
-                if wanted:
-                    raise
+            except BusyError as error:
+                taken = error
                 continue
             if wanted or not folder.exists():
                 break
             held.close()
+        else:
+            raise taken
         if folder != run.folder:
             console.say(f"{run.folder} was taken meanwhile; this run is {folder}")
         training.folder = folder
@@ -300,9 +309,12 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
             out_of_time = deadline is not None and time.monotonic() >= deadline
             return bool(caught) or out_of_time or torchrun.is_orphan()
 
+        def going_on() -> str:
+            return until.going_on or f'go on with "{next_command(training, data_dir)}"'
+
         every = run.settings.log.every
         recording = curves.recording(run, after=training.step, json=json)
-        with _impatience_told(training, caught, data_dir), recording as recorder:
+        with _impatience_told(training, caught, going_on), recording as recorder:
             for report in training.run(
                 report_every=every,
                 should_stop=should_stop,
@@ -316,26 +328,25 @@ def _carry_out(run: Run, training: "Training", data_dir: Path, until: Until, *, 
                         training.save_last()
                     raise
     saved = f"saved {training.last_path} at step {training.step:,}"
-    going_on = until.going_on or f'go on with "{next_command(training, data_dir)}"'
     if _comes_to_nothing(run, training):
         code = 128 + caught[0] if caught else TxlError.exit_code
         raise Interrupted(f"no step was taken; {run.folder} is the run that it was", code)
     if caught and (until.more_follows or not training.has_ended):
         ended = f"{run.folder} has finished its {last:,} steps"
-        raise Interrupted(f"stopped; {ended if training.has_ended else f'{saved}; {going_on}'}", 128 + caught[0])
+        raise Interrupted(f"stopped; {ended if training.has_ended else f'{saved}; {going_on()}'}", 128 + caught[0])
     if not training.has_ended:
-        console.say(f"{saved} of {last:,}; {going_on}")
+        console.say(f"{saved} of {last:,}; {going_on()}")
 
 
 @contextmanager
-def _impatience_told(training: "Training", caught: list[int], data_dir: Path) -> Iterator[None]:
+def _impatience_told(training: "Training", caught: list[int], going_on: Callable[[], str]) -> Iterator[None]:
     """A second signal ends the block without the save that the first one began; say what is left."""
     try:
         yield
     except KeyboardInterrupt:
         left = "nothing was saved before"
         if training.last_path.exists():
-            left = f'what was saved before is left; go on with "{next_command(training, data_dir)}"'
+            left = f"what was saved before is left; {going_on()}"
         raise Interrupted(f"stopped at once, without saving; {left}", 128 + caught[0]) from None
 
 
