@@ -287,6 +287,9 @@ def test_rows_are_added_behind_older_ones_and_behind_half_a_line(run):
     with (run.folder / "evals.jsonl").open("a") as file:
         file.write('{"half')
     history.record(run, [row(0.5)])
+    lines = (run.folder / "evals.jsonl").read_text().splitlines()
+    assert lines[3] == '{"half'
+    assert json.loads(lines[4]) == row(0.5)
     assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
 
 
