@@ -50,10 +50,10 @@ class OpenRun:
         check_vocabulary(self.run, store)
         return store
 
-    def has_learned_from(self, store: TokenStore) -> bool | None:
-        """Whether the weights were trained on the store's train split; None where one of them does not say its own."""
+    def trained_on_another(self, store: TokenStore) -> bool | None:
+        """Whether the store's train split is another than that of the weights; None where one does not say its own."""
         learned, held = self.checkpoint.state.get("train_sha256"), store.digest("train")
-        return None if learned is None or held is None else bool(learned == held)
+        return None if learned is None or held is None else bool(learned != held)
 
 
 def check_vocabulary(run: Run, store: TokenStore) -> None:

@@ -382,6 +382,7 @@ def test_a_plot_is_a_real_figure(here, ending, magic):
 
 def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
     assert "may hold text" not in done("eval", "byte").stderr
+    assert json_of("eval", "byte", "--split", "train")["may_be_learned"] is True
     before = json_of("runs")["runs"]
     (here / "novel/train.txt").write_text("the fox\n" * 60)
     (here / "novel/test.txt").write_text("the dog\n" * 9)

@@ -56,7 +56,7 @@ def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Pat
 
 def tell_learned(opened: "OpenRun", store: "TokenStore", split: str) -> None:
     """Say where a split may hold text that the run was trained on."""
-    if opened.has_learned_from(store) is False:
+    if opened.trained_on_another(store):
         console.say(
             f"{store.path} has another train split than {opened.run.folder} was trained on: it was prepared again, and "
             f"its {split} split may hold text that the run has learned"
@@ -95,7 +95,7 @@ def _head(opened: "OpenRun", store: "TokenStore", split: str, positions: int | N
         split=split,
         whole=len(targets) == predictable,
         digest=store.digest(split),
-        may_be_learned=None if (own := opened.has_learned_from(store)) is None else not own,
+        may_be_learned=split == "train" or opened.trained_on_another(store),
     )
 
 
