@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from txlcli import recipe, runs
-from txlcli.core import checkpoint
-from txlcli.core.architectures import make_model
-from txlcli.core.checkpoint import Checkpoint, grouped
-from txlcli.runs import Run
-from txlcli.vocab import Vocab
+from txlcli.config import recipe
+from txlcli.core.model.registry import make_model
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint, grouped
+from txlcli.data.vocabulary import Vocab
+from txlcli.runs import run_folder
+from txlcli.runs.run_folder import Run
 
 README = Path(__file__).parents[1] / "README.md"
 BYTES = Vocab.of_bytes(range(256))
@@ -27,9 +28,9 @@ def fresh_run(tmp_path, monkeypatch):
     model = make_model(settings.model, BYTES.size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run = Run(Path("runs/stdlib"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
-    runs.create(run, BYTES.to_json(), force=False)
+    run_folder.create(run, BYTES.to_json(), force=False)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    checkpoint.save(run.folder / runs.LAST, Checkpoint(grouped("model", weights), {"step": 1}))
+    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(grouped("model", weights), {"step": 1}))
     return model
 
 

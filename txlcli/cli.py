@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from txlcli import __version__, console, torchrun
+from txlcli import __version__, console
 from txlcli.commands import (
     attention,
     export_run,
@@ -32,7 +32,8 @@ from txlcli.commands import (
 from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
 from txlcli.errors import TxlError, UsageError, did_you_mean
-from txlcli.out_of_memory import is_out_of_memory
+from txlcli.system import torchrun
+from txlcli.system.memory import is_out_of_memory
 
 CTRL_C, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 SECONDS_TO_LEAD = 10.0

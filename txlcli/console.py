@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from txlcli import torchrun
 from txlcli.errors import TxlError
+from txlcli.system import torchrun
 
 WIDEST = 10_000  # columns; more than any table needs
 SHORTENED_FROM = 1e7  # a measure with more digits says no more

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.settings import MOST_SEED
 from txlcli.errors import UsageError
-from txlcli.ranges import MOST_COUNT
-from txlcli.settings import MOST_SEED
 
 
 class Device(StrEnum):

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from tests.peer import peer
-from txlcli.core.checkpoint import Checkpoint, build_model, grouped
-from txlcli.core.conversion import our_shapes, pytorch_layout
-from txlcli.core.decoding import Decoder
-from txlcli.core.segments import TrainingSegments
-from txlcli.core.training import Training, new_model
+from txlcli.config.settings import TrainSettings
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
+from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.exchange.conversion import our_shapes, pytorch_layout
 from txlcli.exchange.huggingface import DEFAULTS, model_settings
-from txlcli.settings import TrainSettings
 
 CLIP, LR = 0.25, 2.5e-4
 SEGMENTS = 64  # of the text that our steps read: more than steps, since an epoch begins without memory

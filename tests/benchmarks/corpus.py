@@ -76,8 +76,8 @@ def prepare_here(text, kind, workers):
     """Prepare in this process and print what it took."""
     import resource
 
-    from txlcli.preparation.planning import PrepareWishes
-    from txlcli.preparation.preparing import prepare, silent
+    from txlcli.workflows.preparation.planning import PrepareWishes
+    from txlcli.workflows.preparation.preparing import prepare, silent
 
     seconds = {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from txlcli.core.timing import peak_memory
+from txlcli.core.measures.timing import peak_memory
 
 STEPS = 2  # the second one finds a memory
 

@@ -18,8 +18,8 @@ import torch
 import typer
 
 from txlcli import console
-from txlcli.core.cost import decoding_flops_per_token, training_flops_per_token
-from txlcli.core.timing import peak_flops_per_s
+from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token
+from txlcli.core.measures.timing import peak_flops_per_s
 
 CPU = torch.device("cpu")
 PRECISIONS = ("fp32", "bf16")

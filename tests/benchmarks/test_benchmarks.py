@@ -54,8 +54,8 @@ def test_the_table_shows_every_target(benchmark):
 def test_every_row_has_a_target_and_the_sizes_of_its_recipe(benchmark):
     from tests.benchmarks.contestants import our_settings
     from tests.benchmarks.rows import ROWS, quick
-    from txlcli import recipe
-    from txlcli.core.architectures import count_parameters
+    from txlcli.config import recipe
+    from txlcli.core.model.registry import count_parameters
 
     for name, row in ROWS.items():
         published = recipe.load("wt103" if "wt103" in name else "enwik8").published

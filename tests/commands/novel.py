@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from txlcli import runs
 from txlcli.cli import app
+from txlcli.runs import run_folder
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
 LINES = {"train": 61, "valid": 7, "test": 11}
@@ -126,7 +126,7 @@ def interrupt_at_save(number, monkeypatch):
 
     def replace_and_interrupt(source, target):
         replace(source, target)
-        if target.name == runs.LAST:
+        if target.name == run_folder.LAST:
             saved.append(target)
             if len(saved) == number:
                 os.kill(os.getpid(), signal.SIGINT)

@@ -8,10 +8,10 @@ import pytest
 from tests.commands.novel import done, json_of, refusal, text_of, write_texts
 from tests.commands.test_eval import cells, headings
 from tests.commands.test_recurrent import recipe_of
-from tests.test_plots import MAGIC
-from txlcli import opening
-from txlcli.commands.attention_figures import AttentionWishes, make
-from txlcli.core.maps import strongest
+from tests.views.test_plots import MAGIC
+from txlcli.core.measures.attention_maps import strongest
+from txlcli.runs import loading
+from txlcli.workflows.attention import AttentionWishes, make
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
 POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
@@ -213,7 +213,7 @@ def test_a_run_with_figures_is_still_a_run(here):
 
 
 def test_other_code_can_make_the_figures(here):
-    opened = opening.open_run("byte", here / "runs", device="cpu", precision=None)
+    opened = loading.open_run("byte", here / "runs", device="cpu", precision=None)
     wishes = AttentionWishes(figures=(5,), positions=20)
     result = make(opened, wishes, folder=here / "own", ending="pdf", force=False, data_dir=here / "data", shown=False)
     assert result["files"] == [str(here / "own/figure5.pdf")]

@@ -24,10 +24,12 @@ from tests.commands.novel import (
     train,
     txl,
 )
-from txlcli import loss_file
-from txlcli.core import attention, device, evaluation
+from txlcli.core.kernels import device
+from txlcli.core.model import attention
+from txlcli.core.reading import scoring
+from txlcli.data import loss_file
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
-from txlcli.token_store import TokenStore
 
 LN2 = 0.6931471805599453
 KEYS = {
@@ -411,7 +413,7 @@ def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
 )
 def test_a_plot_is_over_the_lengths_that_were_asked_for(here, monkeypatch, wishes, lengths, label):
     drawn = []
-    monkeypatch.setattr("txlcli.plots.draw_curves", lambda *places, **words: drawn.append((*places, words)))
+    monkeypatch.setattr("txlcli.views.plots.draw_curves", lambda *places, **words: drawn.append((*places, words)))
     told = json_of("eval", "byte", *wishes, "--plot", "curve.svg")
     ((_, curves, words),) = drawn
     by_length = sorted(told["rows"], key=lambda row: row["mem_len"] or row["attn_len_max"] * ("stride" in row))
@@ -599,8 +601,8 @@ def test_a_sweep_that_is_ended_keeps_the_rows_before_it(here, monkeypatch, endin
             raise ending
         return score(*arguments, **options)
 
-    score = evaluation.score
-    monkeypatch.setattr(evaluation, "score", score_but_thirteen)
+    score = scoring.score
+    monkeypatch.setattr(scoring, "score", score_but_thirteen)
     outputs = ("--losses", "losses.h5", "--plot", "curve.svg")
     ended = txl("eval", "byte", "--mem-len", "0,5,13,20", *outputs, "--json")
     assert ended.exit_code == code
@@ -636,8 +638,8 @@ def test_what_ended_a_sweep_decides_even_where_its_losses_find_no_room(here, mon
     def no_room(*_):
         raise StoreError("losses.h5: the losses cannot be written")
 
-    score = evaluation.score
-    monkeypatch.setattr(evaluation, "score", interrupt_at_five)
+    score = scoring.score
+    monkeypatch.setattr(scoring, "score", interrupt_at_five)
     monkeypatch.setattr(loss_file, "write", no_room)
     ended = txl("eval", "byte", "--mem-len", "0,5", "--losses", "losses.h5")
     assert ended.exit_code == 130

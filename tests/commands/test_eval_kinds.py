@@ -6,9 +6,9 @@ import h5py
 import pytest
 
 from tests.commands.novel import cells, done, json_of, refusal, train, txl
-from txlcli import opening
-from txlcli.commands import eval_adapted
-from txlcli.core import adaptation
+from txlcli.core.measures import adaptation
+from txlcli.runs import loading
+from txlcli.workflows.evaluation import adapted
 
 SHORT = ["--positions", 60, "--batch-size", 2]
 
@@ -182,21 +182,21 @@ def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
 
 
 def test_the_search_reads_as_many_tokens_as_its_parameters_need(here, monkeypatch):
-    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 10)
-    monkeypatch.setattr(eval_adapted, "DYNAMIC_SEARCH_TOKENS", 25)
-    monkeypatch.setattr(eval_adapted, "DYNAMIC_SEARCH_STEPS", 3)
+    monkeypatch.setattr(adapted, "CACHE_SEARCH_TOKENS", 10)
+    monkeypatch.setattr(adapted, "DYNAMIC_SEARCH_TOKENS", 25)
+    monkeypatch.setattr(adapted, "DYNAMIC_SEARCH_STEPS", 3)
     _, cache, dynamic = json_of("eval", "word", "--cache", 12, "--dynamic", "--seg-len", 5, *SHORT)["rows"]
     assert cache["adaptation"]["searched_on"] == 2 * 12 * 2  # each of two lanes fills the cache twice
     assert dynamic["adaptation"]["searched_on"] == 3 * 5 * 2
     one_lane = json_of("eval", "word", "--dynamic", "--seg-len", 5, "--positions", 60, "--batch-size", 1)["rows"][1]
     assert one_lane["adaptation"]["searched_on"] == 25
-    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 50)
+    monkeypatch.setattr(adapted, "CACHE_SEARCH_TOKENS", 50)
     assert json_of("eval", "word", "--cache", 5, *SHORT)["rows"][1]["adaptation"]["searched_on"] == 50
 
 
 def test_a_cache_that_no_lane_of_valid_fills_is_said(here, monkeypatch):
-    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_FILLS", 0)
-    monkeypatch.setattr(eval_adapted, "CACHE_SEARCH_TOKENS", 50)
+    monkeypatch.setattr(adapted, "CACHE_SEARCH_FILLS", 0)
+    monkeypatch.setattr(adapted, "CACHE_SEARCH_TOKENS", 50)
     told = "a lane of valid has 25 tokens, so that theta and lambda are those of a cache that long"
     assert told in done("eval", "word", "--cache", 26, *SHORT).stderr
     assert told not in done("eval", "word", "--cache", 25, *SHORT).stderr
@@ -216,7 +216,7 @@ def test_longer_steps_are_tried_as_long_as_they_gain(monkeypatch):
         tried.append((settings.lr, settings.decay))
         return abs(settings.lr - 0.012)
 
-    best = eval_adapted._best_steps(loss_on_valid)
+    best = adapted._best_steps(loss_on_valid)
     assert best.lr == 1e-2
     assert {lr for lr, _ in tried} == {0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
     assert {decay for lr, decay in tried if lr == best.lr} == {0.0, 1e-3, 1e-2}
@@ -301,7 +301,7 @@ def test_an_adaptation_that_cannot_be_is_refused(here, options, message):
 
 
 def test_learning_from_the_text_in_fp16_is_refused(here, monkeypatch):
-    monkeypatch.setattr(opening, "check_precision", lambda *_: None)  # as on a GPU
+    monkeypatch.setattr(loading, "check_precision", lambda *_: None)  # as on a GPU
     message = refusal("eval", "byte", "--dynamic", "--precision", "fp16")
     assert message == "--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32"
 

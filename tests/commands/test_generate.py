@@ -10,12 +10,12 @@ from hypothesis import given, strategies
 
 import corpora
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
-from txlcli import opening
 from txlcli.commands import generate
-from txlcli.core import generation
-from txlcli.core.model import TransformerXL
-from txlcli.token_store import TokenStore
-from txlcli.vocab import Vocab
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading import sampling
+from txlcli.data.token_store import TokenStore
+from txlcli.data.vocabulary import Vocab
+from txlcli.runs import loading
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 
@@ -34,13 +34,13 @@ def test_the_text_goes_on_from_the_prompt(here):
 
 
 def test_ctrl_c_ends_the_line_of_the_text(here, monkeypatch):
-    real = generation.generate
+    real = sampling.generate
 
     def interrupted(*arguments, **options):
         yield from itertools.islice(real(*arguments, **options), 2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generation, "generate", interrupted)
+    monkeypatch.setattr(sampling, "generate", interrupted)
     result = txl("generate", "byte", "--prompt", "the fox")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "error: interrupted")
     assert result.stdout.startswith("the fox")
@@ -100,7 +100,7 @@ def test_the_prompt_can_come_from_standard_input(here):
 @torch.no_grad()
 def likeliest(run, context, count):
     """What the model itself holds likeliest, one token at a time with its own memory of the run's five tokens."""
-    opened = opening.open_run(run, opening.Path("runs"), device="cpu", precision="fp32")
+    opened = loading.open_run(run, loading.Path("runs"), device="cpu", precision="fp32")
     memory = opened.model.first_memory(1, 5)
     found = []
     for token in context:

@@ -20,10 +20,10 @@ import corpora
 from corpora.corpus import SPLITS, Download
 from tests.corpora.server import serving
 from txlcli.cli import app
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
-from txlcli.preparation.planning import PrepareWishes
-from txlcli.preparation.preparing import prepare
-from txlcli.token_store import TokenStore
+from txlcli.workflows.preparation.planning import PrepareWishes
+from txlcli.workflows.preparation.preparing import prepare
 
 LINES = [
     f"the {animal} {verb} over N lazy dogs\n" for animal in ("fox", "Cat", "owl") for verb in ("jumps", "flies")
@@ -308,10 +308,10 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, monkeypatch, token
     text = big_text(tmp_path)
     size = 400 if tokenizer == "sentencepiece" else None
     monkeypatch.setattr(
-        "txlcli.preparation.preparing.SMALL", 1 << 16
+        "txlcli.workflows.preparation.preparing.SMALL", 1 << 16
     )  # so that worker processes start for a small text
     for name in ("CHUNK", "WORD_CHUNK"):
-        monkeypatch.setattr(f"txlcli.preparation.preparing.{name}", 1 << 18)
+        monkeypatch.setattr(f"txlcli.workflows.preparation.preparing.{name}", 1 << 18)
     stores = [
         prepare(str(text), tmp_path / f"data{n}", PrepareWishes(tokenizer=tokenizer, vocab_size=size, workers=n))
         for n in (1, 2)
@@ -323,7 +323,7 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, monkeypatch, token
 
 
 def test_an_error_in_a_worker_process_arrives(tmp_path, monkeypatch):
-    monkeypatch.setattr("txlcli.preparation.preparing.SMALL", 1)
+    monkeypatch.setattr("txlcli.workflows.preparation.preparing.SMALL", 1)
     (tmp_path / "my.txt").write_bytes(b"good\n" * 9 + b"\xff\n")
     with pytest.raises(CorpusInputError, match="byte 45 is not valid UTF-8"):
         prepare(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.commands.novel import TOKENIZERS, done, json_of, refusal
-from txlcli.token_store import TokenStore
+from txlcli.data.token_store import TokenStore
 
 
 def store(folder, name):

@@ -7,7 +7,8 @@ import time
 
 import corpora
 from tests.commands.novel import RECIPE, done, txl
-from txlcli import recipe, runs
+from txlcli.config import recipe
+from txlcli.runs import run_folder
 
 
 def small_library(folder, monkeypatch):
@@ -64,7 +65,9 @@ def test_the_packaged_recipe_is_trained_on_a_store_that_is_there_into_other_fold
     (generate,) = [words for words in commands_in(result.stderr) if words[0] == "generate"]
     assert generate[1] == "r/stdlib"
     assert txl(*generate).exit_code == 0
-    assert runs.open_run(untouched / "r/stdlib").settings == recipe.resolve_text(recipe.packaged("stdlib")[1], "stdlib")
+    assert run_folder.open_run(untouched / "r/stdlib").settings == recipe.resolve_text(
+        recipe.packaged("stdlib")[1], "stdlib"
+    )
 
 
 def test_it_goes_on_with_the_run_that_it_trained_whatever_run_is_newer(here, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.commands.novel import cells, done, json_of, on_a_full_disk, refusal, txl
 from tests.test_cli import HEAVY, python
-from txlcli import recipe
+from txlcli.config import recipe
 
 NAMES = recipe.packaged_names()
 

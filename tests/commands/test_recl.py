@@ -154,8 +154,8 @@ def test_a_longer_grid_and_more_positions_compute_only_what_is_new(here):
 
 
 def positions_of(count, longest=15):
-    from txlcli.core.contexts import sample_positions
-    from txlcli.token_store import TokenStore
+    from txlcli.core.measures.contexts import sample_positions
+    from txlcli.data.token_store import TokenStore
 
     tokens = len(TokenStore.open("data/novel.h5").ids("test")) - 1  # the first byte has no context
     return sample_positions(tokens, longest=longest, sample_size=count, seed=1111).tolist()

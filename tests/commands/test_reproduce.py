@@ -9,11 +9,11 @@ import pytest
 from filelock import FileLock
 
 from tests.commands.novel import done, interrupt_at_save, json_of, refusal, txl
-from txlcli import runs
-from txlcli.reproduction import scales
-from txlcli.reproduction.evaluations import key_of
-from txlcli.reproduction.items import ITEMS
-from txlcli.token_store import TokenStore
+from txlcli.data.token_store import TokenStore
+from txlcli.runs import run_folder
+from txlcli.workflows.reproduction import scales
+from txlcli.workflows.reproduction.evaluations import key_of
+from txlcli.workflows.reproduction.items import ITEMS
 
 SHORT = ("train.max_steps=3", "train.valid_every=3")
 STATE = ("model.d_hidden=7", "train.mem_len=0", "eval.mem_len=0")
@@ -54,7 +54,7 @@ def shrunk(here, monkeypatch):
         context=5,
     )
     monkeypatch.setattr(scales, "tiny", lambda ptb_is_here: scale)
-    monkeypatch.setattr("txlcli.reproduction.slowdown.TIMED", "tiny.toml")
+    monkeypatch.setattr("txlcli.workflows.reproduction.slowdown.TIMED", "tiny.toml")
     return here
 
 
@@ -105,7 +105,7 @@ def test_what_was_evaluated_is_not_evaluated_again(shrunk):
 
 def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     done("reproduce", "table7")
-    run = runs.open_run(Path("runs/tiny-short-xl-1111"))
+    run = run_folder.open_run(Path("runs/tiny-short-xl-1111"))
     store = TokenStore.open(Path("data/novel.h5"))
     said = {"positions": 40}
     keys = []
@@ -128,7 +128,7 @@ def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     note()
     monkeypatch.setattr(TokenStore, "fingerprint", "another")
     note()
-    monkeypatch.setattr("txlcli.reproduction.evaluations._code", lambda: "another")
+    monkeypatch.setattr("txlcli.workflows.reproduction.evaluations._code", lambda: "another")
     note()
     assert len(set(keys)) == len(keys) - 1  # the first two are the same
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.commands.novel import card, cells, done, json_of, refusal, reports, txl
 from tests.test_cli import HEAVY, python
-from tests.test_plots import MAGIC
-from txlcli import recipe
+from tests.views.test_plots import MAGIC
+from txlcli.config import recipe
 
 LN2 = 0.6931471805599453
 KINDS = ["byte", "char", "sentencepiece", "word"]
@@ -335,10 +335,10 @@ def test_curves_are_drawn_against_steps_tokens_and_hours(two, x, names):
 
 
 def test_places_on_the_axes_are_steps_times_tokens_and_hours_that_grow(here):
-    from txlcli import history, runs
     from txlcli.commands.runs_compare import Axis, _coordinates
+    from txlcli.runs import history, run_folder
 
-    found = history.read(runs.open_run(Path("runs/byte")))
+    found = history.read(run_folder.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]
     assert _coordinates(found, Axis.steps) == steps
     assert _coordinates(found, Axis.tokens) == [step * 3 * 5 for step in steps]

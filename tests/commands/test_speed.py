@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
-from txlcli.core import architectures, attention, compilation, timing, windows
-from txlcli.core.decoding import Decoder
+from txlcli.core.kernels import compilation
+from txlcli.core.measures import timing
+from txlcli.core.model import attention, registry
+from txlcli.core.reading import windows
+from txlcli.core.reading.decoder import Decoder
 from txlcli.errors import UsageError
 
 SLOWDOWN_KEYS = {
@@ -154,7 +157,7 @@ def test_both_sides_of_the_slowdown_compute_the_same_function(here, command, lim
             limits[side].add(options["max_distance"])
             super().__init__(*args, **options)
 
-    for module in (windows, architectures):
+    for module in (windows, registry):
         monkeypatch.setattr(module, "Decoder", Noted)
     json_of(*command)
     assert limits == {"with memory": {limit}, "windows": {limit}}

@@ -15,14 +15,16 @@ from safetensors.torch import save_file
 
 import corpora
 from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, refusal, reports, txl
-from txlcli import console, recipe, runs
-from txlcli.commands import train_plan, train_run
-from txlcli.core import checkpoint, validation
-from txlcli.core.attention_kernels import sdpa
-from txlcli.core.checkpoint import Checkpoint
-from txlcli.core.training import Training
+from txlcli import console
+from txlcli.config import recipe
+from txlcli.core.kernels.attention_torch import sdpa
+from txlcli.core.training import checkpoint, validation
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.core.training.loop import Training
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RunError, UsageError
-from txlcli.token_store import TokenStore
+from txlcli.runs import run_folder
+from txlcli.workflows.training import plan, start
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
 
@@ -43,7 +45,7 @@ def test_a_run_is_a_folder_of_settings_vocabulary_metrics_and_checkpoints(here):
     result = train("--name", "mine")
     run = here / "runs/mine"
     assert files(run) == RUN_FILES
-    assert runs.open_run(run).settings == recipe.load("tiny.toml")
+    assert run_folder.open_run(run).settings == recipe.load("tiny.toml")
     assert (run / "vocab.json").read_text() == TokenStore.open(here / "data/novel.h5").vocab.to_json()
     assert [(line["kind"], line["step"]) for line in reports(run)] == [
         ("train", 2),
@@ -93,7 +95,7 @@ def test_settings_can_be_changed_on_the_way(here):
     train(
         "--set", "train.lr=1e-3", "--set", "model.norm=pre", "--set", "train.clip=none", "--seed", 3, "--log-every", 1
     )
-    settings = runs.open_run(here / "runs/tiny").settings
+    settings = run_folder.open_run(here / "runs/tiny").settings
     assert (settings.train.lr, settings.train.clip, settings.train.seed) == (1e-3, None, 3)
     assert (settings.model.norm, settings.log.every) == ("pre", 1)
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7]
@@ -280,7 +282,7 @@ def test_a_finished_run_says_so_and_stays(here):
     assert message == "runs/byte has finished its 7 steps; to train it longer add --set train.max_steps=N"
     message = refusal("train", "--resume", "byte", "--set", "train.max_steps=4")
     assert message == "runs/byte is at step 7 already; train.max_steps cannot be 4"
-    assert runs.open_run(here / "runs/byte").settings.train.max_steps == 7
+    assert run_folder.open_run(here / "runs/byte").settings.train.max_steps == 7
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     assert reports("runs/byte") == metrics
 
@@ -322,7 +324,7 @@ def test_a_stop_that_comes_with_another_save_leaves_something_to_go_on_with(here
 def test_what_may_change_is_changed_and_kept(here):
     changes = ["--set", "train.max_steps=9", "--set", "train.lr=1e-3", "--set", "eval.mem_len=7", "--log-every", 3]
     done("train", "--resume", "byte", *changes, "--set", "train.recompute=true")
-    settings = runs.open_run(here / "runs/byte").settings
+    settings = run_folder.open_run(here / "runs/byte").settings
     assert settings.train.recompute
     assert (settings.train.max_steps, settings.train.lr, settings.eval.mem_len) == (9, 1e-3, 7)
     assert settings.log.every == 3
@@ -401,14 +403,14 @@ def test_a_run_is_trained_by_one_process_at_a_time(here):
 
 
 def test_trainings_that_begin_together_have_folders_of_their_own(here, monkeypatch):
-    begun = train_run._begun
+    begun = start._begun
 
     def while_another_begins(*arguments, **options):
         training = begun(*arguments, **options)
         (here / "runs/tiny").mkdir()  # and has made its folder; that of the next one is locked, not made yet
         return training
 
-    monkeypatch.setattr(train_run, "_begun", while_another_begins)
+    monkeypatch.setattr(start, "_begun", while_another_begins)
     with FileLock("runs/.locks/tiny-2"):
         result = train("--max-steps", 1)
     assert "runs/tiny was taken meanwhile; this run is runs/tiny-3\n" in result.stderr
@@ -427,11 +429,11 @@ def test_where_every_lock_seems_taken_the_search_for_a_folder_ends(here, monkeyp
         tried.append(folder)
         raise BusyError(f"{folder} is busy")
 
-    monkeypatch.setattr(runs, "alone", taken)
+    monkeypatch.setattr(run_folder, "alone", taken)
     assert refusal("train", "tiny.toml", code=1).endswith(" is busy")
-    assert len(tried) == train_run.MOST_TAKEN + 1
+    assert len(tried) == start.MOST_TAKEN + 1
     assert refusal("train", "tiny.toml", "--name", "mine", code=1) == "runs/mine is busy"
-    assert len(tried) == train_run.MOST_TAKEN + 2
+    assert len(tried) == start.MOST_TAKEN + 2
 
 
 def test_a_training_holds_its_lock_from_before_its_folder_is_made(here, monkeypatch):
@@ -441,15 +443,15 @@ def test_a_training_holds_its_lock_from_before_its_folder_is_made(here, monkeypa
         )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("txlcli.commands.train_run._carry_out", try_to_replace)
-    before = runs.create
+    monkeypatch.setattr("txlcli.workflows.training.start._carry_out", try_to_replace)
+    before = run_folder.create
 
     def create_while_locked(*arguments, **options):
         with pytest.raises(Timeout):
             FileLock("runs/.locks/new").acquire(blocking=False)
         before(*arguments, **options)
 
-    monkeypatch.setattr(runs, "create", create_while_locked)
+    monkeypatch.setattr(run_folder, "create", create_while_locked)
     assert txl("train", "tiny.toml", "--name", "new").exit_code != 0
     assert not (here / "runs/new").exists()
 
@@ -461,7 +463,7 @@ def test_attention_is_computed_as_wished(here, monkeypatch):
         used.append(inputs.seg_len)
         return sdpa(inputs, **options)
 
-    monkeypatch.setattr("txlcli.core.attention.sdpa", noted)
+    monkeypatch.setattr("txlcli.core.model.attention.sdpa", noted)
     train("--name", "fused", "--attention", "sdpa")
     assert used
     assert card("runs/fused")["settings"]["train"]["attention"] == "sdpa"
@@ -477,7 +479,7 @@ def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here, monkeyp
 
     message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true")
     assert message == ("train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run")
-    monkeypatch.setattr("txlcli.core.device.pick_device", lambda _choice: torch.device("cuda"))
+    monkeypatch.setattr("txlcli.core.kernels.device.pick_device", lambda _choice: torch.device("cuda"))
     message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true", "--processes", 2, "--dry-run")
     assert message == "train.cuda_graph is for one process; leave it out, or train without --processes"
 
@@ -487,10 +489,10 @@ def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UsageError) as caught:
-        train_plan.check_device(recipe.load("tiny.toml", ["train.attention=flex"]), torch.device("cuda"), processes=1)
+        plan.check_device(recipe.load("tiny.toml", ["train.attention=flex"]), torch.device("cuda"), processes=1)
     assert str(caught.value).startswith("attention flex: PyTorch finds no working compiler for cuda (")
     assert str(caught.value).endswith("; install Triton, or take --attention auto")
-    train_plan.check_device(recipe.load("tiny.toml"), torch.device("cuda"), processes=2)
+    plan.check_device(recipe.load("tiny.toml"), torch.device("cuda"), processes=2)
 
 
 @pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, done, json_of, refusal, reports, start, wait_for
-from txlcli.commands import train_follow
-from txlcli.core import checkpoint
+from txlcli.core.training import checkpoint
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
-from txlcli.token_store import TokenStore
+from txlcli.workflows.training import follow
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes as Linux lists them")
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
@@ -117,9 +117,9 @@ def test_what_only_the_leading_process_finds_wrong_ends_all_at_once(here):
 def test_another_text_than_the_leading_process_reads_is_refused(here):
     store = TokenStore.open(here / "data/novel.h5")
     digest = store.info("train").sha256
-    train_follow._check_text(store, SimpleNamespace(share=lambda text: digest))
+    follow._check_text(store, SimpleNamespace(share=lambda text: digest))
     with pytest.raises(StoreError, match=r"novel.h5 on this machine holds another train split than on the leading"):
-        train_follow._check_text(store, SimpleNamespace(share=lambda text: "another"))
+        follow._check_text(store, SimpleNamespace(share=lambda text: "another"))
 
 
 @on_linux

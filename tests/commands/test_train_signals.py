@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, txl, wait_for
-from txlcli import __main__, curves, opening
-from txlcli.commands import train_run
-from txlcli.core import checkpoint
+from txlcli import __main__
+from txlcli.core.training import checkpoint
 from txlcli.errors import Interrupted
 from txlcli.options import Device
+from txlcli.runs import loading
+from txlcli.workflows.training import start as start_workflow
+from txlcli.workflows.training import training_log
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -146,7 +148,7 @@ def test_a_second_interrupt_stops_at_once_and_says_what_is_left(here, monkeypatc
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(curves.Recorder, "record", impatient)
+    monkeypatch.setattr(training_log.Recorder, "record", impatient)
     before = (here / "runs/byte/last.safetensors").read_bytes()
     result = txl("train", "--resume", "byte", "--set", "train.max_steps=90", "--set", "log.every=1")
     assert result.exit_code == 130
@@ -157,13 +159,13 @@ def test_a_second_interrupt_stops_at_once_and_says_what_is_left(here, monkeypatc
     ]
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     with pytest.raises(Interrupted, match=r"what was saved before is left; the same command goes on$"):
-        train_run.go_on(
+        start_workflow.go_on(
             "byte",
             ["train.max_steps=90", "log.every=1"],
             device=Device.cpu,
             data_dir=Path("data"),
             runs_dir=Path("runs"),
-            until=train_run.Until(going_on="the same command goes on"),
+            until=start_workflow.Until(going_on="the same command goes on"),
         )
     result = txl("train", "tiny.toml", "--set", "log.every=1")
     assert result.stderr.splitlines()[-1] == "error: stopped at once, without saving; nothing was saved before"
@@ -175,7 +177,7 @@ def test_an_interrupt_is_said_wherever_it_comes(here, monkeypatch, words):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(opening, "open_run", interrupt)
+    monkeypatch.setattr(loading, "open_run", interrupt)
     result = txl(*words)
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
 
@@ -185,7 +187,7 @@ def test_the_signal_that_came_twice_decides_the_exit_code(here, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(curves.Recorder, "record", impatient)
+    monkeypatch.setattr(training_log.Recorder, "record", impatient)
     result = txl("train", "tiny.toml", "--set", "log.every=1")
     assert result.exit_code == 143
     assert result.stderr.splitlines()[-1] == "error: stopped at once, without saving; nothing was saved before"

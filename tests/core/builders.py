@@ -5,9 +5,9 @@ Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 
 import torch
 
-from txlcli.core.model import TransformerXL
-from txlcli.core.rnn import RecurrentModel
-from txlcli.model_settings import RnnSettings, TransformerSettings
+from txlcli.config.model_settings import RnnSettings, TransformerSettings
+from txlcli.core.model.rnn import RecurrentModel
+from txlcli.core.model.transformer_xl import TransformerXL
 
 V = 19
 

@@ -10,11 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves
 
-from txlcli import recipe
-from txlcli.core.architectures import make_model, make_reader
-from txlcli.core.model import TransformerXL
-from txlcli.core.segments import TrainingSegments
-from txlcli.core.training import Training
+from txlcli.config import recipe
+from txlcli.core.model.registry import make_model, make_reader
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training.loop import Training
+from txlcli.core.training.segments import TrainingSegments
 
 COPIES = {"aten::copy_", "aten::_to_copy"}  # they may lead from one device to another
 EVERY_DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1", "model.word_dropout=0.1")

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.core.device_cases import CASES, READ_LIKE_RELATIVE
-from txlcli.core.device import DTYPES
+from txlcli.core.kernels.device import DTYPES
 
 HERE = Path(__file__).parent
 KNOWN = "2.13."

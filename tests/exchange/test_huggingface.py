@@ -5,10 +5,10 @@ import json
 import pytest
 
 from tests.core.builders import model_settings
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import EvalSettings
 from txlcli.errors import RunError
 from txlcli.exchange import huggingface
-from txlcli.model_settings import TransformerSettings
-from txlcli.settings import EvalSettings
 
 CONFIG = {
     "model_type": "transfo-xl",

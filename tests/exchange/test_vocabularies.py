@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.exchange.hostile import HOSTILE, MARKER
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
 from txlcli.exchange import vocabularies
-from txlcli.vocab import Vocab
 
 WORDS = ["<eos>", "the", "naïve", "語", "<unk>", "fox"]
 VOCAB = Vocab("word", WORDS, boundary=0, unknown=4)

@@ -14,15 +14,15 @@ pytest.importorskip("transformers", reason='the peer is not installed: pip insta
 
 from tests.peer import peer
 from tests.peer.peer import V, draw_tokens, peer_model
-from txlcli import opening
 from txlcli.cli import app
-from txlcli.core.checkpoint import Checkpoint, build_model, grouped
-from txlcli.core.conversion import our_shapes, pytorch_layout
-from txlcli.core.decoding import Decoder
-from txlcli.core.segments import TrainingSegments
-from txlcli.core.training import Training
+from txlcli.config.settings import TrainSettings
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
+from txlcli.core.training.loop import Training
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.exchange.conversion import our_shapes, pytorch_layout
 from txlcli.exchange.huggingface import DEFAULTS, model_settings
-from txlcli.settings import TrainSettings
+from txlcli.runs import loading
 
 B, L = 3, 5
 KINDS = {
@@ -65,7 +65,7 @@ def run_txl(*arguments):
 
 def predictions(run, tokens, seg_len):
     """Log-probabilities (B, T, V) as an evaluation of the run computes them."""
-    opened = opening.open_run(run, Path("runs"), device="cpu", precision="fp32")
+    opened = loading.open_run(run, Path("runs"), device="cpu", precision="fp32")
     how = opened.run.settings.reading()
     decoder = Decoder(
         opened.model,

@@ -7,12 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from txlcli import console, history, runs
-from txlcli.commands import attention_figures
-from txlcli.commands.attention_figures import FIGURES, AttentionWishes
-from txlcli.commands.attention_found import Head
+from txlcli import console
+from txlcli.config.model_settings import ABSOLUTE_POSITIONS
 from txlcli.errors import UnknownNameError, UsageError
-from txlcli.model_settings import ABSOLUTE_POSITIONS
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -26,6 +23,10 @@ from txlcli.options import (
     Seed,
     Unfinished,
 )
+from txlcli.runs import history, run_folder
+from txlcli.views.attention_result import Head
+from txlcli.workflows import attention as attention_workflow
+from txlcli.workflows.attention import FIGURES, AttentionWishes
 
 FOLDER = "figures"
 
@@ -83,7 +84,7 @@ def attention(
     Example: txl attention --heads 2.3,4.1 --out figures
     """
     from corpora.corpus import SPLITS
-    from txlcli import opening
+    from txlcli.runs import loading
 
     if split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
@@ -105,10 +106,10 @@ def attention(
         seg_len=seg_len,
     )
     if not unfinished:
-        history.check_finished(runs.find(run_name, runs_dir))
-    opened = opening.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
+        history.check_finished(run_folder.find(run_name, runs_dir))
+    opened = loading.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
     folder = opened.run.folder / FOLDER if out is None else out
-    result = attention_figures.make(
+    result = attention_workflow.make(
         opened, wishes, folder=folder, ending=kind.value, force=force, data_dir=data_dir, shown=not json
     )
     if json:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txlcli import console
-from txlcli.commands import eval_table
-from txlcli.commands.eval_run import Evaluation, EvalWishes, evaluation
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -22,9 +20,11 @@ from txlcli.options import (
     PrecisionOption,
     RunsDir,
 )
+from txlcli.views import eval_table
+from txlcli.workflows.evaluation.evaluate import Evaluation, EvalWishes, evaluation
 
 if TYPE_CHECKING:
-    from txlcli.loss_file import TokenLosses
+    from txlcli.data.loss_file import TokenLosses
 
 
 def evaluate(
@@ -87,7 +87,8 @@ def evaluate(
 
     Example: txl eval --mem-len 0,64,128,256
     """
-    from txlcli import loss_file, plots
+    from txlcli.data import loss_file
+    from txlcli.views import plots
 
     if plot is not None:
         plots.check_path(plot)
@@ -138,7 +139,7 @@ def evaluate(
 
 
 def _write_losses(path: Path, evaluated: Evaluation) -> None:
-    from txlcli import loss_file
+    from txlcli.data import loss_file
 
     source, result, run = evaluated.source, evaluated.result, evaluated.opened.run
     facts = {
@@ -152,7 +153,7 @@ def _write_losses(path: Path, evaluated: Evaluation) -> None:
 
 
 def _readings(evaluated: Evaluation) -> "Iterator[TokenLosses]":
-    from txlcli.loss_file import TokenLosses
+    from txlcli.data.loss_file import TokenLosses
 
     for row, losses in zip(evaluated.result["rows"], evaluated.losses_nats, strict=True):
         if "stride" in row:

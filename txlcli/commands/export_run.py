@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console
-from txlcli.atomic import replacing
 from txlcli.errors import RunError
 from txlcli.options import RUNS_DIR, Device, Force, Json, RunsDir
+from txlcli.system.atomic_files import replacing
 
 if TYPE_CHECKING:
-    from txlcli.core.model import TransformerXL
-    from txlcli.vocab import Vocab
+    from txlcli.core.model.transformer_xl import TransformerXL
+    from txlcli.data.vocabulary import Vocab
 
 FILES = CONFIG, WEIGHTS, VOCAB, WORDS = "config.json", "model.safetensors", "vocab.json", "vocab.txt"
 DRAFT = ".new"
@@ -39,11 +39,11 @@ def export_run(
 
     Example: txl export runs/wt103 hf-wt103/
     """
-    from txlcli import opening
-    from txlcli.core.model import TransformerXL
+    from txlcli.core.model.transformer_xl import TransformerXL
     from txlcli.exchange import huggingface
+    from txlcli.runs import loading
 
-    opened = opening.open_run(run_name, runs_dir, device=Device.cpu.value, precision="fp32")
+    opened = loading.open_run(run_name, runs_dir, device=Device.cpu.value, precision="fp32")
     run, model = opened.run, opened.model
     boundary = opened.vocab.boundary
     config = huggingface.config_of(model.settings, run.settings.reading(), model.vocab_size, boundary)
@@ -84,8 +84,8 @@ def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folde
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    from txlcli.core.conversion import to_hugging_face
     from txlcli.exchange import vocabularies
+    from txlcli.exchange.conversion import to_hugging_face
 
     made = not folder.exists()
     draft = folder / DRAFT

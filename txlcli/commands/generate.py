@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console
-from txlcli.commands.eval_texts import tell_learned
 from txlcli.errors import UsageError, VocabularyError
 from txlcli.options import (
     DATA_DIR,
@@ -23,11 +22,12 @@ from txlcli.options import (
     Seed,
     read_stdin,
 )
+from txlcli.workflows.evaluation.texts import tell_learned
 
 if TYPE_CHECKING:
-    from txlcli.core.generation import Sampling
-    from txlcli.core.reader import Reader
-    from txlcli.opening import OpenRun
+    from txlcli.core.reading.reader import Reader
+    from txlcli.core.reading.sampling import Sampling
+    from txlcli.runs.loading import OpenRun
 
 SPLIT = "test"
 TOP_K, CONTEXT = 40, 512
@@ -73,8 +73,8 @@ def generate(
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
-    from txlcli import opening
-    from txlcli.core.generation import Sampling
+    from txlcli.core.reading.sampling import Sampling
+    from txlcli.runs import loading
 
     if prompt is not None and (at is not None or reference or context is not None):
         raise UsageError("--prompt is the whole context; leave out --at, --context and --reference")
@@ -87,7 +87,7 @@ def generate(
         )
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"--top-p {top_p}: must be greater than 0 and at most 1")
-    opened = opening.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
+    opened = loading.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
     if top_k is None and top_p is None:
         top_k = TOP_K
     how = Sampling(
@@ -121,10 +121,10 @@ def draw_beside_reference(
     run_name: str, *, tokens: int, context: int, seed: int, device: Device, data_dir: Path, runs_dir: Path
 ) -> dict[str, Any]:
     """One text from a random place of the test split, as `txl generate --reference --json` prints it."""
-    from txlcli import opening
-    from txlcli.core.generation import Sampling
+    from txlcli.core.reading.sampling import Sampling
+    from txlcli.runs import loading
 
-    opened = opening.open_run(run_name, runs_dir, device=device.value, precision=None)
+    opened = loading.open_run(run_name, runs_dir, device=device.value, precision=None)
     start = _from_split(opened, data_dir, at=None, context=context, tokens=tokens, seed=seed, needs_reference=True)
     console.say(f"generating with {opened.run.folder}, after {start.title}")
     texts = _Texts(opened, start, reference=True, json=True)
@@ -213,7 +213,7 @@ def _from_split(
 
 
 def _reader(opened: "OpenRun") -> "Reader":
-    from txlcli.core.generation import reader_of_one_text
+    from txlcli.core.reading.sampling import reader_of_one_text
 
     return reader_of_one_text(opened.model, opened.run.settings.reading(), precision=opened.precision)
 
@@ -223,7 +223,7 @@ def _draw(reader: "Reader", start: _Start, how: "Sampling", *, count: int, seed:
 
     import torch
 
-    from txlcli.core.generation import generate as draw_tokens
+    from txlcli.core.reading.sampling import generate as draw_tokens
 
     context = torch.tensor(start.context, dtype=torch.int64, device=reader.device)
     return itertools.islice(draw_tokens(reader, context, how, seed=seed), count)

@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, metrics, recipe, runs
+from txlcli import console
+from txlcli.config import recipe
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
 from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
-from txlcli.model_settings import TransformerSettings
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, Overrides, RunsDir
-from txlcli.runs import Run
-from txlcli.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
+from txlcli.paper import metrics
+from txlcli.runs import run_folder
+from txlcli.runs.run_folder import Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
+    from txlcli.data.token_store import TokenStore
+    from txlcli.data.vocabulary import Vocab
     from txlcli.exchange.weights import System
-    from txlcli.token_store import TokenStore
-    from txlcli.vocab import Vocab
 
 SYSTEMS = {
     "hugging_face": "Hugging Face TransfoXL",
@@ -62,14 +65,14 @@ def import_run(
 
     if not source.exists():
         raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
-    if (source / runs.CARD).is_file():
+    if (source / run_folder.CARD).is_file():
         raise RunError(f'{source} is a run already; evaluate it with "{shlex.join(["txl", "eval", str(source)])}"')
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"')
     if any(change.partition("=")[0].strip() == "corpus.store" for change in overrides or []):
         raise UsageError("--set corpus.store: name the store with --store, or leave it to the vocabulary")
     folder = runs_dir / (name or _plain(source))
-    runs.check_free(folder, force=force, instead="choose another --name")
+    run_folder.check_free(folder, force=force, instead="choose another --name")
     path = weights.in_folder(source) if source.is_dir() else source
     settings = _settings(source, recipe_source, overrides or [])
     theirs = weights.plain_names(weights.read(path))
@@ -136,7 +139,7 @@ def _vocabulary(
 ) -> tuple["Vocab", "TokenStore | None"]:
     """The weights' vocabulary, and a store that has it where there is one."""
     from txlcli.exchange import vocabularies
-    from txlcli.opening import open_store
+    from txlcli.runs.loading import open_store
 
     path = vocab or (vocabularies.find(source) if source.is_dir() else None)
     named = open_store(store, data_dir) if store else None
@@ -162,7 +165,7 @@ def _store_with(words: "Vocab", wished: str, data_dir: Path) -> "TokenStore | No
     Raises:
         UsageError: several have it, none of them of that name.
     """
-    from txlcli.token_store import TokenStore, stores_in
+    from txlcli.data.token_store import TokenStore, stores_in
 
     stores = {}
     for path in stores_in(data_dir):
@@ -198,7 +201,7 @@ def _with_store(settings: Settings, store: str) -> Settings:
 def _converted(
     system: "System", theirs: "Mapping[str, Tensor]", settings: Settings, vocab_size: int, path: Path
 ) -> "dict[str, Tensor]":
-    from txlcli.core import conversion
+    from txlcli.exchange import conversion
 
     model = settings.model
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
@@ -231,8 +234,8 @@ def _check_vocabulary(held: int | None, vocab_size: int, path: Path) -> None:
 
 
 def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path, *, force: bool) -> None:
-    from txlcli.core import checkpoint
-    from txlcli.core.checkpoint import Checkpoint
+    from txlcli.core.training import checkpoint
+    from txlcli.core.training.checkpoint import Checkpoint
 
     state = {
         "recipe": run.recipe_name,
@@ -240,14 +243,14 @@ def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path,
         "step": 0,
         "imported_from": source.name,
     }
-    with runs.alone(run.folder):
-        runs.create(run, words.to_json(), force=force)
+    with run_folder.alone(run.folder):
+        run_folder.create(run, words.to_json(), force=force)
         try:
-            checkpoint.save(run.folder / runs.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
+            checkpoint.save(run.folder / run_folder.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
         except BaseException:
-            runs.undo(run)
+            run_folder.undo(run)
             raise
-        runs.settle(run)
+        run_folder.settle(run)
 
 
 def _as_result(
@@ -261,7 +264,7 @@ def _as_result(
     prepare = None
     if token_store is None:
         prepare = shlex.join(
-            ["txl", "prepare", "CORPUS", "--vocab", str(run.folder / runs.VOCAB), "--name", store, *where]
+            ["txl", "prepare", "CORPUS", "--vocab", str(run.folder / run_folder.VOCAB), "--name", store, *where]
         )
     return {
         "run": str(run.folder),

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txlcli import console
+from txlcli.config.ranges import MOST_COUNT
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import DATA_DIR, DataDir, Force, Json
-from txlcli.ranges import MOST_COUNT
 
 if TYPE_CHECKING:
-    from txlcli.preparation.planning import Plan
-    from txlcli.token_store import TokenStore
+    from txlcli.data.token_store import TokenStore
+    from txlcli.workflows.preparation.planning import Plan
 
 SNIPPET_TOKENS, SNIPPET_CHARACTERS = 120, 100
 COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
@@ -79,7 +79,7 @@ def prepare(
 
     Example: txl prepare stdlib
     """
-    from txlcli.preparation.planning import PrepareWishes, make_plan
+    from txlcli.workflows.preparation.planning import PrepareWishes, make_plan
 
     wishes = PrepareWishes(
         source=source,
@@ -101,7 +101,7 @@ def prepare(
     if what is None:
         raise UsageError('prepare what? Name a corpus or a path, e.g. "txl prepare stdlib"')
     plan = make_plan(what, data_dir, wishes, force=force)
-    from txlcli.preparation.preparing import carry_out
+    from txlcli.workflows.preparation.preparing import carry_out
 
     console.say(_announcement(plan))
     store = carry_out(plan, console.progress)
@@ -157,7 +157,7 @@ def _as_json(store: "TokenStore") -> dict[str, Any]:
 
 def _show_list(data_dir: Path, json: bool) -> None:
     from corpora.corpus import SPLITS
-    from txlcli.token_store import TokenStore, stores_in
+    from txlcli.data.token_store import TokenStore, stores_in
 
     stores = []
     for path in stores_in(data_dir):

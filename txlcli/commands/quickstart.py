@@ -8,8 +8,9 @@ import typer
 
 from txlcli import console
 from txlcli.commands import eval as eval_
-from txlcli.commands import generate, prepare, speed, train, train_run
+from txlcli.commands import generate, prepare, speed, train
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, RunsDir
+from txlcli.workflows.training import start
 
 CORPUS = "stdlib"
 MEM_LENS = "0,32,64,128,256"
@@ -43,14 +44,14 @@ def quickstart(
         announce("prepare", CORPUS)
         prepare.prepare(CORPUS, data_dir=data_dir)
     announce("train", CORPUS, *(["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []))
-    training = train_run.learn(
+    training = start.learn(
         CORPUS,
         [],
         name=None,
         device=device,
         data_dir=data_dir,
         runs_dir=runs_dir,
-        until=train_run.Until(max_minutes=max_minutes, more_follows=True),
+        until=start.Until(max_minutes=max_minutes, more_follows=True),
     )
     train.show_end(training, data_dir)
     folder = str(training.folder)

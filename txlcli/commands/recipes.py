@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from txlcli import console, metrics, recipe
-from txlcli.atomic import replacing
+from txlcli import console
+from txlcli.config import recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import Force, Json
-from txlcli.places import check_folder
+from txlcli.paper import metrics
+from txlcli.system.atomic_files import replacing
+from txlcli.system.output_paths import check_folder
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 CAPTION = "table, valid, test: the paper's; txl recipes show NAME, txl train NAME"

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, locking, metrics
-from txlcli.commands import recl_table
-from txlcli.commands.recl_group import Member, open_group
-from txlcli.commands.recl_losses import group_losses
+from txlcli import console
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -25,13 +22,18 @@ from txlcli.options import (
     Seed,
     Unfinished,
 )
+from txlcli.paper import metrics
+from txlcli.system import locks
+from txlcli.views import recl_table
+from txlcli.workflows.recl.group import Member, open_group
+from txlcli.workflows.recl.losses import group_losses
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from txlcli.commands.eval_texts import ScoredText
-    from txlcli.core.recl import Gain
+    from txlcli.core.measures.recl import Gain
+    from txlcli.workflows.evaluation.texts import ScoredText
 
 SPLITS = ("valid", "test")
 STEPS = 9  # from --start to --longest where nobody says: ten context lengths, 100 to 1,000 (Table 8 goes to 900)
@@ -132,7 +134,7 @@ def recl(
 
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
-    from txlcli import plots
+    from txlcli.views import plots
 
     for option, path in (("--plot", plot), ("--plot-ppl", plot_ppl)):
         if path is not None:
@@ -200,11 +202,11 @@ def measure(
     Raises:
         UsageError: the group or its text cannot be measured like this.
     """
-    from txlcli.context_file import ContextFile
+    from txlcli.data.context_file import ContextFile
 
     path = losses or runs_dir / LOSSES
     busy = f"another txl recl keeps losses in {path}; wait for it, or give another --losses"
-    with locking.alone(path.with_name(f".{path.name}.lock"), busy):
+    with locks.alone(path.with_name(f".{path.name}.lock"), busy):
         group, text = open_group(
             run_names,
             split=wishes.split,
@@ -231,7 +233,7 @@ def _parse_shares(text: str) -> tuple[float, ...]:
 
 def _positions(text: "ScoredText", wishes: ReclWishes) -> "NDArray[np.int64]":
     """The positions that are scored, the same for all models and context lengths."""
-    from txlcli.core.contexts import eligible_positions, sample_positions
+    from txlcli.core.measures.contexts import eligible_positions, sample_positions
 
     count, longest = len(text.targets), wishes.contexts[-1]
     eligible = eligible_positions(count, longest=longest)
@@ -251,7 +253,7 @@ def _positions(text: "ScoredText", wishes: ReclWishes) -> "NDArray[np.int64]":
 def _as_result(
     group: Sequence[Member], text: "ScoredText", losses: "NDArray[np.float32]", wishes: ReclWishes
 ) -> dict[str, Any]:
-    from txlcli.core.recl import gains
+    from txlcli.core.measures.recl import gains
 
     contexts = wishes.contexts
     by_share = {share: gains(losses, contexts, share) for share in wishes.top_r}
@@ -284,7 +286,7 @@ def _as_result(
 
 def _as_point(share: float, steps: "Sequence[Gain]", threshold: float) -> dict[str, Any]:
     """The RECL of one model at one r, with the gains that it comes from."""
-    from txlcli.core.recl import recl as stops
+    from txlcli.core.measures.recl import recl as stops
 
     effective_context = stops(steps, threshold)
     return {

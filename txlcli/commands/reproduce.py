@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, locking
-from txlcli.atomic import replacing
+from txlcli import console
 from txlcli.errors import RunError, TxlError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, Json, RunsDir
+from txlcli.system import locks
+from txlcli.system.atomic_files import replacing
 
 if TYPE_CHECKING:
-    from txlcli.reproduction.report import Section
-    from txlcli.reproduction.scales import Scale
-    from txlcli.reproduction.workshop import Workshop
+    from txlcli.workflows.reproduction.report import Section
+    from txlcli.workflows.reproduction.scales import Scale
+    from txlcli.workflows.reproduction.workshop import Workshop
 
 MARK, LOCK = "reproduction.json", ".lock"
 
@@ -53,8 +54,8 @@ def reproduce(
 
     Example: txl reproduce table6
     """
-    from txlcli.reproduction import items, scales
-    from txlcli.reproduction.workshop import Workshop
+    from txlcli.workflows.reproduction import items, scales
+    from txlcli.workflows.reproduction.workshop import Workshop
 
     names = items.chosen(item_names or ([items.ALL] if listed else []))
     if not names:
@@ -66,7 +67,7 @@ def reproduce(
     folder = out if out is not None else Path(f"reproduction-{scale.value}")
     _make_folder(folder)
     new_sections = []
-    with locking.alone(folder / LOCK, f"another process writes into {folder}; wait for it, or give another --out"):
+    with locks.alone(folder / LOCK, f"another process writes into {folder}; wait for it, or give another --out"):
         by_name = _open_folder(folder, scale.value)
         shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir, folder=folder)
         for number, name in enumerate(names, 1):
@@ -85,7 +86,7 @@ def reproduce(
 def _make(shop: "Workshop", name: str, folder: Path) -> "Section":
     import dataclasses
 
-    from txlcli.reproduction.items import ITEMS
+    from txlcli.workflows.reproduction.items import ITEMS
 
     with shop.noting() as notes:
         section = ITEMS[name].make(shop, folder)
@@ -107,7 +108,7 @@ def _make_folder(folder: Path) -> None:
 
 def _open_folder(folder: Path, scale: str) -> "dict[str, Section]":
     """What the folder's report says already; a new one begins with a report of nothing."""
-    from txlcli.reproduction.report import Section
+    from txlcli.workflows.reproduction.report import Section
 
     path = folder / MARK
     if not path.is_file():
@@ -129,8 +130,8 @@ def _open_folder(folder: Path, scale: str) -> "dict[str, Section]":
 def _write(folder: Path, scale: str, by_name: "dict[str, Section]") -> None:
     """The report of everything made so far, in the paper's order."""
     from txlcli import __version__
-    from txlcli.reproduction import report
-    from txlcli.reproduction.items import ITEMS
+    from txlcli.workflows.reproduction import report
+    from txlcli.workflows.reproduction.items import ITEMS
 
     sections = [by_name[name] for name in ITEMS if name in by_name]
     title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale} scale"
@@ -169,14 +170,14 @@ def _list(
     names: list[str], size: "Scale", seeds: int, device: Device, data_dir: Path, runs_dir: Path, *, json: bool
 ) -> None:
     """What the trainings of each item take that are not there yet."""
-    from txlcli.reproduction.costs import Costs
+    from txlcli.workflows.reproduction.costs import Costs
 
     costs = Costs(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
     rows = [costs.of(name) for name in names]
     if json:
         console.show_json({"scale": size.name, "peak_flops_per_s": costs.peak, "items": rows})
         return
-    from txlcli.commands.dry_run import duration
+    from txlcli.workflows.training.forecast import duration
 
     lines = [
         [

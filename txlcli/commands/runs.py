@@ -6,11 +6,13 @@ from typing import Any
 
 import typer
 
-from txlcli import console, history, metrics, runs
+from txlcli import console
 from txlcli.commands import runs_compare, runs_published
 from txlcli.errors import RunError, TxlError, UsageError
-from txlcli.history import History
 from txlcli.options import RUNS_DIR, Json, RunsDir
+from txlcli.paper import metrics
+from txlcli.runs import history, run_folder
+from txlcli.runs.history import History
 
 COLUMNS = ("run\nrecipe\nstore", "parameters\nstate", "step\nof", "valid", "test", "saved")
 CAPTION = (
@@ -51,7 +53,7 @@ app.command("published")(runs_published.published_)
 
 
 def _list(runs_dir: Path, *, json: bool) -> None:
-    folders = runs.newest_first(runs_dir)
+    folders = run_folder.newest_first(runs_dir)
     if not folders:
         raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or say where with --runs-dir')
     entries = [_entry(folder) for folder in folders]
@@ -64,9 +66,9 @@ def _list(runs_dir: Path, *, json: bool) -> None:
 
 def _entry(folder: Path) -> dict[str, Any]:
     """What there is to say of a run in a list; one that is damaged is named and does not hide the others."""
-    saved = datetime.fromtimestamp(runs.last_written(folder)).astimezone().isoformat(timespec="seconds")
+    saved = datetime.fromtimestamp(run_folder.last_written(folder)).astimezone().isoformat(timespec="seconds")
     try:
-        known = _facts(history.read(runs.open_run(folder)))
+        known = _facts(history.read(run_folder.open_run(folder)))
     except TxlError as error:
         console.say(str(error))
         known = {**dict.fromkeys(FACTS), "state": "damaged"}

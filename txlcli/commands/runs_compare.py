@@ -8,10 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from txlcli import console, history, metrics, recipe, runs
+from txlcli import console
+from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError, listed
-from txlcli.history import History
 from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
+from txlcli.paper import metrics
+from txlcli.runs import history, run_folder
+from txlcli.runs.history import History
 
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "Other texts or vocabularies: these losses cannot be compared."
@@ -41,7 +44,7 @@ def compare(
 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
-    from txlcli import plots
+    from txlcli.views import plots
 
     if plot is not None:
         plots.check_path(plot)
@@ -58,11 +61,11 @@ def compare(
         _draw(plot, histories, curves, x)
 
 
-def _chosen(run_names: Sequence[str], runs_dir: Path) -> list[runs.Run]:
+def _chosen(run_names: Sequence[str], runs_dir: Path) -> list[run_folder.Run]:
     """The runs that are named, two or more, each once."""
-    chosen = runs.find_each(run_names, runs_dir)
+    chosen = run_folder.find_each(run_names, runs_dir)
     if len(chosen) < 2:
-        known = listed(runs.names(runs_dir))
+        known = listed(run_folder.names(runs_dir))
         raise UsageError(f"compare takes two runs or more, not {len(chosen)}; name others (known: {known})")
     return chosen
 
@@ -160,9 +163,11 @@ def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], tupl
         said = ", ".join(f"{name} in {metric}" for metric, name in measured.items())
         raise UsageError(f"--plot draws one metric, these runs have two ({said}); compare runs of one")
     curves = {}
-    for name, one in zip(runs.short_names([one.run.folder for one in histories]), histories, strict=True):
+    for name, one in zip(run_folder.short_names([one.run.folder for one in histories]), histories, strict=True):
         if not one.reports:
-            raise RunError(f"{one.run.folder} has no reports of a training in {runs.METRICS}; leave it out of --plot")
+            raise RunError(
+                f"{one.run.folder} has no reports of a training in {run_folder.METRICS}; leave it out of --plot"
+            )
         coordinates = _coordinates(one, x)
         for kind in ("train", "valid"):
             points = [
@@ -182,7 +187,7 @@ def _coordinates(run_history: History, x: Axis) -> list[float]:
         hours = run_history.hours()
         if hours is None:
             raise RunError(
-                f"{run_history.run.folder / runs.METRICS} does not say how long it took; take --x steps or tokens"
+                f"{run_history.run.folder / run_folder.METRICS} does not say how long it took; take --x steps or tokens"
             )
         return hours
     scale = run_history.tokens_per_step if x is Axis.tokens else 1
@@ -192,11 +197,11 @@ def _coordinates(run_history: History, x: Axis) -> list[float]:
 def _draw(
     path: Path, histories: Sequence[History], curves: dict[tuple[str, str], tuple[list[float], list[float]]], x: Axis
 ) -> None:
-    from txlcli import plots
+    from txlcli.views import plots
 
     metric = histories[0].run.metric
     colours = {
-        name: f"C{number}" for number, name in enumerate(runs.short_names([one.run.folder for one in histories]))
+        name: f"C{number}" for number, name in enumerate(run_folder.short_names([one.run.folder for one in histories]))
     }
     styles = {}
     for name, kind in curves:

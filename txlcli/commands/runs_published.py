@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, history, metrics, published, runs
+from txlcli import console
 from txlcli.errors import UsageError
-from txlcli.history import History
 from txlcli.options import RUNS_DIR, Json, RunsDir
-from txlcli.published import CONTEMPORARY, FINETUNED, Result, Table
+from txlcli.paper import metrics, published
+from txlcli.paper.published import CONTEMPORARY, FINETUNED, Result, Table
+from txlcli.runs import history, run_folder
+from txlcli.runs.history import History
 
 if TYPE_CHECKING:
-    from txlcli.standing import Standing
+    from txlcli.workflows.ranking import Standing
 
 CORPORA = [table.corpus for table in published.BENCHMARKS]
 OF_THE_PAPER = f"{', '.join(map(str, CORPORA[:-1]))} or {CORPORA[-1]}"
@@ -35,12 +37,12 @@ def published_(
 
     Example: txl runs published ptb
     """
-    from txlcli.standing import standing as standing_of
+    from txlcli.workflows.ranking import standing as standing_of
 
-    if subject in CORPORA and not runs.is_run(str(subject), runs_dir):
+    if subject in CORPORA and not run_folder.is_run(str(subject), runs_dir):
         table, run_history, standing = published.benchmark(str(subject)), None, None
     else:
-        run_history = history.read(runs.find(subject, runs_dir))
+        run_history = history.read(run_folder.find(subject, runs_dir))
         standing = standing_of(run_history)
         table = standing.table if standing else None
     if table is None:

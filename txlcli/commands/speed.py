@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from txlcli import console, recipe, runs
-from txlcli.commands import speed_table
-from txlcli.commands.speed_bench import Bench
+from txlcli import console
+from txlcli.config import recipe
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -26,12 +25,15 @@ from txlcli.options import (
     RunsDir,
     parse_lengths,
 )
-from txlcli.published import SLOWDOWN_BY_ATTN_LEN
+from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
+from txlcli.runs import run_folder
+from txlcli.views import speed_table
+from txlcli.workflows.speed import Bench
 
 if TYPE_CHECKING:
-    from txlcli.core.language_model import LanguageModel
-    from txlcli.core.model import TransformerXL
-    from txlcli.settings import Settings
+    from txlcli.config.settings import Settings
+    from txlcli.core.model.base import LanguageModel
+    from txlcli.core.model.transformer_xl import TransformerXL
 
 DEFAULT_RECIPE = "enwik8"
 TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
@@ -67,7 +69,7 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
-    from txlcli import plots
+    from txlcli.views import plots
 
     if plot is not None:
         plots.check_path(plot)
@@ -107,7 +109,7 @@ def measure(
     shown: bool = True,
 ) -> dict[str, Any]:
     """Time a run or a recipe as `txl speed` does, and give the object that --json prints."""
-    from txlcli.core.device import check_precision, describe
+    from txlcli.core.kernels.device import check_precision, describe
 
     attn_lens = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
     title, settings, model = _subject(
@@ -150,26 +152,28 @@ def _subject(
     runs_dir: Path,
 ) -> tuple[str, "Settings", "LanguageModel"]:
     """What to time: a run, a recipe with random weights, or what is there."""
-    from txlcli import opening
-    from txlcli.core.device import pick_device
-    from txlcli.core.training import new_model
+    from txlcli.core.kernels.device import pick_device
+    from txlcli.core.training.loop import new_model
+    from txlcli.runs import loading
 
     if subject is None:
-        subject = str(runs.find(None, runs_dir).folder) if runs.any_run(runs_dir) else DEFAULT_RECIPE
-    if runs.is_run(subject, runs_dir):
+        subject = str(run_folder.find(None, runs_dir).folder) if run_folder.any_run(runs_dir) else DEFAULT_RECIPE
+    if run_folder.is_run(subject, runs_dir):
         if overrides:
             raise UsageError("--set changes a recipe; a run is timed as it is")
-        opened = opening.open_run(
+        opened = loading.open_run(
             subject, runs_dir, device=device.value, precision=precision.value if precision else None
         )
         return f"run {opened.run.folder}", opened.run.settings, opened.model
     packaged = recipe.packaged_names()
     if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
-        raise UnknownNameError("run or recipe", subject, [*runs.names(runs_dir), *packaged], like=Path(subject).name)
+        raise UnknownNameError(
+            "run or recipe", subject, [*run_folder.names(runs_dir), *packaged], like=Path(subject).name
+        )
     settings = recipe.load(subject, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:
-        vocab_size = opening.open_store(settings.corpus.store, data_dir).vocab.size
+        vocab_size = loading.open_store(settings.corpus.store, data_dir).vocab.size
     model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device.value))
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
@@ -183,7 +187,7 @@ def _lengths_of_table_9(longest: int | None) -> list[int]:
 
 def _attending(settings: "Settings", model: "TransformerXL", attention: Attention | None) -> "Settings":
     """The settings with the way to compute attention that is wished, or their own; the model takes it as well."""
-    from txlcli.core.compilation import check_attention
+    from txlcli.core.kernels.compilation import check_attention
 
     train = settings.train
     if attention is not None:

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txlcli import console, metrics, recipe, runs, torchrun
-from txlcli.commands import train_changes, train_follow, train_plan, train_processes, train_run, train_text
+from txlcli import console
+from txlcli.config import recipe
+from txlcli.config.settings import MOST_SEED, Settings
 from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -21,10 +22,15 @@ from txlcli.options import (
     Precision,
     RunsDir,
 )
-from txlcli.settings import MOST_SEED, Settings
+from txlcli.paper import metrics
+from txlcli.runs import run_folder
+from txlcli.system import torchrun
+from txlcli.workflows.training import changes as run_changes
+from txlcli.workflows.training import follow, messages, plan, start
+from txlcli.workflows.training import processes as torchrun_start
 
 if TYPE_CHECKING:
-    from txlcli.core.training import Training
+    from txlcli.core.training.loop import Training
 
 
 def train(
@@ -67,7 +73,7 @@ def train(
     Example: txl train stdlib --max-minutes 2
     """
     if processes > 1 and torchrun.world_size() == 1 and not dry_run:
-        train_processes.start(processes, context.find_root().obj)
+        torchrun_start.start(processes, context.find_root().obj)
         return
     processes = max(processes, torchrun.world_size())
     changes = list(overrides or [])
@@ -77,35 +83,35 @@ def train(
     changes += [f"train.seed={seed}"] if seed is not None else []
     changes += [f"log.every={log_every}"] if log_every else []
     places: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir}
-    until = train_run.Until(max_steps=max_steps, max_minutes=max_minutes)
+    until = start.Until(max_steps=max_steps, max_minutes=max_minutes)
     if resume is not None:
         if recipe_source is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
         if not torchrun.leads():
-            run = train_changes.changed(runs.find(resume, runs_dir), changes)
-            train_follow.follow(run.settings, going_on=run, device=device, data_dir=data_dir)
+            run = run_changes.changed(run_folder.find(resume, runs_dir), changes)
+            follow.follow(run.settings, going_on=run, device=device, data_dir=data_dir)
             return
-        training = train_run.go_on(resume, changes, **places, until=until, json=json)
+        training = start.go_on(resume, changes, **places, until=until, json=json)
     elif recipe_source is None:
         raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
         if max_minutes is not None:
             raise UsageError("--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps")
         if torchrun.leads():
-            settings = train_run.loaded(recipe_source, changes, until_step=max_steps)
-            folder = train_run.new_folder(recipe_source, name, runs_dir, force=force)
+            settings = start.loaded(recipe_source, changes, until_step=max_steps)
+            folder = start.new_folder(recipe_source, name, runs_dir, force=force)
             _forecast(
                 recipe_source, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json
             )
         return
     elif not torchrun.leads():
-        settings = train_run.loaded(recipe_source, changes)
-        train_follow.follow(settings, going_on=None, device=device, data_dir=data_dir)
+        settings = start.loaded(recipe_source, changes)
+        follow.follow(settings, going_on=None, device=device, data_dir=data_dir)
         return
     else:
-        training = train_run.learn(recipe_source, changes, name=name, force=force, **places, until=until, json=json)
+        training = start.learn(recipe_source, changes, name=name, force=force, **places, until=until, json=json)
     if not json:
         show_end(training, data_dir)
 
@@ -122,16 +128,16 @@ def _forecast(
     json: bool,
 ) -> None:
     """Say what the training would take; makes no store and no run."""
-    from txlcli.commands import dry_run
+    from txlcli.workflows.training import forecast
 
-    store = dry_run.store_if_any(settings, data_dir)
+    store = forecast.store_if_any(settings, data_dir)
     if store is not None:
-        train_text.text_of(settings, store)  # a text that is too short is refused here as well
+        messages.text_of(settings, store)  # a text that is too short is refused here as well
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
-    there = train_plan.checked_device(settings, device, processes=processes)
-    parameters = train_plan.parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]")
-    plan = train_plan.plan(
+    there = plan.checked_device(settings, device, processes=processes)
+    parameters = plan.parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]")
+    summary = plan.plan(
         recipe.read_text(recipe_source)[0],
         settings,
         folder,
@@ -142,22 +148,22 @@ def _forecast(
         device=there,
         processes=processes,
     )
-    plan |= dry_run.forecast(settings, vocab_size, store, there, steps=plan["steps"], processes=processes)
+    summary |= forecast.forecast(settings, vocab_size, store, there, steps=summary["steps"], processes=processes)
     if json:
-        console.show_json(plan)
+        console.show_json(summary)
     else:
-        dry_run.show(plan, train_plan.in_words(plan))
+        forecast.show(summary, plan.in_words(summary))
 
 
 def show_end(training: "Training", data_dir: Path) -> None:
     """What a training has come to, as a table."""
-    run = runs.open_run(training.folder)
+    run = run_folder.open_run(training.folder)
     best = console.measured(metrics.in_metric(training.best_nats, run.metric))
     rows = [
         ["run", str(run.folder)],
         ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],
         ["epochs", f"{training.epoch:.2f}"],
         [f"best valid {run.metric}", best if training.best_nats < float("inf") else "-"],
-        ["next", train_run.next_command(training, data_dir)],
+        ["next", start.next_command(training, data_dir)],
     ]
     console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)

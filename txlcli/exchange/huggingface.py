@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from txlcli import recipe
+from txlcli.config import recipe
+from txlcli.config.model_settings import ModelSettings, TransformerSettings
+from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
-from txlcli.model_settings import ModelSettings, TransformerSettings
-from txlcli.settings import EvalSettings
 
 CONFIG = "config.json"
 MODEL_TYPE = "transfo-xl"

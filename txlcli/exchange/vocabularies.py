@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import DamagedPickleError, UnsafePickleError
-from txlcli.vocab import Vocab
 
 BOUNDARIES = ("<eos>", "<S>")
 UNKNOWNS = ("<unk>", "<UNK>")

@@ -12,13 +12,13 @@ import torch
 
 from tests.core.device_cases import CASES, READ_LIKE_RELATIVE, build, load, read, start
 from tests.core.fake_cuda.device import CHANCE, CUDA, pretending
-from txlcli.core import checkpoint
-from txlcli.core.adaptation import score_with_cache
-from txlcli.core.contexts import context_losses
-from txlcli.core.device import DTYPES
-from txlcli.core.evaluation import score
-from txlcli.core.generation import Sampling, generate, reader_of_one_text
-from txlcli.core.windows import score_windows
+from txlcli.core.kernels.device import DTYPES
+from txlcli.core.measures.adaptation import score_with_cache
+from txlcli.core.measures.contexts import context_losses
+from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
+from txlcli.core.reading.scoring import score
+from txlcli.core.reading.windows import score_windows
+from txlcli.core.training import checkpoint
 
 
 def two_updates(case, precision):

@@ -9,9 +9,9 @@ from torch._dynamo.utils import counters
 from tests.core.device_cases import build, load, start
 from tests.core.fake_cuda.device import CUDA
 from tests.core.fake_cuda.triton_device import KERNELS, MODE, TWINS
-from txlcli.core.architectures import make_reader
-from txlcli.core.attention_inputs import AttentionInputs
-from txlcli.core.attention_kernels import flex, reference
+from txlcli.core.kernels.attention_inputs import AttentionInputs
+from txlcli.core.kernels.attention_torch import flex, reference
+from txlcli.core.model.registry import make_reader
 
 LANES, HEADS, WIDTH = 2, 2, 16
 

@@ -8,10 +8,10 @@ from torch import distributed
 
 from tests.core.builders import V, model_settings
 from tests.core.device_cases import CASES, build, load, start
-from tests.core.test_training import CPU, new_training, run, steps_of
-from txlcli.core import checkpoint
-from txlcli.core.data_parallel import join
-from txlcli.core.training import new_model
+from tests.core.training.test_loop import CPU, new_training, run, steps_of
+from txlcli.core.training import checkpoint
+from txlcli.core.training.data_parallel import join
+from txlcli.core.training.loop import new_model
 from txlcli.errors import TrainingError
 
 WORLD = join(CPU)

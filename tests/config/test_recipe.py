@@ -1,0 +1,333 @@
+"""Recipes: the packaged ones are sound, a user's own is read strictly, --set comes last."""
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from txlcli.config import recipe
+from txlcli.errors import RecipeError, UnknownNameError
+
+TINY = """
+[corpus]
+store = "tiny"
+
+[model]
+n_layers = 2
+d_model = 14
+n_heads = 3
+d_head = 11
+d_inner = 17
+
+[train]
+seg_len = 5
+mem_len = 7
+batch_size = 6
+max_steps = 11
+
+[eval]
+seg_len = 5
+mem_len = 7
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Write a recipe and give its path; `more` is added, `old` replaced by `new`."""
+
+    def write(more="", old="", new="", name="tiny.toml"):
+        path = tmp_path / name
+        path.write_text(TINY.replace(old, new) + more, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def refusal(path, *overrides):
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def changed(path, *overrides):
+    return recipe.load(path, overrides)
+
+
+@pytest.mark.parametrize("word", ["enwik8", "enwik8.toml", "recipes/enwik8.toml", "recipes/enwik8"])
+def test_a_packaged_recipe_answers_to_its_name_anywhere(tmp_path, monkeypatch, word):
+    monkeypatch.chdir(tmp_path)
+    assert recipe.load(word) == recipe.load("enwik8")
+    assert recipe.read_text(word)[0] == "enwik8"
+
+
+def test_a_corpus_that_lies_here_does_not_hide_the_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "enwik8").write_bytes(b"\xff\x00 no recipe")
+    assert recipe.load("enwik8").model.n_layers == 12
+
+
+def test_a_missing_file_of_another_folder_is_not_the_packaged_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?'):
+        recipe.load("mine/enwik8.toml")
+
+
+def test_a_file_beats_a_packaged_recipe(tmp_path, monkeypatch, tiny):
+    monkeypatch.chdir(tmp_path)
+    tiny(name="enwik8.toml")
+    assert recipe.load("enwik8.toml").corpus.store == "tiny"
+    assert recipe.load("enwik8").corpus.store == "enwik8"  # no such file lies there
+
+
+def test_a_folder_of_that_name_is_no_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "enwik8").mkdir()
+    assert recipe.load("enwik8").corpus.store == "enwik8"
+
+
+def test_an_unknown_recipe_is_refused_with_a_suggestion():
+    with pytest.raises(UnknownNameError) as caught:
+        recipe.load("recipes/enwik.toml")
+    assert str(caught.value).startswith(
+        'unknown recipe "recipes/enwik.toml"; did you mean "enwik8"? (known: adaptive-input-wt103, '
+    )
+    assert caught.value.exit_code == 2
+
+
+def test_what_a_recipe_leaves_out_takes_the_default(tiny):
+    settings = recipe.load(tiny())
+    assert settings.train.lr == 2.5e-4
+    assert settings.model.tie_biases is True
+    assert settings.log.every == 200
+    assert settings.published.parameters is None
+
+
+def test_set_comes_after_the_recipe_and_the_recipe_after_the_default(tiny):
+    path = tiny("\n[log]\nevery = 13\n", "max_steps = 11", "max_steps = 11\nlr = 0.5\nclip = 0.75")
+    settings = recipe.load(path, ["train.lr=0.125", "published.valid=3"])
+    assert (settings.train.lr, settings.train.clip, settings.train.weight_decay) == (0.125, 0.75, 0.0)
+    assert settings.log.every == 13
+    assert settings.published.valid == 3.0
+
+
+def test_the_last_set_of_a_key_holds(tiny):
+    assert changed(tiny(), "train.lr=0.5", "train.lr=0.25").train.lr == 0.25
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.lr=1e-4", "train", "lr", 1e-4),
+        ("train.lr=1", "train", "lr", 1.0),
+        (" train.lr = 0.5 ", "train", "lr", 0.5),
+        ("train.max_steps=400_000", "train", "max_steps", 400_000),
+        ("model.norm=pre", "model", "norm", "pre"),
+        ('model.norm="pre"', "model", "norm", "pre"),
+        ("model.tie_biases=false", "model", "tie_biases", False),
+        ("train.clip=none", "train", "clip", None),
+        ("train.clip=Off", "train", "clip", None),
+        ("train.clip=0.5", "train", "clip", 0.5),
+        ("train.valid_tokens=none", "train", "valid_tokens", None),
+        ("eval.max_distance=off", "eval", "max_distance", None),
+        ("eval.same_length=off", "eval", "same_length", "off"),
+        ("corpus.store=stdlib-word", "corpus", "store", "stdlib-word"),
+        ("corpus.store=none", "corpus", "store", "none"),
+        ("corpus.store=None", "corpus", "store", "None"),
+        ("corpus.store=2024", "corpus", "store", "2024"),
+        ("corpus.store=2024-01-02", "corpus", "store", "2024-01-02"),
+        ('corpus.store="2024"', "corpus", "store", "2024"),
+        ("log.tensorboard=true", "log", "tensorboard", True),
+        ("model.cutoffs=[5, 11]", "model", "cutoffs", (5, 11)),
+        ("model.cutoffs=[]", "model", "cutoffs", ()),
+        ("model.tie_projections=[false]", "model", "tie_projections", (False,)),
+        ("model.tie_projections=none", "model", "tie_projections", None),
+        ("model.d_embed=none", "model", "d_embed", None),
+    ],
+)
+def test_set_reads_numbers_words_truths_and_none(tiny, override, section, key, value):
+    given = getattr(getattr(changed(tiny(), override), section), key)
+    assert given == value
+    assert type(given) is type(value)
+
+
+@pytest.mark.parametrize("override", ["train.lr", "lr=0.5", "=0.5", ".lr=0.5", "train.=0.5", ""])
+def test_a_set_of_another_form_is_refused_with_an_example(tiny, override):
+    message = refusal(tiny(), override)
+    assert message == f'--set {override}: write it as section.key=value, for example "--set train.lr=1e-4"'
+
+
+def test_a_set_of_an_unknown_section_is_refused_with_a_suggestion(tiny):
+    message = refusal(tiny(), "trian.lr=0.5")
+    assert message == (
+        '--set trian.lr=0.5: no section "trian"; did you mean "train"? '
+        "(known: corpus, model, train, eval, log, published)"
+    )
+
+
+def test_a_set_that_cannot_be_honoured_is_named_beside_the_recipe(tiny):
+    path = tiny()
+    message = refusal(path, "train.lr=0.5", "model.n_head=3")
+    assert message == (
+        f'{path} with --set train.lr=0.5 --set model.n_head=3: [model] has no key "n_head"; did you mean "n_heads"?'
+    )
+    assert refusal(path, "train.lr=0") == f"{path} with --set train.lr=0: [train] lr must be greater than 0, not 0.0"
+
+
+def test_an_unknown_section_is_refused_with_a_suggestion(tiny):
+    path = tiny("\n[modle]\nn_layers = 1\n")
+    assert refusal(path).startswith(f'{path}: no section "modle"; did you mean "model"? (known: corpus, ')
+
+
+def test_an_unknown_key_is_refused_with_a_suggestion(tiny):
+    path = tiny(old="n_heads", new="n_head")
+    assert refusal(path) == f'{path}: [model] has no key "n_head"; did you mean "n_heads"?'
+
+
+def test_a_key_like_no_other_is_refused_with_all_that_there_are(tiny):
+    path = tiny("xyzzy = 1\n")
+    assert refusal(path) == (
+        f'{path}: [eval] has no key "xyzzy" (known: seg_len, mem_len, batch_size, max_distance, same_length)'
+    )
+
+
+def test_a_byte_order_mark_before_a_recipe_is_passed_over(tiny):
+    path = Path(tiny())
+    expected = recipe.load(str(path))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert recipe.load(str(path)) == expected
+
+
+def test_an_unknown_word_is_refused_with_a_suggestion(tiny):
+    path = tiny('same_length = "m_plus"\n')
+    assert refusal(path) == (
+        f"{path}: [eval] same_length must be one of m, m_plus_one, off, not 'm_plus'; did you mean \"m_plus_one\"?"
+    )
+
+
+@pytest.mark.parametrize("key", ["n_layers", "d_model", "n_heads", "d_head", "d_inner"])
+def test_a_missing_key_is_named(tiny, key):
+    path = tiny(old=f"{key} =", new="dropout = 0.1 #")
+    assert refusal(path) == f'{path}: [model] needs the key "{key}"'
+
+
+def test_a_missing_section_is_named_by_its_first_key(tmp_path):
+    path = tmp_path / "empty.toml"
+    path.write_text("")
+    assert refusal(str(path)) == f'{path}: [corpus] needs the key "store"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seg_len = 5", 'seg_len = "5"', "[train] seg_len must be a whole number, not '5'"),
+        ("seg_len = 5", "seg_len = 5.0", "[train] seg_len must be a whole number, not 5.0"),
+        ("seg_len = 5", "seg_len = true", "[train] seg_len must be a whole number, not True"),
+        ("max_steps = 11", 'max_steps = 11\nlr = "fast"', "[train] lr must be a number, not 'fast'"),
+        ("max_steps = 11", "max_steps = 11\nlr = false", "[train] lr must be a number, not False"),
+        ("max_steps = 11", "max_steps = 11\nclip = [1]", "[train] clip must be a number, not [1]"),
+        (
+            "max_steps = 11",
+            'max_steps = 11\nvalid_tokens = "all"',
+            "[train] valid_tokens must be a whole number, not 'all'",
+        ),
+        ("d_inner = 17", "d_inner = 17\ntie_biases = 1", "[model] tie_biases must be true or false, not 1"),
+        ("d_inner = 17", "d_inner = 17\nnorm = 1", "[model] norm must be a word, not 1"),
+        ("d_inner = 17", 'd_inner = 17\ndropout = "none"', "[model] dropout must be a number, not 'none'"),
+        ('store = "tiny"', "store = 3", "[corpus] store must be a text, not 3"),
+        *[
+            ("d_inner = 17", f"d_inner = 17\n{key} = {value}", f"[model] {key} must be a list of {items}, not {shown}")
+            for key, value, items, shown in [
+                ("cutoffs", '["a"]', "whole numbers", "['a']"),
+                ("cutoffs", "[5.0]", "whole numbers", "[5.0]"),
+                ("cutoffs", "[true]", "whole numbers", "[True]"),
+                ("cutoffs", "5", "whole numbers", "5"),
+                ("cutoffs", '"5,11"', "whole numbers", "'5,11'"),
+                ("tie_projections", "[1, 0]", "true and false", "[1, 0]"),
+                ("tie_projections", "true", "true and false", "True"),
+            ]
+        ],
+    ],
+)
+def test_a_value_of_another_type_is_refused(tiny, old, new, message):
+    path = tiny(old=old, new=new)
+    assert refusal(path) == f"{path}: {message}"
+
+
+def test_a_value_out_of_range_is_refused(tiny):
+    path = tiny(old="d_model = 14", new="d_model = 15")
+    assert refusal(path) == f"{path}: [model] d_model must be even (half sines, half cosines), not 15"
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.n_layers=3"]])
+def test_a_key_where_a_section_belongs_is_refused(tmp_path, overrides):
+    path = tmp_path / "flat.toml"
+    path.write_text('model = 3\n[corpus]\nstore = "tiny"\n')
+    assert refusal(str(path), *overrides).endswith(": [model] must be a section of keys")
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("model: n_layers 3\n")
+    assert refusal(str(path)).startswith(f"{path}: not a TOML file (")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert refusal(str(path)).startswith(f"{path}: cannot be read as a text file (")
+
+
+@pytest.mark.parametrize("name", recipe.packaged_names())
+def test_a_table_of_the_settings_resolves_to_the_same_settings(name):
+    # One None that is the default of its key, one that is not.
+    settings = recipe.load(name, ["eval.max_distance=none", "train.clip=none"])
+    table = recipe.to_table(settings)
+    assert "max_distance" not in table["eval"]
+    assert table["train"]["clip"] == "none"
+    assert recipe.resolve(table, where="here") == settings
+
+
+def test_lists_survive_the_file_of_a_run(tiny):
+    overrides = ["model.cutoffs=[5, 11]", "model.div_val=2", "model.tie_projections=[true, false, true]"]
+    settings = changed(tiny(), *overrides)
+    assert settings.model.cutoffs == (5, 11)
+    assert settings.model.tie_projections == (True, False, True)
+    # JSON knows no tuples.
+    table = json.loads(json.dumps(recipe.to_table(settings)))
+    assert table["model"]["cutoffs"] == [5, 11]
+    assert recipe.resolve(table, where="here") == settings
+    assert "tie_projections" not in recipe.to_table(changed(tiny()))["model"]
+
+
+def test_a_list_that_cannot_be_honoured_is_refused_as_set(tiny):
+    path = tiny()
+    assert refusal(path, "model.cutoffs=[11, 5]") == (
+        f"{path} with --set model.cutoffs=[11, 5]: "
+        "[model] cutoffs must be ids above 0, each larger than the one before, not [11, 5]"
+    )
+
+
+def test_override_leaves_the_table_that_it_was_given_alone():
+    table = tomllib.loads(TINY)
+    result = recipe.override(table, ["train.seg_len=3", "log.every=7"])
+    assert table == tomllib.loads(TINY)
+    assert result["train"]["seg_len"] == 3
+    assert result["log"] == {"every": 7}
+
+
+def test_settings_cannot_be_changed(tiny):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.load(tiny()).train.lr = 1.0
+
+
+def test_an_unknown_architecture_is_refused_before_its_keys(tiny):
+    message = refusal("qrnn-ptb", "model.arch=gru")
+    assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not 'gru'")
+
+
+def test_an_architecture_is_a_word():
+    message = refusal("enwik8", "model.arch=[1]")
+    assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not [1]")

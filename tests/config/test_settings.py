@@ -1,0 +1,495 @@
+"""Every knob: its sentence, its default, its range."""
+
+import ast
+import dataclasses
+import inspect
+
+import pytest
+
+from txlcli.config import model_settings, settings
+from txlcli.config.model_settings import MODELS, ModelSettings, RnnSettings, TransformerSettings
+from txlcli.config.settings import CorpusSettings, EvalSettings, LogSettings, PublishedSettings, Settings, TrainSettings
+from txlcli.errors import RecipeError, UsageError
+
+SECTIONS = {
+    "corpus": (CorpusSettings, {"store": "enwik8"}),
+    "model": (TransformerSettings, {"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17}),
+    "train": (TrainSettings, {"seg_len": 5, "mem_len": 7, "batch_size": 6, "max_steps": 11}),
+    "eval": (EvalSettings, {"seg_len": 5, "mem_len": 7}),
+    "log": (LogSettings, {}),
+    "published": (PublishedSettings, {}),
+}
+
+
+def build(section, **changed):
+    kind, needed = SECTIONS[section]
+    return kind(**{**needed, **changed})
+
+
+def classes():
+    trees = [ast.parse(inspect.getsource(module)) for module in (settings, model_settings)]
+    return [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Settings"]
+
+
+def test_every_section_is_a_frozen_class_that_names_itself():
+    kinds = {name: kind for name, (kind, _) in SECTIONS.items()} | {"model": ModelSettings}
+    assert {field.name: field.type for field in dataclasses.fields(Settings)} == kinds
+    assert {"transformer": TransformerSettings, "lstm": RnnSettings, "qrnn": RnnSettings} == MODELS
+    for name, (kind, _) in SECTIONS.items():
+        assert kind.__doc__.startswith(f"[{name}]"), name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            build(name).anything = 1
+
+
+@pytest.mark.parametrize("node", classes(), ids=lambda node: node.name)
+def test_every_field_has_a_sentence_below_it(node):
+    fields = [index for index, line in enumerate(node.body) if isinstance(line, ast.AnnAssign)]
+    assert fields
+    for index in fields:
+        below = node.body[index + 1]
+        name = node.body[index].target.id
+        assert isinstance(below, ast.Expr), name
+        assert isinstance(below.value.value, str), name
+        assert below.value.value.endswith("."), name
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_default_is_in_its_range(section):
+    assert type(build(section)) is SECTIONS[section][0]
+
+
+PLAIN = 'the name of a store: letters, digits, ".", "-" and "_"'
+OUT_OF_RANGE = [
+    ("corpus", {"store": ""}, f"store must be {PLAIN}, not ''"),
+    ("corpus", {"store": "data/enwik8.h5"}, f"store must be {PLAIN}, not 'data/enwik8.h5'"),
+    ("corpus", {"store": ".."}, f"store must be {PLAIN}, not '..'"),
+    ("train", {"lr": float("inf")}, "lr must be a finite number, not inf"),
+    ("train", {"weight_decay": float("nan")}, "weight_decay must be 0 or more, not nan"),
+    ("train", {"seed": 2**63}, f"seed must be at most {2**63 - 1}, not {2**63}"),
+    ("published", {"vocab_size": -1}, "vocab_size must be greater than 0, not -1"),
+    *[
+        ("model", {key: value}, f"{key} must be greater than 0, not {value}")
+        for key in (
+            "n_layers",
+            "d_model",
+            "n_heads",
+            "d_head",
+            "d_inner",
+            "d_embed",
+            "div_val",
+            "norm_eps",
+            "init_std",
+            "proj_init_std",
+        )
+        for value in (0, -2)
+    ],
+    ("model", {"d_model": 15}, "d_model must be even (half sines, half cosines), not 15"),
+    *[
+        ("model", {key: value}, f"{key} must be at least 0 and less than 1, not {value}")
+        for key in (
+            "dropout",
+            "embedding_dropout",
+            "inner_dropout",
+            "output_dropout",
+            "word_dropout",
+            "attention_dropout",
+        )
+        for value in (-0.1, 1.0, float("nan"))
+    ],
+    ("model", {"norm": "Pre"}, "norm must be one of post, pre, pre_released, not 'Pre'; did you mean \"pre\"?"),
+    ("model", {"init": "TF"}, "init must be one of pytorch, tf, not 'TF'"),
+    (
+        "model",
+        {"memory_start": "zero"},
+        "memory_start must be one of empty, zeros, not 'zero'; did you mean \"zeros\"?",
+    ),
+    *[
+        ("model", {"cutoffs": cutoffs}, f"cutoffs must be ids above 0, each larger than the one before, not {shown}")
+        for cutoffs, shown in [((5, 5), "[5, 5]"), ((7, 5), "[7, 5]"), ((0, 5), "[0, 5]"), ((-5,), "[-5]")]
+    ],
+    ("model", {"tie_projections": (True, False)}, "tie_projections must be as many as bands (1), not [True, False]"),
+    (
+        "model",
+        {"cutoffs": (5, 7), "tie_projections": (True, False)},
+        "tie_projections must be as many as bands (3), not [True, False]",
+    ),
+    # 14 // 4^2 and 7 // 8 are 0.
+    (
+        "model",
+        {"cutoffs": (5, 7), "div_val": 4},
+        "div_val must be small enough to leave band 3 a width, not 4",
+    ),
+    (
+        "model",
+        {"cutoffs": (5,), "div_val": 8, "d_embed": 7},
+        "div_val must be small enough to leave band 2 a width, not 8",
+    ),
+    *[
+        ("train", {key: value}, f"{key} must be greater than 0, not {value}")
+        for key in (
+            "seg_len",
+            "batch_size",
+            "max_steps",
+            "accumulate",
+            "lr",
+            "clip",
+            "valid_every",
+            "valid_seg_len",
+            "valid_batch_size",
+            "valid_tokens",
+        )
+        for value in (0, -1)
+    ],
+    *[
+        ("train", {key: -1}, f"{key} must be 0 or more, not -1")
+        for key in (
+            "mem_len",
+            "momentum",
+            "weight_decay",
+            "warmup_steps",
+            "plateau_patience",
+            "average_patience",
+            "seed",
+        )
+    ],
+    ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
+    ("train", {"optimizer": "adamw"}, "optimizer must be one of adam, sgd, not 'adamw'; did you mean \"adam\"?"),
+    (
+        "train",
+        {"schedule": "xyz"},
+        "schedule must be one of cosine, inverse_sqrt, constant, plateau, not 'xyz'",
+    ),
+    (
+        "train",
+        {"precision": "float16"},
+        "precision must be one of fp32, bf16, fp16, not 'float16'; did you mean \"fp16\"?",
+    ),
+    (
+        "train",
+        {"cosine_from": "warm_up"},
+        "cosine_from must be one of start, warmup, not 'warm_up'; did you mean \"warmup\"?",
+    ),
+    *[
+        (
+            "train",
+            {"schedule": schedule, key: value},
+            f"{key} must be {usual} unless the schedule is {words}, not {value!r}",
+        )
+        for schedule, key, value, usual, words in (
+            ("constant", "min_lr_ratio", 0.1, 0.0, "cosine or inverse_sqrt or plateau"),
+            ("constant", "cosine_from", "warmup", "start", "cosine"),
+            ("cosine", "plateau_factor", 0.2, 0.5, "plateau"),
+            ("inverse_sqrt", "plateau_patience", 2, 0, "plateau"),
+        )
+    ],
+    ("train", {"average": "ema"}, "average must be one of none, asgd, exponential, not 'ema'"),
+    *[
+        (
+            "train",
+            {"average": average, key: value},
+            f"{key} must be {usual} unless the average is {word}, not {value!r}",
+        )
+        for average, key, value, usual, word in (
+            ("none", "average_patience", 3, 5, "asgd"),
+            ("exponential", "average_patience", 0, 5, "asgd"),
+            ("none", "average_decay", 0.99, 0.999, "exponential"),
+            ("asgd", "average_decay", 0.99, 0.999, "exponential"),
+        )
+    ],
+    *[
+        (
+            "train",
+            {"average": "exponential", "average_decay": value},
+            f"average_decay must be between 0 and 1, not {value}",
+        )
+        for value in (0.0, 1.0, float("nan"))
+    ],
+    ("train", {"min_lr_ratio": -0.1}, "min_lr_ratio must be from 0 to 1, not -0.1"),
+    ("train", {"min_lr_ratio": 1.1}, "min_lr_ratio must be from 0 to 1, not 1.1"),
+    ("train", {"plateau_factor": 0.0}, "plateau_factor must be between 0 and 1, not 0.0"),
+    ("train", {"plateau_factor": 1.0}, "plateau_factor must be between 0 and 1, not 1.0"),
+    ("train", {"accumulate": 4}, "accumulate must be a divisor of batch_size (6), not 4"),
+    ("train", {"momentum": 0.9}, 'momentum must be 0 unless optimizer = "sgd", not 0.9'),
+    ("train", {"valid_seg_len": 13}, "valid_seg_len must be at most seg_len + mem_len (12), not 13"),
+    *[
+        ("eval", {key: value}, f"{key} must be greater than 0, not {value}")
+        for key in ("seg_len", "batch_size", "max_distance")
+        for value in (0, -1)
+    ],
+    ("eval", {"mem_len": -1}, "mem_len must be 0 or more, not -1"),
+    ("eval", {"same_length": "n"}, "same_length must be one of m, m_plus_one, off, not 'n'"),
+    ("log", {"every": 0}, "every must be greater than 0, not 0"),
+]
+
+
+@pytest.mark.parametrize(("section", "changed", "message"), OUT_OF_RANGE, ids=str)
+def test_a_value_out_of_range_is_refused(section, changed, message):
+    with pytest.raises(RecipeError) as caught:
+        build(section, **changed)
+    assert str(caught.value) == f"[{section}] {message}"
+
+
+@pytest.mark.parametrize(
+    ("section", "changed"),
+    [
+        ("model", {"dropout": 0.0, "attention_dropout": 0.99}),
+        ("model", {"cutoffs": (1, 2, 3), "tie_projections": (True, False, True, False)}),
+        ("model", {"cutoffs": (5, 7), "div_val": 4, "d_embed": 16}),
+        ("model", {"cutoffs": (5, 7), "div_val": 3}),
+        ("train", {"mem_len": 0, "momentum": 0.0, "seed": 0}),
+        ("train", {"min_lr_ratio": 1.0}),
+        ("train", {"clip": None, "valid_seg_len": 12, "accumulate": 6}),
+        ("train", {"optimizer": "sgd", "momentum": 0.9}),
+        ("train", {"average": "asgd", "average_patience": 0}),
+        ("train", {"average": "exponential", "average_decay": 0.5}),
+        ("model", {"word_dropout": 0.0, "embedding_dropout": 0.0, "inner_dropout": 0.99, "output_dropout": None}),
+        ("eval", {"mem_len": 0, "max_distance": 1}),
+    ],
+    ids=str,
+)
+def test_the_edge_of_a_range_is_inside(section, changed):
+    assert vars(build(section, **changed)).items() >= changed.items()
+
+
+def build_rnn(arch, **changed):
+    return RnnSettings(**{"arch": arch, "n_layers": 3, "d_model": 7, **changed})
+
+
+def test_widths_and_windows_of_recurrent_layers():
+    assert build_rnn("lstm").widths == [7, 7, 7]
+    assert build_rnn("lstm", d_hidden=11).widths == [11, 11, 7]
+    assert build_rnn("qrnn", n_layers=1).widths == [7]
+    windows = [
+        build_rnn(arch, **more).first_window for arch, more in (("lstm", {}), ("qrnn", {}), ("qrnn", {"window": 5}))
+    ]
+    assert windows == [1, 2, 5]
+    assert build_rnn("lstm").recurrent_state
+    assert not build("model").recurrent_state
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        *[
+            ({key: value}, f"{key} must be greater than 0, not {value}")
+            for key in ("d_hidden", "window")
+            for value in (0, -2)
+        ],
+        ({"n_layers": 1, "d_hidden": 11}, "d_hidden must be left out with one layer, which is d_model wide, not 11"),
+        ({"arch": "lstm", "window": 2}, 'window must be left out with arch = "lstm", not 2'),
+        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
+        (
+            {"arch": "gru"},
+            "arch must be one of transformer, lstm, qrnn, not 'gru'",
+        ),
+    ],
+    ids=str,
+)
+def test_a_recurrent_model_out_of_range_is_refused(changed, message):
+    with pytest.raises(RecipeError) as caught:
+        build_rnn(changed.pop("arch", "qrnn"), **changed)
+    assert str(caught.value) == f"[model] {message}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wish"),
+    [
+        ("recompute", True, "false"),
+        ("compile", True, "false"),
+        ("cuda_graph", True, "false"),
+        ("attention", "sdpa", "auto"),
+    ],
+)
+def test_a_model_without_attention_has_no_wishes_about_it(key, value, wish):
+    train = build("train", mem_len=0, **{key: value})
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build_rnn("lstm"), train, build("eval", mem_len=0))
+    assert str(caught.value) == (
+        f'[train] {key} must be {wish} with arch = "lstm", which has no layers with attention, not {value!r}'
+    )
+
+
+def test_words_cannot_be_dropped_of_segments_of_one_token():
+    train = build("train", seg_len=1)
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", word_dropout=0.1), train, build("eval"))
+    assert str(caught.value) == "[model] word_dropout must be 0 with train.seg_len = 1, not 0.1"
+
+
+def test_flex_attention_drops_no_probabilities():
+    train = build("train", attention="flex")
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", attention_dropout=0.1), train, build("eval"))
+    assert str(caught.value) == '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1'
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"accumulate": 2, "batch_size": 4}, "accumulate must be 1 with cuda_graph, not 2"),
+        ({"recompute": True}, "recompute must be false with cuda_graph, not True"),
+        ({"precision": "fp16"}, "precision must be fp32 or bf16 with cuda_graph, not 'fp16'"),
+        ({"attention": "flex"}, "attention must be auto, reference or sdpa with cuda_graph, not 'flex'"),
+    ],
+    ids=str,
+)
+def test_a_cuda_graph_is_of_a_whole_step_that_is_always_the_same(changed, message):
+    with pytest.raises(RecipeError) as caught:
+        build("train", cuda_graph=True, **changed)
+    assert str(caught.value) == f"[train] {message}"
+
+
+@pytest.mark.parametrize("changed", [{"cutoffs": (2,)}, {"auxiliary_losses": True}], ids=str)
+def test_a_cuda_graph_is_not_for_work_that_differs_from_step_to_step(changed):
+    if "auxiliary_losses" in changed:
+        changed |= {"position": "learned", "n_positions": 99}
+    train = build("train", cuda_graph=True, mem_len=0)
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", **changed), train, build("eval", mem_len=0))
+    assert str(caught.value) == (
+        "[train] cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose work differs from step "
+        "to step, not True"
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("model", "n_layers"), ("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size")],
+)
+def test_no_size_is_beyond_what_pytorch_takes(section, key):
+    assert getattr(build(section, **{key: 2**31 - 1}), key) == 2**31 - 1
+    with pytest.raises(RecipeError) as caught:
+        build(section, **{key: 2**31})
+    assert str(caught.value) == f"[{section}] {key} must be at most 2147483647, not 2147483648"
+
+
+def test_seeds_and_counts_of_parameters_are_no_sizes():
+    assert build("train", seed=2**40).seed == 2**40
+    assert build("published", parameters=2**40).parameters == 2**40
+
+
+def test_only_txl_s_own_attention_recomputes():
+    with pytest.raises(RecipeError) as caught:
+        build("train", attention="sdpa", recompute=True)
+    assert str(caught.value) == '[train] recompute must be false unless attention = "auto", not True'
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "wish"),
+    [
+        ("train", "mem_len", 5, "0"),
+        ("train", "valid_seg_len", 3, "left out"),
+        ("eval", "mem_len", 5, "0"),
+        ("eval", "max_distance", 5, "left out"),
+        ("eval", "same_length", "off", "left out"),
+    ],
+)
+def test_what_a_model_that_carries_a_state_has_no_use_for_is_refused(section, key, value, wish):
+    none = {"mem_len": 0}
+    more = {"train": dict(none), "eval": dict(none)}
+    more[section][key] = value
+    parts = {name: build(name, **more[name]) for name in more}
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build_rnn("qrnn"), **parts)
+    assert (
+        str(caught.value)
+        == f'[{section}] {key} must be {wish} with arch = "qrnn": its state is its memory, not {value!r}'
+    )
+    Settings(build("corpus"), build("model"), **parts)
+    Settings(build("corpus"), build_rnn("lstm"), train=build("train", **none), eval=build("eval", **none))
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "evaluation", "message"),
+    [
+        (
+            {"position": "learned", "n_positions": 4},
+            {},
+            {},
+            "[train] seg_len must be at most model.n_positions (4), not 5",
+        ),
+        (
+            {"position": "learned", "n_positions": 6},
+            {"valid_seg_len": 7},
+            {},
+            "[train] valid_seg_len must be at most model.n_positions (6), not 7",
+        ),
+        (
+            {"position": "learned", "n_positions": 5},
+            {"mem_len": 0},
+            {"mem_len": 0, "seg_len": 6},
+            "[eval] seg_len must be at most model.n_positions (5), not 6",
+        ),
+        (
+            {"position": "learned", "n_positions": 5},
+            {"mem_len": 0},
+            {},
+            '[eval] mem_len must be 0 with position = "learned" and train.mem_len = 0, not 7',
+        ),
+        (
+            {"position": "sinusoid"},
+            {"mem_len": 0},
+            {},
+            '[eval] mem_len must be 0 with position = "sinusoid" and train.mem_len = 0, not 7',
+        ),
+    ],
+)
+def test_absolute_positions_must_be_known_from_training(model, train, evaluation, message):
+    parts = {"train": build("train", **train), "eval": build("eval", **evaluation)}
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), build("model", **model), **parts)
+    assert str(caught.value) == message
+    Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere
+
+
+def test_a_reading_is_the_recipe_s_with_the_trained_length_as_limit_of_distance():
+    parts = build("corpus"), build("model"), build("train", seg_len=5, mem_len=7)
+    open_ended, limited = (Settings(*parts, build("eval", max_distance=limit)) for limit in (None, 3))
+    assert open_ended.reading() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
+    assert limited.reading(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
+    state = Settings(build("corpus"), build_rnn("lstm"), build("train", mem_len=0), build("eval", mem_len=0))
+    assert state.reading(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
+
+
+@pytest.mark.parametrize("model", [{"position": "sinusoid"}, {"position": "learned", "n_positions": 11}])
+def test_absolute_positions_have_no_limit_on_distance(model):
+    position = model["position"]
+    parts = build("corpus"), build("model", **model), build("train")
+    assert Settings(*parts, build("eval")).reading().max_distance is None
+    with pytest.raises(RecipeError) as caught:
+        Settings(*parts, build("eval", max_distance=3))
+    assert str(caught.value) == (
+        f'[eval] max_distance must be left out, or "none", with position = "{position}", not 3'
+    )
+    shaw = build("model", position="shaw", n_positions=11)
+    assert Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3)).reading().max_distance == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"),
+    [
+        (build("model", position="learned", n_positions=11), 11),
+        (build("model", position="shaw", n_positions=11), None),  # distances, not positions
+        (build("model", position="sinusoid"), None),
+        (build("model"), None),
+        (build_rnn("lstm"), None),
+    ],
+    ids=lambda value: getattr(value, "position", getattr(value, "arch", "")),
+)
+def test_only_learned_positions_limit_a_window(model, longest):
+    assert model.longest_window == longest
+
+
+@pytest.mark.parametrize("mem_len", [0, 5])
+@pytest.mark.parametrize("position", ["relative", "shaw", "sinusoid", "learned"])
+def test_a_memory_makes_sense_to_distances_and_to_who_was_trained_with_one(position, mem_len):
+    learned = {"n_positions": 11} if position in ("shaw", "learned") else {}
+    model, train = build("model", position=position, **learned), build("train", mem_len=mem_len)
+    settings = Settings(build("corpus"), model, train, build("eval", mem_len=0))
+    settings.check_memory(0, run="runs/mine", instead="")
+    if mem_len or position in ("relative", "shaw"):
+        settings.check_memory(7, run="runs/mine", instead="")
+        return
+    with pytest.raises(UsageError) as caught:
+        settings.check_memory(7, run="runs/mine", instead="give --mem-len 0")
+    assert str(caught.value) == ("runs/mine was trained without memory and with absolute positions; give --mem-len 0")

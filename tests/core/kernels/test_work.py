@@ -1,0 +1,212 @@
+"""The work of a training step, of an evaluated segment and of a token stays what the formulas say.
+
+Counts, not times: they are the same on every machine. Bounds on bytes are lists of the tensors that the work needs.
+
+Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary,
+N layers.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.core.builders import V, draw_tokens, small_model
+from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
+from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels import attention_lanes
+from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.windows import WindowReader
+from txlcli.core.training.loop import Training
+from txlcli.core.training.segments import TrainingSegments
+
+B, L, M = 3, 67, 71  # scores are what matters at published sizes; here, too
+K = M + L
+N, H, D, WIDTH, F = 2, 3, 11, 14, 17
+FLOAT = 4
+
+
+@pytest.fixture(autouse=True)
+def one_lane_at_a_time(monkeypatch):
+    """As models of a published size are computed on a CPU where their segments are short."""
+    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", 1)
+    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", L)
+
+
+def floats(*sizes):
+    """Bytes of fp32 tensors, each given as (how many, size)."""
+    return FLOAT * sum(count * size for count, size in sizes)
+
+
+SCORES = H * L * K  # of one lane
+
+
+def training(**how):
+    """A training whose next step finds its memory, its gradients and the optimizer's state."""
+    settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **how)
+    ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
+    segments = TrainingSegments(ids, lanes=B, seg_len=L)
+    model = small_model(dtype=torch.float32)
+    found = Training(model, settings, segments, valid=None, folder=Path(), identity={})
+    for _ in range(3):
+        found.update()
+    return found
+
+
+def allocated(work):
+    with AllocationCounter() as counter:
+        work()
+    return counter.bytes
+
+
+def operations(work):
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def test_bytes_of_results_are_counted_and_views_and_places_given_are_not():
+    place = torch.empty(5, 7)
+
+    def work():
+        torch.ones(5, 3).mT.contiguous().view(-1)  # 60 bytes twice
+        torch.mm(torch.ones(5, 2), torch.ones(2, 7), out=place)  # 40 and 56
+        place[1:].mul_(2)
+
+    assert allocated(work) == 60 + 60 + 40 + 56
+
+
+def test_a_training_step_multiplies_no_more_than_the_formula():
+    step = training()
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    unseen = unseen_flops_per_token(step.model.settings, L)
+    assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
+
+
+@pytest.mark.parametrize("queries", [17, 1])
+def test_blocks_of_queries_leave_out_most_of_what_none_sees(monkeypatch, queries):
+    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", queries)
+    step = training()
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    blocks = [23, 23, 21] if queries == 17 else [1] * L
+    unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
+    assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
+
+
+def training_bytes():
+    """The tensors of one training step, dropout off; distance spaces are those of the step before."""
+    forward_layer = [
+        (B, SCORES),  # probabilities, kept for the backward pass
+        (1, B * K * WIDTH),  # memory with segment, as it is remembered
+        (4, B * K * H * D),  # keys, values, of memory and segment apart and together
+        (1, K * H * D),  # position keys
+        (5, B * L * H * D),  # queries, scaled, with u, with v; output
+        (1, B * L * H * D),  # output, heads side by side
+        (4, B * L * WIDTH),  # two projections, which become the sums; two norms
+        (1, B * L * F),  # inner
+    ]
+    backward_layer = [
+        (2 * B, SCORES),  # gradients of probabilities and scores
+        (2, B * K * H * D),  # of keys and values
+        (2, B * K * H * D),  # the same, of memory and segment apart, heads side by side
+        (3, K * H * D),  # of position keys, and heads side by side
+        (7, B * L * H * D),  # of output and queries, and heads side by side
+        (5, B * L * WIDTH),  # of the layer's input, through keys, values and queries, and their sums
+        (12, B * L * WIDTH),  # of sums, norms and projections
+        (4, B * L * F),  # of the inner activations
+        (1, 4 * WIDTH * H * D + WIDTH * H * D + 2 * WIDTH * F),  # of the matrices
+    ]
+    layer = floats(*forward_layer) + floats(*backward_layer)
+    ends = floats(
+        (4, K * WIDTH),  # sinusoids, in float64 on the way
+        (8, B * L * WIDTH),
+        (5, B * L * V),  # logits and their gradient
+        (4, V * WIDTH),  # the table's gradients
+    )
+    return N * layer + ends
+
+
+def test_a_training_step_allocates_no_more_than_its_tensors():
+    step = training()
+    found, most = allocated(step.update), training_bytes()
+    assert found <= most
+    assert most - found < N * floats((B, SCORES))  # one more tensor of scores in each layer would be seen
+
+
+def test_recomputing_multiplies_queries_with_keys_and_distances_and_the_softmax_once_more():
+    step = training(recompute=True)
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    expected += unseen_flops_per_token(step.model.settings, L)
+    scores = 2 * 2 * B * N * SCORES * D  # two products, each of a multiplication and an addition
+    logits = 2 * B * L * V * WIDTH
+    assert operations(step.update) == pytest.approx(B * L * expected + scores + logits, rel=1e-12)
+
+
+@pytest.mark.parametrize("max_distance", [None, 3, 29])
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_reading_multiplies_no_more_than_the_formula(seg_len, max_distance):
+    reader = full_reader(seg_len, max_distance=max_distance)
+    tokens = draw_tokens(B, seg_len)
+    # Distances beyond the farthest key of a query are multiplied, too: so many more than are seen.
+    expected = decoding_flops_per_token(reader.model.settings, V, keys=M + seg_len, max_distance=max_distance)
+    if max_distance is not None:  # where the farthest distance is shared, one row of it for each query of the segment
+        expected += 2 * N * (seg_len - 1) * H * D
+    assert operations(lambda: reader.losses(reader.read(tokens), tokens)) == pytest.approx(
+        B * seg_len * expected, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("position", ["relative", "learned"])
+def test_a_window_multiplies_what_the_formula_says_and_what_no_query_sees(position):
+    learned = {"n_positions": L} if position == "learned" else {}
+    model = small_model(dtype=torch.float32, position=position, **learned)
+    reader = WindowReader(model, attn_len=L, precision="fp32")
+    reader.read_last(draw_tokens(1, L))
+    token = draw_tokens(1, 1)
+    expected = window_flops_per_prediction(model.settings, V, window=L)
+    terms = 3 if position == "relative" else 2
+    unseen = 2 * (N - 1) * L * terms * (L - 1) / 2 * H * D  # of the layers below the last
+    unwanted = 2 * (L - 1) * WIDTH * H * D  # queries of the last layer, projected with the keys
+    assert expected <= operations(lambda: reader.losses(reader.read(token), token)) <= expected + unseen + unwanted
+
+
+def full_reader(seg_len, max_distance=None):
+    """A decoder with a full memory, so placed that the next segment needs no slide."""
+    sizes = {"lanes": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}
+    reader = Decoder(small_model(dtype=torch.float32), **sizes, memory_start="zeros")
+    reader.read(draw_tokens(B, seg_len))
+    reader.reset()
+    return reader
+
+
+def reading_bytes(seg_len):
+    """The tensors of one segment that is read and scored; distance spaces and keys are there already."""
+    keys = M + seg_len
+    layer = [
+        (1, H * seg_len * keys),  # scores of one lane, used by the lanes one after the other
+        (8, B * seg_len * H * D),  # query, key, value; the query scaled, with u, with v; output, heads side by side
+        (7, B * seg_len * WIDTH),
+        (1, B * seg_len * F),
+        (2, H * D),  # u and v, scaled
+    ]
+    ends = [(6, B * seg_len * WIDTH), (3, B * seg_len * V), (10, B * seg_len)]
+    return N * floats(*layer) + floats(*ends)
+
+
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_reading_allocates_no_more_than_its_tensors(seg_len):
+    reader, tokens = full_reader(seg_len), draw_tokens(B, seg_len)
+    found, most = allocated(lambda: reader.losses(reader.read(tokens), tokens)), reading_bytes(seg_len)
+    assert found <= most
+    # A second tensor of scores in each layer would be seen, or where they are small a copy of its keys.
+    assert most - found < N * floats((1, H * max(seg_len, D) * (M + seg_len)))
+
+
+def test_a_token_allocates_no_more_after_a_long_text_than_before():
+    reader, token = full_reader(1), draw_tokens(B, 1)
+    sizes = {allocated(lambda: reader.losses(reader.read(token), token)) for _ in range(3 * reader.capacity)}
+    slide = 2 * N * floats((1, B * H * M * D))  # keys and values move now and then
+    assert max(sizes) <= reading_bytes(1) + slide
+    assert len(sizes) == 2

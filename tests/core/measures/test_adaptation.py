@@ -1,0 +1,246 @@
+"""The continuous cache and dynamic evaluation against their definitions."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.core.builders import V, draw_tokens, small_model, small_rnn
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures import adaptation
+from txlcli.core.measures.adaptation import (
+    FLATNESS_STEPS,
+    CacheSettings,
+    ContinuousCache,
+    DynamicSettings,
+    gradient_rms,
+    mixed_losses,
+    score_dynamic,
+    score_with_cache,
+    search_cache,
+    theta_candidates,
+)
+from txlcli.core.model.dropout import Dropout
+from txlcli.core.reading.scoring import Lanes, score
+
+B, L, M, SIZE = 2, 5, 7, 6
+HOW = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=20)
+
+
+def stream(count, seed=2):
+    tokens = draw_tokens(1, count + 1, seed=seed)[0].numpy()
+    return tokens[:-1], tokens[1:]
+
+
+def draw(*shape, seed=3):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("parts", [[17], [5, 5, 5, 2], [1] * 17, [11, 6]])
+def test_the_cache_weighs_what_followed_similar_states(parts):
+    hidden, targets, theta = draw(B, 17, 4), draw_tokens(B, 17, vocab_size=3), 0.7
+    cache = ContinuousCache(SIZE, [0.0, theta])
+    given = torch.cat(
+        [cache.read(h, t) for h, t in zip(hidden.split(parts, dim=1), targets.split(parts, dim=1), strict=True)], dim=2
+    )
+    for lane in range(B):
+        assert math.isnan(given[1, lane, 0])  # nothing is remembered yet
+        for place in range(1, 17):
+            entries = range(max(0, place - SIZE), place)
+            weights = [math.exp(theta * float(hidden[lane, place] @ hidden[lane, entry])) for entry in entries]
+            same = [targets[lane, entry] == targets[lane, place] for entry in entries]
+            expected = sum(weight for weight, hit in zip(weights, same, strict=True) if hit) / sum(weights)
+            assert given[1, lane, place].item() == pytest.approx(expected, abs=1e-12)
+            assert given[0, lane, place].item() == pytest.approx(int(sum(same)) / len(same), abs=1e-12)
+
+
+def test_the_mixture_sums_to_one_over_the_vocabulary():
+    model, (inputs, targets) = small_model(), stream(9)
+    total = np.zeros(9)
+    for token in range(V):
+        # Only the last target is replaced, so that the cache before it stays what it was.
+        wanted = np.concatenate([targets[:-1], [token]])
+        scores, cached = score_with_cache(
+            model, inputs, wanted, EvalSettings(seg_len=3, mem_len=M, batch_size=1), size=SIZE, thetas=[0.1]
+        )
+        total += np.exp(-mixed_losses(scores.losses_nats, cached[0], 0.3))
+    assert total[-1] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_models_own_losses_stay_what_they_are():
+    model, (inputs, targets) = small_model(), stream(23)
+    scores, cached = score_with_cache(model, inputs, targets, HOW, size=SIZE, thetas=[0.1, 0.2])
+    expected = score(model, inputs, targets, HOW).losses_nats
+    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-6)
+    assert cached.shape == (2, 23)
+    np.testing.assert_allclose(mixed_losses(scores.losses_nats, cached[0], 0.0), expected, rtol=1e-6)
+    for start in (0, 12):  # where the cache of a lane is empty, a mixture changes nothing
+        assert mixed_losses(scores.losses_nats, cached[0], 0.5)[start] == pytest.approx(expected[start], rel=1e-5)
+
+
+def test_the_search_finds_the_pair_with_the_lowest_loss():
+    losses = -np.log(np.array([0.1, 0.2, 0.4], dtype=np.float32))
+    useless, useful = np.zeros(3, dtype=np.float32), np.array([0.9, 0.9, 0.9], dtype=np.float32)
+    found = search_cache(losses, np.stack([useless, useful]), thetas=[0.1, 0.2], size=SIZE)
+    assert found == CacheSettings(size=SIZE, theta=0.2, share=0.6)  # the largest share that is tried
+    assert search_cache(losses, np.stack([useless, useless]), thetas=[0.1, 0.2], size=SIZE).share == 0.0
+
+
+def test_a_cache_helps_on_a_text_that_repeats_itself():
+    model = small_model(std=0.02, dtype=torch.float32)  # knows nothing
+    tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), 20)
+    inputs, targets = tokens[:-1], tokens[1:]
+    how = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
+    thetas = theta_candidates(model, inputs, how)
+    assert thetas == sorted(thetas)
+    assert min(thetas) > 0
+    scores, cached = score_with_cache(model, inputs, targets, how, size=50, thetas=thetas)
+    best = search_cache(scores.losses_nats, cached, thetas=thetas, size=50)
+    row = cached[thetas.index(best.theta)]
+    assert mixed_losses(scores.losses_nats, row, best.share).mean() < 0.8 * scores.losses_nats.mean()
+
+
+def test_candidates_of_theta_suit_the_states_of_the_reading_that_is_asked_for():
+    model, (inputs, targets) = small_model(), stream(17)
+    near = EvalSettings(seg_len=17, mem_len=M, batch_size=1, max_distance=1)
+    states = []
+    score(model, inputs, targets, near, on_segment=lambda hidden, *_: states.append(hidden))
+    products = (states[0][0] @ states[0][0].mT)[torch.tril_indices(17, 17, -1).unbind()]
+    expected = [step / float(products.std()) for step in FLATNESS_STEPS]
+    assert theta_candidates(model, inputs, near) == pytest.approx(expected, rel=1e-9)
+    far = dataclasses.replace(near, max_distance=20)
+    assert theta_candidates(model, inputs, far) != pytest.approx(expected, rel=1e-3)
+
+
+def test_dynamic_evaluation_follows_its_definition_step_by_step():
+    model, (inputs, targets) = small_model(), stream(17)
+    how = EvalSettings(seg_len=L, mem_len=M, batch_size=1, max_distance=20)
+    settings = DynamicSettings(lr=0.01, decay=0.1)
+    rms = [torch.full_like(parameter, 0.1 * (number + 1)) for number, parameter in enumerate(model.parameters())]
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    given = score_dynamic(model, inputs, targets, how, settings, rms).losses_nats
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+    typical = float(torch.cat([one.flatten() for one in rms]).mean())
+    adapted, expected = small_model(), []
+    memory = adapted.first_memory(1, M)
+    for first in range(0, 17, L):
+        read, wanted = (torch.from_numpy(part[first : first + L])[None] for part in (inputs, targets))
+        hidden, memory = adapted(read, memory, mem_len=M, key_limit=M, max_distance=20)
+        losses = adapted.losses(hidden, wanted)
+        expected += losses[0].tolist()
+        gradients = torch.autograd.grad(losses.mean(), list(adapted.parameters()))
+        with torch.no_grad():
+            for (name, parameter), gradient, size in zip(adapted.named_parameters(), gradients, rms, strict=True):
+                moved = parameter - 0.01 * gradient / (size + typical)
+                back = min(1.0, 0.1 * float(size.flatten()[0]) / typical)
+                parameter.copy_(moved + back * (before[name] - moved))
+    np.testing.assert_allclose(given, expected, rtol=1e-5)
+
+
+def test_classifiers_that_only_training_has_change_nothing():
+    kind = {"position": "learned", "n_positions": L}
+    vanilla, plain = small_model(auxiliary_losses=True, **kind), small_model(**kind)
+    plain.load_state_dict(vanilla.state_dict(), strict=False)
+    how, (inputs, targets) = EvalSettings(seg_len=L, mem_len=0, batch_size=1), stream(17)
+    segments = [(torch.from_numpy(inputs[:L])[None], torch.from_numpy(targets[:L])[None])]
+    with_them, without = (
+        score_dynamic(
+            model, inputs, targets, how, DynamicSettings(lr=0.1, decay=0.1), gradient_rms(model, iter(segments), how)
+        ).losses_nats
+        for model in (vanilla, plain)
+    )
+    np.testing.assert_array_equal(with_them, without)
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e-30])
+def test_with_steps_of_no_length_dynamic_evaluation_is_the_evaluation(lr):
+    model, (inputs, targets) = small_model(), stream(23)
+    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    given = score_dynamic(model, inputs, targets, HOW, DynamicSettings(lr=lr, decay=0.0), rms)
+    np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, HOW).losses_nats, rtol=1e-5)
+
+
+def test_dynamic_evaluation_computes_in_the_precision_that_is_asked_for():
+    model, (inputs, targets) = small_model(dtype=torch.float32), stream(23)
+    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    exact, short = (
+        score_dynamic(model, inputs, targets, HOW, DynamicSettings(lr=1e-3, decay=0.0), rms, precision=precision)
+        for precision in ("fp32", "bf16")
+    )
+    assert not np.array_equal(exact.losses_nats, short.losses_nats)
+    np.testing.assert_allclose(exact.losses_nats, short.losses_nats, atol=0.1)
+
+
+def test_rows_that_training_never_met_do_not_leap():
+    # Their gradients were 0 in training; divided by that, the first of another size would end all sense.
+    model, (inputs, targets) = small_model(), stream(17)
+    rms = [torch.full_like(parameter, 1e-3) for parameter in model.parameters()]
+    rms[0].zero_()
+    how = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
+    moved = score_dynamic(model, inputs, targets, how, DynamicSettings(lr=1e-5, decay=0.0), rms).losses_nats
+    still = score(model, inputs, targets, how).losses_nats
+    assert not np.array_equal(moved, still)
+    np.testing.assert_allclose(moved, still, atol=0.5)
+
+
+def test_tokens_that_only_fill_up_a_lane_teach_nothing(monkeypatch):
+    # 21 tokens in five lanes of 5: the last four places of the last lane are filled up, with segments after them.
+    model, (inputs, targets) = small_model(), stream(21)
+    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    how, settings = EvalSettings(seg_len=2, mem_len=M, batch_size=5), DynamicSettings(lr=0.1, decay=0.0)
+    one = score_dynamic(model, inputs, targets, how, settings, rms).losses_nats
+
+    class FilledWithOthers(Lanes):
+        def cut(self, tokens, device):
+            if (tokens == 1).all():  # which places are real
+                return super().cut(tokens, device)
+            return super().cut(np.concatenate([tokens, np.full(self.number * self.length - len(tokens), 1)]), device)
+
+    monkeypatch.setattr(adaptation, "Lanes", FilledWithOthers)
+    other = score_dynamic(model, inputs, targets, how, settings, rms).losses_nats
+    assert len(one) == 21
+    np.testing.assert_array_equal(one, other)
+
+
+def test_the_usual_gradient_is_the_root_mean_square_over_segments():
+    model, tokens = small_model(), draw_tokens(B, 2 * L)
+    targets = draw_tokens(B, 2 * L, seed=9)
+    segments = list(zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True))
+    given = gradient_rms(model, iter(segments), HOW)
+    memory, squares = model.first_memory(B, M), []
+    for read, wanted in segments:
+        hidden, memory = model(read, memory, mem_len=M, key_limit=M, max_distance=20)
+        gradients = torch.autograd.grad(model.losses(hidden, wanted).mean(), list(model.parameters()))
+        squares.append([gradient**2 for gradient in gradients])
+    for number, one in enumerate(given):
+        torch.testing.assert_close(one, ((squares[0][number] + squares[1][number]) / 2).sqrt())
+
+
+def test_gradients_of_an_lstm_are_taken_in_its_training_mode_with_all_dropout_off():
+    # What cuDNN asks for; on a CPU the mode of an LSTM without dropout of its own changes nothing.
+    model, (inputs, targets) = small_rnn("lstm", dropout=0.5, word_dropout=0.5), stream(23)
+    modes = {nn.LSTM: set(), Dropout: set()}
+    for module in model.modules():
+        if type(module) in modes:
+            module.register_forward_pre_hook(lambda module, _: modes[type(module)].add(module.training))
+    segments = [(draw_tokens(B, L), draw_tokens(B, L, seed=9))]
+    how = EvalSettings(seg_len=L, mem_len=0, batch_size=1)
+    rms = gradient_rms(model, iter(segments), how)
+    given = score_dynamic(model, inputs, targets, how, DynamicSettings(lr=1e-30, decay=0.0), rms)
+    assert modes == {nn.LSTM: {True}, Dropout: {False}}
+    assert not any(module.training for module in model.modules())
+    np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, how).losses_nats, rtol=1e-5)
+
+
+def test_dynamic_evaluation_learns_a_text_that_repeats_itself():
+    model = small_model(std=0.1)
+    tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), 40)
+    inputs, targets = tokens[:-1], tokens[1:]
+    how = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
+    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    losses = score_dynamic(model, inputs, targets, how, DynamicSettings(lr=0.05, decay=0.0), rms).losses_nats
+    assert losses[-50:].mean() < 0.7 * losses[:50].mean()

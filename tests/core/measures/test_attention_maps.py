@@ -1,0 +1,309 @@
+"""Attention as the figures show it, against the oracle's weights and against heads that are made to look somewhere."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core import oracle
+from tests.core.builders import draw_tokens, small_model
+from tests.core.model.test_encodings import KINDS
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures import attention_maps
+from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, strongest, term_scores, terms_of
+from txlcli.core.model.encodings import sinusoids
+
+L, M, H, D, WIDTH, N = 5, 7, 3, 11, 14, 2
+FIRST = 10  # two segments fill the memory
+COUNTED = 13  # two whole segments, and one of 3 tokens
+R = 4
+
+
+def how(*, mem_len=M, seg_len=L, same_length="off", max_distance=None):
+    return EvalSettings(mem_len=mem_len, seg_len=seg_len, same_length=same_length, max_distance=max_distance)
+
+
+def stream(count=FIRST + COUNTED):
+    return draw_tokens(1, count)[0].numpy()
+
+
+def shares(scores, names):
+    """Softmax of the sum of some terms over the pairs that are allowed, (H, L, K), pair by pair."""
+    total = sum(getattr(scores, name) for name in names) / math.sqrt(D)
+    attended = np.zeros(total.shape)
+    for h, i, _ in np.ndindex(total.shape):
+        seen = [j for j in range(total.shape[2]) if (i, j) in scores.allowed]
+        attended[h, i, seen] = np.exp(reference.log_softmax(total[h, i, seen]))
+    return attended
+
+
+def by_oracle(model, tokens, reading, key_limit):
+    """For every query counted and every layer: weights by distance (H, n), those of each term, what goes to memory."""
+    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
+    memory, found = reference.first_memory(weights), []
+    n = min(reading.mem_len + reading.seg_len, key_limit or math.inf)
+    for begin in range(0, len(tokens), reading.seg_len):
+        segment = tokens[begin : begin + reading.seg_len].tolist()
+        hidden, kept = np.stack([reference.embed(token, weights) for token in segment]), []
+        queries = [[] for _ in segment]
+        for number in range(model.settings.n_layers):
+            layer, past = reference.layer_weights(weights, number), memory[number]
+            limits = {"max_distance": reading.max_distance, "key_limit": key_limit}
+            scores = reference.attention_scores(hidden, past, layer, **limits)
+            whole = reference.attention_weights(scores, head_width=D)
+            np.testing.assert_allclose(whole, shares(scores, "abcd"), atol=1e-12)
+            kinds = {"all": whole, **{name: shares(scores, name) for name in "abd"}}
+            for i in range(len(segment)):
+                here = {name: np.zeros((H, n)) for name in kinds}
+                for j in range(len(past) + i + 1):
+                    if (i, j) in scores.allowed:
+                        for name, share in kinds.items():
+                            here[name][:, len(past) + i - j] = share[:, i, j]
+                queries[i].append({**here, "memory": whole[:, i, : len(past)].sum(-1)})
+            kept.append(reference.update_memory(hidden, past, mem_len=reading.mem_len))
+            hidden = reference.attention_layer(hidden, past, layer, **limits)
+        memory = kept
+        found += queries
+    return [{key: np.stack([layer[key] for layer in query]) for key in query[0]} for query in found]
+
+
+@pytest.mark.parametrize(
+    ("same_length", "key_limit", "max_distance"),
+    [("off", None, None), ("off", None, 1), ("m", 7, 3), ("m_plus_one", 8, None)],
+)
+def test_what_is_observed_equals_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance):
+    model, tokens = small_model(), stream()
+    reading = how(same_length=same_length, max_distance=max_distance)
+    given = observe(model, tokens, reading, at=FIRST + 3, rows=R)
+    queries = by_oracle(model, tokens, reading, key_limit)
+    counted = queries[FIRST:]
+    n = key_limit or M + L
+    assert given.by_distance.shape == (N, H, n)
+    np.testing.assert_allclose(given.by_distance, np.mean([query["all"] for query in counted], axis=0), atol=1e-10)
+    assert given.by_term.keys() == {"a", "b", "d"}
+    for name, averaged in given.by_term.items():
+        np.testing.assert_allclose(averaged, np.mean([query[name] for query in counted], axis=0), atol=1e-10)
+    np.testing.assert_allclose(given.memory_share, np.mean([query["memory"] for query in counted], axis=0), atol=1e-10)
+    entropies = [-(query["all"] * np.log(np.maximum(query["all"], 1e-300))).sum(-1) for query in counted]
+    np.testing.assert_allclose(given.entropy_nats, np.mean(entropies, axis=0), atol=1e-10)
+    rows = np.stack([query["all"] for query in queries[FIRST + 3 : FIRST + 3 + R]], axis=2)
+    np.testing.assert_allclose(np.nan_to_num(given.rows), rows, atol=1e-6)
+    assert (np.isnan(given.rows) == (rows == 0)).all()
+    assert (given.first, given.queries, given.at) == (FIRST, COUNTED, FIRST + 3)
+    assert given.mean_distance.shape == (N, H)
+    np.testing.assert_allclose(given.mean_distance[1, 2], sum(r * given.by_distance[1, 2, r] for r in range(n)))
+
+
+@pytest.mark.parametrize("term", "abcd")
+@pytest.mark.parametrize("max_distance", [None, 3])
+@pytest.mark.parametrize("key_limit", [None, 6])
+def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distance, key_limit):
+    model = small_model(n_layers=1)
+    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
+    context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    attention, reach = model.layers[0].attention, key_limit or M + L
+    (terms,) = model.score_terms(reach, max_distance=max_distance)
+    keys, _ = attention.project_keys(context)
+    given = term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms)
+    scores = reference.attention_scores(
+        context[0, M:].numpy(),
+        context[0, :M].numpy(),
+        reference.layer_weights(weights, 0),
+        max_distance=max_distance,
+        key_limit=key_limit,
+    )
+    wanted = getattr(scores, term) / math.sqrt(D)
+    total = (scores.a + scores.b + scores.c + scores.d) / math.sqrt(D)
+    for i in range(L):
+        for c in range(reach):
+            j = M + i - (reach - 1 - c)
+            if (i, j) in scores.allowed:
+                np.testing.assert_allclose(getattr(given, term).expand(H, L, -1)[:, i, c], wanted[:, i, j], atol=1e-10)
+                np.testing.assert_allclose(given.total()[:, i, c], total[:, i, j], atol=1e-10)
+            else:
+                assert (getattr(given, term).expand(H, L, -1)[:, i, c] == -math.inf).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reach", [6, M + L])
+def test_the_weights_times_the_values_are_what_the_model_attends_to(kind, reach):
+    model = small_model(n_layers=1, **KINDS[kind])
+    context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    attention = model.layers[0].attention
+    (terms,) = model.score_terms(reach, max_distance=None)
+    keys, values = attention.project_keys(context)
+    weights = (
+        term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms).total().softmax(-1)
+    )  # (H, L, n)
+    mixed = torch.zeros(H, L, D, dtype=torch.float64)
+    for i in range(L):
+        for c in range(reach):
+            j = M + i - (reach - 1 - c)
+            if j >= 0:
+                mixed[:, i] += weights[:, i, c, None] * values[0, :, j]
+            else:
+                assert weights[:, i, c].sum() == 0
+    expected = attention(attention.project_queries(context[:, M:]), (keys, values), terms)[0]
+    torch.testing.assert_close(attention.w_o(mixed.transpose(0, 1).flatten(1)), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_terms_that_an_encoding_has_are_the_ones_averaged(kind):
+    model = small_model(**KINDS[kind])
+    found = observe(model, stream(), how(same_length="m"), at=FIRST, rows=1)
+    wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "sinusoid": [], "learned": []}[kind]
+    assert list(found.by_term) == list(terms_of(kind)) == wanted
+    for averaged in (found.by_distance, *found.by_term.values()):
+        np.testing.assert_allclose(averaged.sum(-1), 1, atol=1e-12)
+
+
+def looking_at(distances):
+    """A model whose head h of layer n sees distance distances[n][h] alone, or all alike where that is None.
+
+    Without queries the score is (d), here <R_r, R_k> times a large number, which is largest at r = k.
+    """
+    model = small_model(n_layers=len(distances))
+    with torch.no_grad():
+        model.encoding.content_bias.zero_()
+        model.encoding.position_bias.zero_()[..., 0] = 1.0
+        for layer, projection, wanted in zip(model.layers, model.encoding.w_k_position, distances, strict=True):
+            layer.attention.w_q.weight.zero_()
+            projection.weight.zero_()
+            for head, distance in enumerate(wanted):
+                if distance is not None:
+                    projection.weight[head * D] = 1e3 * sinusoids(torch.tensor([distance]), WIDTH)[0]
+    return model
+
+
+def test_a_head_that_looks_to_one_distance_shows_it():
+    wanted = [(0, 3, 6), (2, 5, 1)]
+    found = observe(looking_at(wanted), stream(FIRST + 3 * L), how(same_length="m"), at=FIRST, rows=R)
+    np.testing.assert_allclose(found.by_distance, np.eye(M)[np.array(wanted)], atol=1e-10)
+    np.testing.assert_allclose(found.by_term["d"], np.eye(M)[np.array(wanted)], atol=1e-10)
+    np.testing.assert_allclose(found.by_term["a"], np.full((N, H, M), 1 / M), atol=1e-10)
+    np.testing.assert_allclose(found.by_term["b"], np.full((N, H, M), 1 / M), atol=1e-10)
+    np.testing.assert_allclose(found.mean_distance, wanted, atol=1e-10)
+    np.testing.assert_allclose(found.width, 1, atol=1e-8)
+    np.testing.assert_allclose(found.entropy_nats, 0, atol=1e-8)
+    # Distance k leaves the segment for its first k queries: k of L, all of them where k >= L.
+    np.testing.assert_allclose(found.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]], atol=1e-10)
+
+
+def test_the_widest_head_is_the_one_that_looks_everywhere():
+    found = observe(looking_at([(0, 3, 6), (2, None, 1)]), stream(), how(same_length="m"), at=FIRST, rows=R)
+    assert found.widest(1) == [(1, 1)]
+    np.testing.assert_allclose(found.width[1, 1], M, atol=1e-8)
+    np.testing.assert_allclose(found.entropy_nats[1, 1], math.log(M), atol=1e-8)
+
+
+def by_hand(by_distance, rows=((((),),),)):
+    """Maps with nothing else in them."""
+    by_distance = np.array(by_distance)
+    none = np.zeros(by_distance.shape[:2])
+    return AttentionMaps(by_distance, {}, none, none, 0, 1, 0, np.array(rows))
+
+
+def test_widest_heads_come_in_the_order_of_their_width():
+    # Widths: exp of the entropy. 4, 1, 2 and 2: far away or near makes no difference, and equal ones keep their order.
+    found = by_hand([[[0.25] * 4, [0, 0, 0, 1.0]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]])
+    np.testing.assert_allclose(found.width, [[4, 1], [2, 2]])
+    np.testing.assert_allclose(found.mean_distance, [[1.5, 3], [0.5, 2.5]])
+    assert found.widest(4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
+    assert found.widest(1) == [(0, 0)]
+
+
+def test_rows_by_place_stand_below_each_other():
+    # The second query is one place further on: what is at distance 1 for it was at distance 0 for the first.
+    found = by_hand([[[1.0, 0, 0, 0]]], [[[[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, np.nan], [0.8, 0.9, 1.0, 1.1]]]])
+    nan = np.nan
+    expected = [[0.4, 0.3, 0.2, 0.1], [nan, nan, 0.7, 0.6], [nan, nan, 1.1, 1.0]]
+    np.testing.assert_array_equal(found.context_of(0, 0), expected)
+
+
+def test_the_top_fifth_is_counted_among_what_each_query_sees():
+    nan = np.nan
+    attention = np.array(
+        [
+            [0.1, 0.5, 0.1, 0.1, 0.1, 0.1],  # six places: two, and of the equal ones the nearest
+            [nan, 0.3, 0.3, 0.2, 0.1, 0.1],  # five places: one
+            [nan, nan, nan, nan, nan, 0.9],  # one place: that one
+            [nan, nan, nan, nan, nan, nan],
+        ]
+    )
+    marked = [np.flatnonzero(row).tolist() for row in strongest(attention)]
+    assert marked == [[1, 5], [2], [5], []]
+
+
+def test_the_top_fifth_of_thirty_five_places_is_seven():
+    assert strongest(np.arange(35.0)[None]).nonzero()[1].tolist() == list(range(28, 35))
+
+
+class Counted(attention_maps.DistanceSpace):
+    """Scores that remember how large they were."""
+
+    largest = 0
+
+    def __init__(self, like, **sizes):
+        super().__init__(like, **sizes)
+        Counted.largest = max(Counted.largest, self.by_distance.untyped_storage().nbytes())
+
+
+@pytest.mark.parametrize("queries", [1, 2, 4])
+def test_scores_stay_within_their_bytes_and_change_no_number(monkeypatch, queries):
+    model, tokens = small_model(), stream()
+    whole = observe(model, tokens, how(), at=FIRST + 3, rows=R)
+    bound = queries * H * (M + 2 * L) * 8
+    monkeypatch.setattr(attention_maps, "SCORE_BYTES", bound)
+    monkeypatch.setattr(attention_maps, "DistanceSpace", Counted)
+    monkeypatch.setattr(Counted, "largest", 0)
+    parts = observe(model, tokens, how(), at=FIRST + 3, rows=R)
+    assert (queries - 1) / queries * bound / 2 < Counted.largest <= bound
+    for name in ("by_distance", "entropy_nats", "memory_share"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-12)
+    for name in "abd":
+        np.testing.assert_allclose(parts.by_term[name], whole.by_term[name], atol=1e-12)
+    np.testing.assert_allclose(parts.rows, whole.rows, atol=1e-6)
+
+
+@pytest.mark.parametrize(("seg_len", "count"), [(L, FIRST + 2 * L + 1), (1, M + 9)])
+def test_segments_of_a_single_token_are_seen_too(seg_len, count):
+    found = observe(small_model(), stream(count), how(seg_len=seg_len), at=first_query(how(seg_len=seg_len)), rows=1)
+    np.testing.assert_allclose(found.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
+
+
+def test_rows_end_with_the_text():
+    found = observe(small_model(), stream(), how(), at=FIRST + COUNTED - 2, rows=R)
+    assert found.rows.shape == (N, H, 2, M + L)
+    np.testing.assert_allclose(np.nansum(found.rows, axis=-1), 1, atol=1e-6)
+
+
+def test_without_memory_nothing_leaves_the_segment():
+    found = observe(small_model(), stream(), how(mem_len=0), at=0, rows=R)
+    assert (found.first, found.queries, found.distances) == (0, FIRST + COUNTED, L)
+    np.testing.assert_array_equal(found.memory_share, 0)
+    np.testing.assert_allclose(found.by_distance.sum(-1), 1, atol=1e-12)
+    assert np.isnan(found.rows[0, 0, 0]).tolist() == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize(("mem_len", "first"), [(0, 0), (1, 5), (5, 5), (6, 10), (10, 10)])
+def test_whole_segments_fill_the_memory_before_a_query_counts(mem_len, first):
+    assert first_query(how(mem_len=mem_len)) == first
+
+
+def test_reduced_precision_is_observed_as_the_decoder_has_it():
+    model, tokens = small_model(dtype=torch.float32), stream()
+    exact = observe(model, tokens, how(), at=FIRST, rows=R)
+    rounded = observe(model, tokens, how(), at=FIRST, rows=R, precision="bf16")
+    np.testing.assert_allclose(rounded.by_distance.sum(-1), 1, atol=1e-6)
+    difference = np.abs(rounded.by_distance - exact.by_distance).max()
+    assert 1e-6 < difference < 0.05
+
+
+def test_the_model_is_left_as_it_was():
+    model, tokens, done = small_model(), stream(), []
+    observe(model, tokens, how(), at=FIRST, rows=R, by_term=False, on_tokens=done.append)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert done == [5, 10, 15, 20, 23]
+    assert observe(model, tokens, how(), at=FIRST, rows=R, by_term=False).by_term == {}

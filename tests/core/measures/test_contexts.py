@@ -1,0 +1,155 @@
+"""Losses from exactly c tokens, against a loop over positions that reads them one by one."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.core.builders import draw_tokens, small_model, small_rnn
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.contexts import (
+    context_losses,
+    eligible_positions,
+    measure_ms_per_token,
+    read_length,
+    sample_positions,
+)
+from txlcli.core.reading.decoder import key_limit
+from txlcli.errors import UsageError
+
+T = 41
+LEARNED = 7
+MEMORY = EvalSettings(seg_len=5, mem_len=7, max_distance=8, same_length="m")
+NONE = EvalSettings(seg_len=5, mem_len=0)
+KINDS = {
+    "memory": (small_model, MEMORY),
+    "memory, m plus one": (
+        lambda: small_model(norm="pre"),
+        EvalSettings(seg_len=5, mem_len=7, same_length="m_plus_one"),
+    ),
+    "memory, all keys": (small_model, EvalSettings(seg_len=5, mem_len=3, max_distance=6, same_length="off")),
+    "memory of zeros": (lambda: small_model(memory_start="zeros"), MEMORY),
+    "memory, absolute positions": (
+        lambda: small_model(position="sinusoid"),
+        EvalSettings(seg_len=5, mem_len=7, same_length="off"),
+    ),
+    "window": (small_model, NONE),
+    "window, near distances": (small_model, EvalSettings(seg_len=5, mem_len=0, max_distance=6)),
+    "window, absolute positions": (lambda: small_model(position="sinusoid"), NONE),
+    "window, learned positions": (lambda: small_model(position="learned", n_positions=LEARNED), NONE),
+    "lstm": (lambda: small_rnn("lstm"), NONE),
+    "qrnn": (lambda: small_rnn("qrnn"), NONE),
+}
+
+
+def stream():
+    tokens = draw_tokens(1, T + 1)[0].numpy()
+    return tokens[:-1], tokens[1:]
+
+
+def by_definition(kind, model, how, context):
+    """-log P of the token after a context (c,), in a loop over the model's own segments."""
+    tokens = torch.from_numpy(context)[None]
+    if kind.startswith("window"):
+        empty = [past[:, :0] for past in model.first_memory(1, 0)]
+        return model.log_probs(model(tokens, empty, mem_len=0, max_distance=how.max_distance)[0])[0, -1]
+    if kind in ("lstm", "qrnn"):
+        memory = model.first_memory(1, 0)
+        for token in tokens.split(1, dim=1):
+            hidden, memory = model(token, memory, mem_len=0)
+        return model.log_probs(hidden)[0, -1]
+    memory = model.first_memory(1, how.mem_len)
+    limit = key_limit(how.same_length, how.mem_len)
+    for segment in tokens.split(how.seg_len, dim=1):
+        hidden, memory = model(segment, memory, mem_len=how.mem_len, key_limit=limit, max_distance=how.max_distance)
+    return model.log_probs(hidden)[0, -1]
+
+
+def losses_of(model, how, positions, context_len, windows=3):
+    inputs, targets = stream()
+    found = list(context_losses(model, inputs, targets, positions, how, context_len=context_len, windows=windows))
+    return np.concatenate([part for part, _ in found]), np.concatenate([losses for _, losses in found])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context_len", [1, 5, 7, 13, 29])
+def test_a_loss_is_the_models_own_after_exactly_so_many_tokens(kind, context_len):
+    make, how = KINDS[kind]
+    model = make()
+    positions = np.array([28, 31, 32, 36, 40])
+    read = read_length(model, how, context_len)
+    scored, losses = losses_of(model, how, positions, read)
+    inputs, targets = stream()
+    with torch.no_grad():
+        expected = [
+            -by_definition(kind, model, how, inputs[place + 1 - read : place + 1])[targets[place]].item()
+            for place in positions
+        ]
+    assert scored.tolist() == positions.tolist()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_before_the_context_counts_and_its_first_token_does(kind):
+    make, how = KINDS[kind]
+    model, positions, context_len = make(), np.array([20]), 6
+    inputs, targets = (part.copy() for part in stream())
+
+    def loss():
+        (found,) = context_losses(model, inputs, targets, positions, how, context_len=context_len, windows=1)
+        return found[1][0]
+
+    before = loss()
+    inputs[14] = (inputs[14] + 1) % 19  # the seventh token before the target
+    assert loss() == before
+    inputs[15] = (inputs[15] + 1) % 19
+    assert loss() != before
+
+
+@pytest.mark.parametrize("windows", [1, 2, 4, 5, 50])
+def test_contexts_read_side_by_side_give_each_its_own_loss(windows):
+    positions = np.array([12, 13, 19, 33, 40])
+    scored, losses = losses_of(small_model(), MEMORY, positions, 11, windows)
+    _, alone = losses_of(small_model(), MEMORY, positions, 11, 1)
+    assert scored.tolist() == positions.tolist()
+    np.testing.assert_allclose(losses, alone, rtol=1e-6)
+
+
+def test_a_window_reads_no_more_than_it_has_positions_for():
+    learned = small_model(position="learned", n_positions=LEARNED)
+    assert [read_length(learned, NONE, length) for length in (3, 7, 11)] == [3, 7, 7]
+    assert read_length(learned, MEMORY, 11) == 11  # in segments, each from position 0
+    assert read_length(small_model(position="shaw", n_positions=LEARNED), NONE, 11) == 11  # distances, not positions
+    assert read_length(small_rnn("lstm"), NONE, 11) == 11
+
+
+def test_segments_longer_than_the_learned_positions_are_refused():
+    learned = small_model(position="learned", n_positions=3)
+    with pytest.raises(UsageError, match="has learned 3 positions, so it cannot read 5 tokens at once"):
+        losses_of(learned, MEMORY, np.array([20]), 11)
+
+
+def test_every_sampled_position_has_the_longest_context_before_it():
+    positions = sample_positions(T, longest=30, sample_size=12, seed=3)
+    assert positions.tolist() == list(range(29, 41))
+    assert len(positions) == eligible_positions(T, longest=30) == 12
+    assert eligible_positions(T, longest=T) == 1
+    assert eligible_positions(T, longest=T + 1) == 0
+
+
+def test_the_seed_draws_the_positions():
+    drawn = [sample_positions(997, longest=5, sample_size=50, seed=seed).tolist() for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == sorted(set(drawn[0]))
+
+
+def test_a_larger_sample_and_a_longer_context_keep_what_they_can():
+    small = set(sample_positions(997, longest=100, sample_size=50, seed=1).tolist())
+    assert small < set(sample_positions(997, longest=100, sample_size=60, seed=1).tolist())
+    longer = set(sample_positions(997, longest=200, sample_size=50, seed=1).tolist())
+    assert {place for place in small if place >= 199} <= longer
+
+
+def test_the_measured_time_is_per_token():
+    inputs, _ = stream()
+    arguments = {"context_len": 29, "windows": 3, "precision": "fp32"}
+    assert 0 < measure_ms_per_token(small_rnn("lstm"), inputs, NONE, **arguments) < 1e3

@@ -1,0 +1,196 @@
+"""The formulas count what PyTorch does."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
+from tests.core.work_counters import unseen_flops_per_token
+from txlcli.core.measures.cost import (
+    band_share,
+    counted_shares,
+    decoding_flops_per_token,
+    embedding_products,
+    softmax_products,
+    training_flops_per_token,
+    window_flops_per_prediction,
+    zipf_shares,
+)
+from txlcli.core.model.adaptive import bands
+
+B, L, M = 3, 5, 7
+
+
+def test_one_token_with_kept_keys_by_pencil():
+    # H D = 33, d = 14, F = 17, 12 keys. A layer: four projections 4 x 14 x 33, scores and values 3 x 12 x 33,
+    # feed-forward 2 x 14 x 17; two layers, then the softmax over 19 symbols. Each product is two operations.
+    expected = 2 * (2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17) + 14 * 19)
+    assert decoding_flops_per_token(model_settings(), 19, keys=12) == expected == 14_580
+
+
+def test_distances_that_share_one_encoding_are_scored_once():
+    # Of 12 keys at the distances 0 .. 11, those from 4 on look alike: 5 products with distances in the place of 12.
+    model = model_settings()
+    given = [decoding_flops_per_token(model, V, keys=12, max_distance=limit) for limit in (None, 11, 50, 4)]
+    assert given[0] == given[1] == given[2]
+    assert given[0] - given[3] == 2 * 2 * (12 - 5) * 33
+
+
+def test_a_window_for_one_prediction_by_pencil():
+    # Five tokens see 1 to 5 keys, 3 on average. The first layer computes all of them; the second the last token, with
+    # the keys and values of the four before it; the softmax scores one.
+    first = 5 * (4 * 14 * 33 + 3 * 3 * 33 + 2 * 14 * 17)
+    second = 4 * 14 * 33 + 3 * 5 * 33 + 2 * 14 * 17 + 4 * 2 * 14 * 33
+    assert window_flops_per_prediction(model_settings(), V, window=5) == 2 * (first + second + 14 * V)
+
+
+def test_a_window_of_one_token_is_one_token():
+    model = model_settings(**ADAPTIVE)
+    one = decoding_flops_per_token(model, V, keys=1)
+    assert window_flops_per_prediction(model, V, window=1) == pytest.approx(one, rel=1e-12)
+    # Each token of a window is embedded, by a projection of its band's.
+    embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
+    plain, adaptive = (
+        window_flops_per_prediction(settings, V, window=7) - decoding_flops_per_token(settings, V, keys=1)
+        for settings in (model_settings(), model)
+    )
+    assert adaptive - plain == pytest.approx(2 * 6 * embedded, rel=1e-9)
+
+
+def test_positions_that_are_no_distances_have_no_product_with_queries():
+    cost = [
+        decoding_flops_per_token(model_settings(position=position), V, keys=12, max_distance=4)
+        for position in ("relative", "sinusoid")
+    ]
+    assert cost[0] - cost[1] == 2 * 2 * 5 * 33
+
+
+@pytest.mark.parametrize("mem_len", [0, M])
+@pytest.mark.parametrize(
+    "changed",
+    [{"norm": "post"}, {"norm": "pre"}, {"position": "sinusoid"}, {"position": "shaw", "n_positions": 5}],
+    ids=str,
+)
+def test_a_training_step_is_what_pytorch_counts(mem_len, changed):
+    model = small_model(dtype=torch.float32, **changed)
+    _, memory = model(draw_tokens(B, M), model.first_memory(B, mem_len), mem_len=mem_len)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(draw_tokens(B, L), memory, mem_len=mem_len)
+        model.losses(hidden, draw_tokens(B, L)).mean().backward()
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, lanes=B)
+    unseen = unseen_flops_per_token(model.settings, L)
+    assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
+
+
+def test_auxiliary_classifiers_count_for_as_long_as_their_layers_do():
+    # Two layers of 14 over 19 symbols: the first one predicts two tokens for a quarter of the training, the last one
+    # the second token throughout, beside the model's own softmax.
+    plain = model_settings(position="learned", n_positions=L)
+    with_losses = dataclasses.replace(plain, auxiliary_losses=True)
+    cost = [training_flops_per_token(model, V, seg_len=L, mem_len=0, lanes=B) for model in (plain, with_losses)]
+    assert cost[1] - cost[0] == pytest.approx(6 * (2 * 0.25 + 1) * 19 * 14)
+
+
+# V = 19 in bands of 5, 6 and 8 ids, 32, 8 and 2 wide, each projected to or from 14; the head scores two clusters, too.
+ADAPTIVE = {"cutoffs": (5, 11), "div_val": 4, "d_embed": 32}
+EMBEDDED = [14 * 32, 14 * 8, 14 * 2]
+SCORED = [14 * 32 + (5 + 2) * 32, 14 * 8 + 6 * 8, 14 * 2 + 8 * 2]
+ZIPF = [math.log(6) / math.log(20), math.log(12 / 6) / math.log(20), math.log(20 / 12) / math.log(20)]
+
+
+def test_zipfs_law_divides_the_tokens_among_the_bands():
+    # log(1 + 1/1) + ... + log(1 + 1/5) = log 6: the ids 0 to 4 have the ranks 1 to 5.
+    assert [band_share(band, V) for band in bands(model_settings(**ADAPTIVE), V)] == pytest.approx(ZIPF, rel=1e-12)
+    assert sum(ZIPF) == pytest.approx(1, rel=1e-12)
+
+
+def test_the_ends_of_an_adaptive_model_by_pencil():
+    model = model_settings(**ADAPTIVE)
+    embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
+    scored = SCORED[0] + ZIPF[1] * SCORED[1] + ZIPF[2] * SCORED[2]  # every token needs the head
+    cut = bands(model, V)
+    assert embedding_products(model, cut, zipf_shares(cut)) == pytest.approx(embedded, rel=1e-12)
+    assert softmax_products(model, cut, zipf_shares(cut)) == pytest.approx(scored, rel=1e-12)
+    layers = 2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17)
+    given = decoding_flops_per_token(model, V, keys=12)
+    assert given == pytest.approx(2 * (layers + embedded + scored), rel=1e-12)
+
+
+def test_the_ends_of_bands_as_wide_as_the_model_need_no_projection():
+    model = model_settings(cutoffs=(5, 11))
+    assert embedding_products(model, bands(model, V), zipf_shares(bands(model, V))) == 0
+    assert softmax_products(model, bands(model, V), zipf_shares(bands(model, V))) == pytest.approx(
+        14 * (7 + ZIPF[1] * 6 + ZIPF[2] * 8), rel=1e-12
+    )
+    assert (
+        embedding_products(
+            model_settings(d_embed=6),
+            bands(model_settings(d_embed=6), V),
+            zipf_shares(bands(model_settings(d_embed=6), V)),
+        )
+        == 6 * 14
+    )
+    assert (
+        softmax_products(
+            model_settings(d_embed=6),
+            bands(model_settings(d_embed=6), V),
+            zipf_shares(bands(model_settings(d_embed=6), V)),
+        )
+        == 6 * 14 + 6 * V
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adaptive_training_step_is_what_pytorch_counts(tied):
+    # Zipf's shares are no whole numbers of tokens: in their place stand the tokens that really lie in each band.
+    model = small_model(dtype=torch.float32, **ADAPTIVE, tie_embeddings=tied)
+    tokens, targets = draw_tokens(B, L), torch.tensor([[0, 6, 1, 7, 2], [3, 18, 4, 10, 5], [0, 11, 1, 9, 2]])
+    _, memory = model(draw_tokens(B, M), model.first_memory(B, M), mem_len=M)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(tokens, memory, mem_len=M)
+        model.losses(hidden, targets).mean().backward()
+    read = [((tokens >= first) & (tokens < end)).sum().item() for first, end in ((0, 5), (5, 11), (11, 19))]
+    assert min(read) > 0
+    wanted = [15, 5, 2]  # all need the head
+    ends = sum(count * products for count, products in zip(read + wanted, EMBEDDED + SCORED, strict=True))
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    formula += unseen_flops_per_token(model.settings, L)
+    zipf_ends = embedding_products(
+        model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V))
+    ) + softmax_products(model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V)))
+    # Forward and twice that backward, two operations each.
+    assert counter.get_total_flops() == pytest.approx(B * L * (formula - 6 * zipf_ends) + 6 * ends, rel=1e-12)
+
+
+def test_shares_are_counted_where_there_is_a_text():
+    cut = bands(model_settings(cutoffs=(7, 13)), V)
+    assert counted_shares(cut, np.array([0, 6, 7, 12, 3, 18, 1, 2])) == [5 / 8, 2 / 8, 1 / 8]
+    even, head_only = (
+        training_flops_per_token(model_settings(cutoffs=(7, 13)), V, seg_len=L, mem_len=M, lanes=B, shares=shares)
+        for shares in ([1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0])
+    )
+    assert even - head_only == pytest.approx(6 * 14 * (6 + 6) / 3)
+
+
+def test_one_token_of_a_recurrent_model_by_pencil():
+    # d = 7, W = 11, three layers: an LSTM has four gates of input and state, a QRNN three of its window of 3, 1, 1.
+    lstm = 4 * (11 * (7 + 11) + 11 * (11 + 11) + 7 * (11 + 7))
+    qrnn = 3 * (11 * 3 * 7 + 11 * 11 + 7 * 11)
+    assert decoding_flops_per_token(rnn_settings("lstm"), V, keys=1) == 2 * (lstm + 7 * V)
+    assert decoding_flops_per_token(rnn_settings("qrnn"), V, keys=12) == 2 * (qrnn + 7 * V)
+
+
+@pytest.mark.parametrize("arch", ["lstm", "qrnn"])
+def test_a_training_step_of_a_recurrent_model_is_what_pytorch_counts(arch):
+    model = small_rnn(arch)  # in float64 an LSTM runs as products that PyTorch counts
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(draw_tokens(B, L), model.first_memory(B, 0), mem_len=0)
+        model.losses(hidden, draw_tokens(B, L)).mean().backward()
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=0, lanes=B)
+    # No gradient goes back into the state that the segment before left: one product less in each lane and layer.
+    without = 2 * B * 4 * (11 * 11 + 11 * 11 + 7 * 7) if arch == "lstm" else 0
+    assert counter.get_total_flops() == pytest.approx(B * L * formula - without, rel=1e-12)

@@ -1,0 +1,109 @@
+"""Relative Effective Context Length, worked with a pencil (Appendix C)."""
+
+import math
+
+import numpy as np
+import pytest
+
+from txlcli.core.measures.recl import Gain, gains, group_baseline, hardest_positions, recl, relative_loss
+
+# Two models, context lengths 10, 20, 30, five positions; losses in nats.
+FIRST = [[4.0, 1.0, 3.0, 2.0, 5.0], [3.0, 2.0, 1.0, 2.0, 6.0], [3.0, 1.0, 1.0, 0.5, 4.0]]
+SECOND = [[5.0, 0.5, 2.0, 2.5, 4.5], [5.0, 0.5, 3.0, 2.5, 4.0], [2.5, 0.5, 3.0, 2.5, 4.0]]
+LOSSES = np.array([FIRST, SECOND])
+CONTEXTS = [10, 20, 30]
+
+
+def test_the_baseline_is_the_least_loss_of_the_group_at_each_position():
+    assert group_baseline(LOSSES[:, 0]).tolist() == [4.0, 0.5, 2.0, 2.0, 4.5]
+    assert group_baseline(LOSSES[:, 1]).tolist() == [3.0, 0.5, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("top_r", "chosen"),
+    [
+        (0.2, [4]),
+        (0.4, [0, 4]),
+        (0.6, [0, 2, 4]),  # positions 2 and 3 are as hard: the earlier one
+        (0.01, [4]),  # never none
+        (1.0, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_the_hardest_positions_are_those_of_the_largest_baseline(top_r, chosen):
+    assert hardest_positions(np.array([4.0, 0.5, 2.0, 2.0, 4.5]), top_r).tolist() == chosen
+
+
+def test_a_share_of_many_positions_is_rounded():
+    assert len(hardest_positions(np.arange(30.0), 0.1)) == 3  # 0.1 * 30 is a little more than 3 in binary
+
+
+def test_only_losses_below_the_baseline_count_as_gains():
+    baseline = np.array([4.0, 0.5, 2.0, 2.0, 4.5])
+    # min(4, 3), min(2, 1), min(4.5, 6)
+    assert relative_loss(baseline, np.array(FIRST[1]), np.array([0, 2, 4])) == pytest.approx((3.0 + 1.0 + 4.5) / 3)
+
+
+def test_the_relative_gain_is_worked_on_positions_chosen_anew_at_each_context():
+    first, second = gains(LOSSES, CONTEXTS, 0.4)
+    # At 10 the hardest are 0 and 4: b = 4, 4.5. The first model has 3, 6 at 20, the second 5, 4.
+    assert first[0] == Gain(context_len=10, longer_context_len=20, baseline_nats=4.25, relative_loss_nats=3.75)
+    assert second[0] == Gain(context_len=10, longer_context_len=20, baseline_nats=4.25, relative_loss_nats=4.0)
+    # At 20 they are 0 and 4 with b = 3, 4; at 30 the models have 3, 4 and 2.5, 4.
+    assert first[1] == Gain(context_len=20, longer_context_len=30, baseline_nats=3.5, relative_loss_nats=3.5)
+    assert second[1] == Gain(context_len=20, longer_context_len=30, baseline_nats=3.5, relative_loss_nats=3.25)
+    assert first[0].relative == pytest.approx((math.exp(4.25) - math.exp(3.75)) / math.exp(4.25))
+    assert first[0].ppl == pytest.approx(math.exp(4.25) - math.exp(3.75))
+
+
+def test_the_hardest_positions_move_with_the_context():
+    losses = np.array([[[5.0, 1.0], [2.0, 1.0], [2.0, 0.5]]])  # one model; position 0 is the harder one to the end
+    assert gains(losses, CONTEXTS, 0.5)[0][1].baseline_nats == 2.0
+    losses = np.array([[[5.0, 4.0], [2.0, 3.0], [2.0, 0.5]]])  # at 20 position 1 is
+    (at_10, at_20) = gains(losses, CONTEXTS, 0.5)[0]
+    assert (at_10.baseline_nats, at_10.relative_loss_nats) == (5.0, 2.0)
+    assert (at_20.baseline_nats, at_20.relative_loss_nats) == (3.0, 0.5)
+
+
+def test_a_model_alone_is_its_own_baseline():
+    alone = gains(LOSSES[:1], CONTEXTS, 1.0)[0][0]
+    assert alone.baseline_nats == pytest.approx(15 / 5)
+    assert alone.relative_loss_nats == pytest.approx((3 + 1 + 1 + 2 + 5) / 5)
+
+
+def steps(*relative):
+    """Gains of 100 tokens each."""
+    return [
+        Gain(
+            context_len=100 * n,
+            longer_context_len=100 * n + 100,
+            baseline_nats=3.0,
+            relative_loss_nats=3.0 + math.log1p(-gain),
+        )
+        for n, gain in enumerate(relative, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("relative", "threshold", "length", "ended"),
+    [
+        ([0.2, 0.05, 0.009, 0.5], 0.01, 300, False),  # it stops there, whatever comes later
+        ([0.009, 0.5], 0.01, 100, False),
+        ([0.2, 0.05, 0.011], 0.01, 400, True),
+        ([0.2, 0.05, 0.011], 0.02, 300, False),
+        ([0.0], 0.01, 100, False),
+    ],
+)
+def test_recl_is_the_context_where_the_gain_first_stays_below_the_threshold(relative, threshold, length, ended):
+    found = recl(steps(*relative), threshold)
+    assert (found.context_len, found.grid_ended) == (length, ended)
+
+
+def test_a_gain_of_exactly_the_threshold_goes_on():
+    step = Gain(context_len=100, longer_context_len=200, baseline_nats=1.0, relative_loss_nats=1.0 + math.log(0.5))
+    assert recl([step], step.relative).grid_ended
+
+
+def test_losses_too_large_for_a_perplexity_still_have_a_relative_gain():
+    step = Gain(context_len=100, longer_context_len=200, baseline_nats=900.0, relative_loss_nats=899.0)
+    assert step.relative == pytest.approx(1 - math.exp(-1))
+    assert step.ppl == math.inf

@@ -1,0 +1,391 @@
+"""Adaptive embedding and softmax: bands by a pencil, numbers against the oracle, tails only where they are needed."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core import oracle
+from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
+from tests.core.work_counters import AllocationCounter
+from txlcli.config.settings import TrainSettings
+from txlcli.core.model.adaptive import Band, bands
+from txlcli.core.model.registry import count_parameters
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.training.loop import Training
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.errors import RecipeError
+
+V, CUTOFFS = 19, (5, 11)  # bands of 5, 6 and 8 ids
+B, L, M, T = 2, 5, 7, 23
+
+KINDS = {
+    "div_val_1": {},
+    "div_val_1_narrow": {"d_embed": 6},
+    "div_val_2": {"div_val": 2},
+    "div_val_4_wide": {"div_val": 4, "d_embed": 32},
+    "head_as_wide_as_the_model": {"div_val": 2, "project_same_width": False},
+    "untied_tables": {"div_val": 2, "tie_embeddings": False},
+    "all_projections_tied": {"div_val": 2, "tie_projections": (True, True, True)},
+    "no_projections_tied": {"div_val": 2, "tie_projections": (False, False, False)},
+    "nothing_tied_narrow": {"d_embed": 6, "tie_embeddings": False, "tie_projections": (False, False, False)},
+}
+ENDS = {
+    "zeros": {"memory_start": "zeros"},
+    "zeros_pre": {"memory_start": "zeros", "norm": "pre"},
+    "pre_released": {"norm": "pre_released"},
+    "norm_eps": {"norm_eps": 0.1},
+    "norm_eps_pre": {"norm_eps": 0.1, "norm": "pre"},
+    "everything": {
+        "cutoffs": CUTOFFS,
+        "div_val": 4,
+        "d_embed": 32,
+        "memory_start": "zeros",
+        "norm": "pre_released",
+        "norm_eps": 0.1,
+        "tie_biases": False,
+    },
+}
+SINGLE = {"one_band": {"cutoffs": ()}, "one_narrow_band": {"cutoffs": (), "d_embed": 6}}
+
+
+def adaptive_model(**changed):
+    return small_model(**{"cutoffs": CUTOFFS, **changed})
+
+
+def draw_hidden(count, *, seed=7, dtype=torch.float64):
+    return torch.randn(count, 14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def expected_log_probs(model, hidden):
+    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
+    return np.stack([reference.token_log_probs(row, weights) for row in hidden.double().numpy()])
+
+
+def cut(vocab_size=V, **changed):
+    return bands(model_settings(**{"cutoffs": CUTOFFS, **changed}), vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("changed", "widths", "projections", "shared"),
+    [
+        ({}, [14, 14, 14], [None] * 3, [False, True, True]),
+        ({"div_val": 4, "d_embed": 32}, [32, 8, 2], [0, 1, 2], [False, True, True]),
+        ({"div_val": 2}, [14, 7, 3], [0, 1, 2], [False, True, True]),
+        ({"div_val": 2, "project_same_width": False}, [14, 7, 3], [None, 1, 2], [False, True, True]),
+        ({"d_embed": 6}, [6, 6, 6], [0, 0, 0], [False, True, True]),
+        ({"d_embed": 28, "div_val": 2, "project_same_width": False}, [28, 14, 7], [0, None, 2], [False, True, True]),
+        ({"d_embed": 6, "project_same_width": False}, [6, 6, 6], [0, 0, 0], [False, True, True]),
+        ({"tie_projections": (True, False, True)}, [14, 14, 14], [None] * 3, [True, False, True]),
+    ],
+    ids=str,
+)
+def test_bands_by_a_pencil(changed, widths, projections, shared):
+    edges = [(0, 5), (5, 11), (11, 19)]
+    expected = [
+        Band(first=first, end=end, width=width, projection=projection, shared=of_both)
+        for (first, end), width, projection, of_both in zip(edges, widths, projections, shared, strict=True)
+    ]
+    assert cut(**changed) == expected
+    assert [band.size for band in expected] == [5, 6, 8]
+
+
+def test_without_cutoffs_the_vocabulary_is_one_band():
+    assert cut(cutoffs=()) == [Band(first=0, end=V, width=14, projection=None, shared=False)]
+    assert cut(cutoffs=(), d_embed=6, tie_projections=(True,)) == [
+        Band(first=0, end=V, width=6, projection=0, shared=True)
+    ]
+
+
+@pytest.mark.parametrize("vocab_size", [7, 11])
+def test_a_cutoff_beyond_the_vocabulary_is_refused(vocab_size):
+    with pytest.raises(RecipeError) as caught:
+        cut(vocab_size)
+    assert str(caught.value) == (
+        f"[model] cutoffs [5, 11] reach beyond the vocabulary of {vocab_size}; each must be less"
+    )
+
+
+def test_the_last_band_may_hold_one_id():
+    assert cut(12)[-1] == Band(first=11, end=12, width=14, projection=None, shared=True)
+
+
+def test_parameters_of_an_adaptive_model_are_counted_by_a_pencil():
+    layers = 2 * (5 * 14 * 33 + 2 * 14 * 17 + 17 + 14 + 2 * 2 * 14) + 2 * 33
+    tables = 5 * 32 + 6 * 8 + 8 * 2
+    projections = 14 * (32 + 8 + 2)
+    ends = tables + projections + V + 2 * 32 + 2  # a bias per id; a vector as wide as the head and a bias per cluster
+
+    def counted(**changed):
+        return count_parameters(model_settings(cutoffs=CUTOFFS, div_val=4, d_embed=32, **changed), V)
+
+    assert counted(tie_projections=(True,) * 3) == layers + ends
+    assert counted() == layers + ends + 14 * 32  # the head's projection is not shared
+    assert counted(tie_projections=(False,) * 3) == layers + ends + projections
+    assert counted(tie_embeddings=False) == layers + ends + 14 * 32 + tables
+    # With div_val = 1, one projection embeds all bands, and each band of the softmax has its own or that one.
+    narrow = layers + V * 6 + 6 * 14 + V + 2 * 6 + 2
+    assert count_parameters(model_settings(cutoffs=CUTOFFS, d_embed=6, tie_projections=(False,) * 3), V) == (
+        narrow + 3 * 6 * 14
+    )
+    assert count_parameters(model_settings(cutoffs=CUTOFFS, d_embed=6), V) == narrow + 6 * 14
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
+def test_embedding_of_every_id_equals_the_oracle(kind):
+    model = adaptive_model(**kind)
+    tokens = torch.randperm(V - 1, generator=torch.Generator().manual_seed(3)).view(2, 9)
+    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
+    expected = [[reference.embed(token, weights) for token in row] for row in tokens.tolist()]
+    np.testing.assert_allclose(
+        model.embed(tokens, torch.arange(tokens.shape[1])).detach(), expected, rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_choosing_among_the_vectors_of_all_bands_embeds_the_same(kind):
+    # As a GPU does, which is not asked which tokens lie in a band. Ids are repeated, and a band has none.
+    for tokens in (draw_tokens(3, 7), draw_tokens(3, 7, vocab_size=11)):
+        found = []
+        for way in ("_vectors", "_choose"):
+            model = adaptive_model(**kind)
+            vectors = getattr(model.embedding, way)(tokens)
+            vectors.backward(torch.arange(vectors.numel(), dtype=vectors.dtype).view_as(vectors))
+            found.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
+def test_log_probs_equal_the_oracle_and_sum_to_one(kind):
+    model, hidden = adaptive_model(**kind), draw_hidden(7)
+    log_probs = model.softmax.log_probs(hidden, model.embedding).detach()
+    np.testing.assert_allclose(log_probs, expected_log_probs(model, hidden), rtol=0, atol=1e-11)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(7, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+TARGETS = {
+    "every_band": [18, 0, 4, 5, 10, 11, 3],
+    "head_only": [4, 0, 2, 1, 3, 4, 0],
+    "no_head": [10, 18, 5, 11, 6, 17, 12],
+    "one_tail": [11, 12, 18, 11, 15, 14, 13],
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
+@pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
+def test_losses_are_those_of_the_oracle_in_token_order(kind, targets):
+    model, hidden = adaptive_model(**kind), draw_hidden(7)
+    losses = model.softmax.losses(hidden, torch.tensor(targets), model.embedding)
+    expected = reference.cross_entropy_nats(expected_log_probs(model, hidden), targets)
+    np.testing.assert_allclose(losses.detach(), expected, rtol=0, atol=1e-11)
+
+
+def test_a_band_that_nobody_needs_has_a_gradient_of_zeros():
+    model = adaptive_model(div_val=2, tie_embeddings=False, tie_projections=(False,) * 3)
+    hidden = draw_hidden(3).requires_grad_()
+    model.softmax.losses(hidden, torch.tensor([6, 1, 9]), model.embedding).sum().backward()
+    softmax = model.softmax
+    unneeded = [softmax.tables[2], softmax.biases[2], softmax.projections["2"]]
+    for parameter in unneeded:
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
+    for name, parameter in softmax.named_parameters():
+        if all(parameter is not other for other in unneeded):
+            assert parameter.grad.any(), name
+    model.embedding(torch.tensor([[6, 1]])).sum().backward()
+    assert model.embedding.tables[2].grad is not None
+    assert not model.embedding.tables[2].grad.any()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 13, V, V + 4])
+@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
+def test_the_likeliest_are_the_top_of_all(kind, count):
+    model = adaptive_model(**kind)
+    for seed in range(11):
+        hidden = draw_hidden(1, seed=seed)
+        scores, tokens = model.softmax.likeliest(hidden, count, model.embedding)
+        expected, ids = model.softmax.log_probs(hidden, model.embedding)[0].topk(min(count, V))
+        torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
+        assert tokens.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("clusters", "count", "unneeded"),
+    [
+        ([-50.0, -50.0], 5, [1, 2]),  # five ids of the head, all likelier than a tail
+        ([-40.0, -50.0], 6, [2]),  # the sixth comes from the likelier tail
+        ([-50.0, -40.0], 6, [1]),
+        ([-50.0, -40.0], 13, [1]),  # 5 + 8
+        ([50.0, -50.0], 2, [2]),
+        ([-50.0, 50.0], 8, [1]),
+    ],
+)
+def test_a_tail_is_computed_only_where_it_may_matter(clusters, count, unneeded):
+    model, hidden = adaptive_model(div_val=2), draw_hidden(1)
+    with torch.no_grad():
+        model.softmax.cluster_weight.zero_()
+        model.softmax.cluster_bias.copy_(torch.tensor(clusters))
+        expected = model.softmax.log_probs(hidden, model.embedding)[0].topk(count)
+        for number in unneeded:
+            model.embedding.tables[number].fill_(math.nan)  # to compute this tail is to be spoilt
+    scores, tokens = model.softmax.likeliest(hidden, count, model.embedding)
+    torch.testing.assert_close(scores, expected.values, rtol=0, atol=1e-12)
+    assert torch.equal(tokens, expected.indices)
+    assert not torch.isfinite(model.softmax.likeliest(hidden, V, model.embedding)[0]).all()
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
+def test_bf16_is_close_to_fp32_and_keeps_the_softmax_in_fp32(kind):
+    model = adaptive_model(dtype=torch.float32, std=0.1, **kind)
+    hidden, targets = draw_hidden(7, dtype=torch.float32), torch.tensor(TARGETS["every_band"])
+
+    def results():
+        return (
+            model.softmax.losses(hidden, targets, model.embedding),
+            model.softmax.log_probs(hidden, model.embedding),
+            model.softmax.likeliest(hidden[:1], 3, model.embedding)[0],
+            model.embed(targets[None], torch.arange(len(targets))),
+        )
+
+    exact = results()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = results()
+    assert not torch.equal(rounded[0], exact[0])
+    for near, true in zip(rounded, exact, strict=True):
+        assert near.dtype == torch.float32
+        assert torch.isfinite(near).all()
+        torch.testing.assert_close(near, true, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
+def test_a_copy_for_decoding_is_the_same_distribution_and_stands_alone(kind):
+    model = adaptive_model(dtype=torch.float32, std=0.1, **kind)
+    before = copy.deepcopy(model.state_dict())
+    hidden = draw_hidden(7, dtype=torch.float32)
+    same = model.softmax.for_decoding(model.embedding, torch.float32)
+    rounded = model.softmax.for_decoding(model.embedding, torch.bfloat16)
+    assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
+    assert not any(parameter.requires_grad for parameter in (*same.parameters(), *rounded.parameters()))
+    expected = model.softmax.log_probs(hidden, model.embedding)
+    near = rounded.log_probs(hidden.bfloat16(), model.embedding)
+    assert near.dtype == torch.float32
+    torch.testing.assert_close(near, expected, rtol=0, atol=0.03)
+    torch.testing.assert_close(rounded.losses(hidden.bfloat16(), torch.tensor([18] * 7), model.embedding), -near[:, 18])
+    # Nothing but itself: another embedding changes nothing, and its own numbers are nobody else's.
+    other = adaptive_model(dtype=torch.float32, seed=9, **kind)
+    assert torch.equal(same.log_probs(hidden, other.embedding), expected)
+    with torch.no_grad():
+        for parameter in same.parameters():
+            parameter.fill_(math.nan)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*({"cutoffs": CUTOFFS, **kind} for kind in KINDS.values()), *SINGLE.values(), *ENDS.values()],
+    ids=[*KINDS, *SINGLE, *ENDS],
+)
+@pytest.mark.parametrize("key_limit", [None, M])
+def test_a_whole_model_with_memory_equals_the_oracle(kind, key_limit):
+    model, tokens = small_model(**kind), draw_tokens(B, 14)
+    how = {"mem_len": M, "key_limit": key_limit}
+    log_probs, memory = read_segments(model, tokens, [L, L, 1, 3], **how)
+    expected, expected_memory = oracle.read_segments(model, tokens, [L, L, 1, 3], **how)
+    np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
+    for given, wanted in zip(memory, expected_memory, strict=True):
+        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_decoder_equals_the_model(kind):
+    model, tokens, targets = adaptive_model(**kind), draw_tokens(B, T), draw_tokens(B, T, seed=5)
+    expected, _ = read_segments(model, tokens, [L, L, L, L, 3], mem_len=M)
+    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
+    parts = []
+    for read, wanted in zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True):
+        hidden = decoder.read(read)
+        log_probs = decoder.log_probs(hidden)
+        parts.append(log_probs)
+        chosen = log_probs.gather(-1, wanted[..., None])[..., 0]
+        torch.testing.assert_close(decoder.losses(hidden, wanted), -chosen, rtol=0, atol=1e-12)
+        scores, ids = decoder.likeliest(hidden[0, -1:], 3)
+        top = log_probs[0, -1].topk(3)
+        torch.testing.assert_close(scores, top.values, rtol=0, atol=1e-12)
+        assert torch.equal(ids, top.indices)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected.detach(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_decoder_in_bf16_is_close_to_fp32(kind):
+    model, tokens = adaptive_model(dtype=torch.float32, std=0.1, **kind), draw_tokens(B, L)
+
+    def log_probs(precision):
+        decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L, precision=precision)
+        return decoder.log_probs(decoder.read(tokens))
+
+    exact, rounded = log_probs("fp32"), log_probs("bf16")
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(exact, rounded)
+    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("cutoffs", [(), (5, 11)])
+def test_gradients_of_rows_add_up_to_the_same_gradient_as_of_whole_tables(cutoffs):
+    model, tokens, found = small_model(cutoffs=cutoffs), draw_tokens(1, 4), []
+    for rows in (False, True):
+        model.embedding.gradient_of_rows = rows
+        model.zero_grad()
+        objective, _, _ = model.objective(
+            tokens, tokens.roll(-1, 1), model.first_memory(1, 0), mem_len=0, part="full", progress=0.0
+        )
+        objective.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert not any(grad.is_sparse for grad in found[1])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-14)
+
+
+def test_gradients_of_rows_are_added_to_what_a_table_has_and_make_no_other_table():
+    embedding = small_model(vocab_size=997).embedding
+    embedding.gradient_of_rows = True
+    (table,), tokens = embedding.tables, torch.tensor([[3, 5, 3]])
+    before, expected = torch.ones_like(table), torch.ones_like(table)
+    table.grad = before
+    expected[3], expected[5] = 3, 2
+    with AllocationCounter() as counter:
+        embedding(tokens).sum().backward()
+    assert table.grad is before
+    assert torch.equal(table.grad, expected)
+    assert counter.bytes < table.nbytes / 2
+    table.grad = None
+    embedding(tokens).sum().backward()
+    assert torch.equal(table.grad, expected - 1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_training_on_a_cpu_adds_rows_to_tables_that_the_softmax_uses(tmp_path, tied):
+    model = small_model(tie_embeddings=tied, dtype=torch.float32)
+    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), lanes=2, seg_len=5)
+    settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
+    assert not model.embedding.gradient_of_rows
+    training = Training(model, settings, segments, None, tmp_path, {})
+    assert model.embedding.gradient_of_rows == tied
+    training.update()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_on_a_cpu_finds_the_memory_of_the_last_steps_gradients(tied):
+    model = small_model(cutoffs=CUTOFFS, tie_embeddings=tied)
+    tables = list(model.embedding.tables if tied else model.softmax.tables)
+    places = []
+    for _ in range(2):
+        tokens = draw_tokens(1, 40)
+        model.losses(model.embed(tokens, torch.arange(40)), tokens).mean().backward()
+        places.append({table.grad.data_ptr() for table in tables})
+        model.forget_gradients()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    assert places[0] == places[1]

@@ -1,0 +1,134 @@
+"""Dropout acts where the released code has it: a share of nearly 1 drops everything, so each place shows by pencil."""
+
+import pytest
+import torch
+
+from tests.core.builders import V, draw_tokens, model_settings, small_model
+from txlcli.core.model.dropout import Dropout
+from txlcli.core.training.loop import new_model
+
+B, L, M = 2, 5, 7
+ALL = 1 - 2**-20  # rounds to every entry
+
+
+def training_model(norm):
+    return small_model(norm=norm, dropout=0.0, attention_dropout=0.0).train()
+
+
+def first_layer_sees(model, tokens):
+    """What the first layer gets (hidden states, position keys), and the model's output."""
+    seen = []
+    handle = model.layers[0].register_forward_pre_hook(lambda _, given: seen.append((given[0], given[2].position_key)))
+    out, _ = model(tokens, model.first_memory(B, M), mem_len=M)
+    handle.remove()
+    return *seen[0], out
+
+
+def test_embedding_distance_encodings_and_output_are_dropped():
+    model, tokens = training_model("post"), draw_tokens(B, L)
+    assert all(tensor.count_nonzero() for tensor in first_layer_sees(model, tokens))
+    for dropout in (model.embedding_dropout, model.encoding.dropout, model.output_dropout):
+        dropout.share = ALL
+    hidden, encoding, out = first_layer_sees(model, tokens)
+    assert (hidden.shape[:2], encoding.shape[1]) == ((B, L), L)
+    assert not hidden.count_nonzero()
+    assert not encoding.count_nonzero()  # one mask over distances, shared by lanes and layers
+    assert not out.count_nonzero()
+
+
+def test_what_both_sublayers_give_is_dropped_before_the_residual_sum():
+    hidden = torch.randn(B, L, small_model().settings.d_model, dtype=torch.float64)
+    for norm in ("pre", "post"):
+        model = training_model(norm)
+        layer = model.layers[0]
+        layer.dropout.share = ALL
+        expected = hidden if norm == "pre" else layer.ff_norm(layer.attention_norm(hidden))
+        given, _ = layer(hidden, hidden[:, :0], model.score_terms(L, max_distance=None)[0])
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
+
+
+def test_feed_forward_activations_are_dropped():
+    layer = training_model("post").layers[0]
+    hidden = torch.randn(B, L, small_model().settings.d_model, dtype=torch.float64)
+    layer.feed_forward.dropout.share = ALL
+    given = layer.feed_forward(hidden)
+    torch.testing.assert_close(given, layer.feed_forward.ff_2.bias.expand_as(given), rtol=0, atol=1e-12)
+
+
+def test_attention_probabilities_are_dropped():
+    model = training_model("post")
+    attention = model.layers[0].attention
+    segment = torch.randn(B, L, model.settings.d_model, dtype=torch.float64)
+    given = [*attention.project(segment), model.score_terms(L, max_distance=None)[0]]
+    assert attention(*given).count_nonzero()
+    attention.attention_dropout = ALL
+    assert not attention(*given).count_nonzero()
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_shares_of_a_recipe_reach_every_place(norm):
+    model = small_model(norm=norm, dropout=0.3, attention_dropout=0.2)
+    layers = list(model.layers)
+    shares = [model.encoding.dropout.share, model.embedding_dropout.share, model.output_dropout.share]
+    shares += [layer.dropout.share for layer in layers] + [layer.feed_forward.dropout.share for layer in layers]
+    assert set(shares) == {0.3}
+    assert {layer.attention.attention_dropout for layer in layers} == {0.2}
+
+
+def test_places_may_have_shares_of_their_own():
+    own = {"embedding_dropout": 0.4, "inner_dropout": 0.0, "output_dropout": 0.6, "word_dropout": 0.1}
+    model = small_model(dropout=0.3, **own)
+    layers = list(model.layers)
+    assert (model.embedding_dropout.share, model.output_dropout.share) == (0.4, 0.6)
+    assert {layer.feed_forward.dropout.share for layer in layers} == {0.0}
+    assert {model.encoding.dropout.share, *(layer.dropout.share for layer in layers)} == {0.3}
+    assert model.embedding.word_dropout.share == 0.1
+
+
+@pytest.mark.parametrize("variational", [True, False])
+def test_variational_dropout_is_that_of_every_place(variational):
+    model = small_model(dropout=0.3, variational_dropout=variational)
+    places = [module for module in model.modules() if isinstance(module, Dropout)]
+    assert len(places) == 3 + 2 * 2  # embedding, distances, output; two in each layer
+    assert {place.variational for place in places} == {variational}
+
+
+def test_a_dropped_channel_is_gone_from_all_positions_and_from_all_distances():
+    torch.manual_seed(3)
+    model = small_model(dropout=0.5, variational_dropout=True).train()
+    model.encoding.w_k_position[0].weight.data = torch.eye(model.settings.d_model).double()[:11].repeat(3, 1)
+    hidden, encoding, out = first_layer_sees(model, draw_tokens(B, L))
+    for tensor in (hidden, out):
+        gone = tensor == 0  # (B, L, d)
+        assert 0 < gone.sum() < gone.numel()
+        assert torch.equal(gone, gone[:, :1].expand_as(gone))
+    # Distance 0, the last row, is the only one whose sines are 0; the projection copies 11 channels into each head.
+    gone = encoding[:, :-1] == 0  # (H, n - 1, D)
+    assert 0 < gone.sum() < gone.numel()
+    assert torch.equal(gone, gone[:1, :1].expand_as(gone))
+
+
+@pytest.mark.parametrize("cutoffs", [(), (5, 11)])
+def test_a_dropped_word_is_gone_wherever_it_stands_and_the_softmax_keeps_it(cutoffs):
+    torch.manual_seed(5)
+    model, tokens = small_model(cutoffs=cutoffs, word_dropout=0.5).train(), draw_tokens(B, 31)
+    embedded, tokens = model.embed(tokens, torch.arange(31))[:, 1:], tokens[:, 1:]  # the first position is kept
+    dropped = {word for word in range(V) if not embedded[tokens == word].count_nonzero()}
+    assert 0 < len(dropped & set(tokens.flatten().tolist())) < len(set(tokens.flatten().tolist()))
+    for word in set(tokens.flatten().tolist()) - dropped:
+        vectors = embedded[tokens == word]
+        assert torch.equal(vectors, vectors[:1].expand_as(vectors))
+        whole = model.eval().embed(torch.tensor([[word]]), torch.arange(1))[0, 0]
+        torch.testing.assert_close(vectors[0], 2 * whole, rtol=1e-12, atol=0)
+    hidden = torch.randn(B, 30, model.settings.d_model, dtype=torch.float64)
+    assert torch.equal(model.train().losses(hidden, tokens), model.eval().losses(hidden, tokens))
+
+
+def test_gradients_of_a_deep_model_are_finite_where_the_first_words_are_dropped():
+    settings = model_settings(n_layers=16, word_dropout=0.99)
+    model = new_model(settings, V, seed=1, device=torch.device("cpu")).train()  # its biases are 0, as in training
+    tokens = draw_tokens(B, L)
+    loss, *_ = model.objective(tokens, tokens.roll(-1, 1), model.first_memory(B, L), mem_len=L, part="full", progress=0)
+    loss.backward()
+    assert model.embedding.tables[0].grad.isfinite().all()
+    assert 0 < torch.nn.utils.get_total_norm([one.grad for one in model.parameters()]) < 1e4

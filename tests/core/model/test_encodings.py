@@ -1,0 +1,196 @@
+"""The encodings of Table 6, against the oracle and a pencil; with memory, without, and read in parts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core.builders import V, draw_tokens, read_segments, small_model
+from txlcli.core.kernels.device import autocast
+from txlcli.core.model.encodings import ShawEncoding, sinusoids
+from txlcli.core.model.registry import count_parameters
+from txlcli.core.reading.decoder import Decoder
+
+B, L, M = 2, 5, 7
+D, H = 11, 3
+KINDS = {
+    "relative": {},
+    "shaw": {"position": "shaw", "n_positions": 4},
+    "sinusoid": {"position": "sinusoid"},
+    "learned": {"position": "learned", "n_positions": L},
+}
+
+
+def test_shaw_scores_a_distance_by_the_learned_vector_of_that_distance():
+    # Score of query q and a key at distance 2: q . k + q . table[2], over sqrt(D); distance 9 takes the last vector, 3.
+    model = small_model(n_layers=1, **KINDS["shaw"])
+    (terms,) = model.score_terms(10, max_distance=None)
+    table = model.encoding.distance_tables[0]  # (4, H * D)
+    assert terms.position_key.shape == (H, 10, D)
+    for distance, row in ((0, 0), (2, 2), (3, 3), (9, 3)):
+        torch.testing.assert_close(terms.position_key[:, 9 - distance].flatten(), table[row])
+    assert (terms.content_bias, terms.position_bias) == (None, None)
+    (limited,) = model.score_terms(10, max_distance=1)
+    torch.testing.assert_close(limited.position_key[:, 0].flatten(), table[1])
+
+
+def scores_of(model, context, mem_len):
+    """(B, H, L, K) scores of the first layer before the softmax, pair by pair, from its own matrices."""
+    attention, terms = model.layers[0].attention, model.score_terms(context.shape[1], max_distance=None)[0]
+    query = attention.w_q(context[:, mem_len:]).unflatten(-1, (H, D))
+    key = attention.w_k_content(context).unflatten(-1, (H, D))
+    total = torch.full((len(context), H, query.shape[1], key.shape[1]), -math.inf, dtype=torch.float64)
+    for i in range(query.shape[1]):
+        for j in range(mem_len + i + 1):
+            distance = mem_len + i - j
+            for h in range(H):
+                score = (query[:, i, h] * key[:, j, h]).sum(-1)
+                if terms.position_key is not None:
+                    score = score + (query[:, i, h] * terms.position_key[h, -1 - distance]).sum(-1)
+                total[:, h, i, j] = score / math.sqrt(D)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["shaw", "sinusoid", "learned"])
+@pytest.mark.parametrize("mem_len", [0, M])
+def test_attention_weighs_by_the_scores_pair_by_pair(kind, mem_len):
+    model = small_model(n_layers=1, **KINDS[kind])
+    context = torch.randn(B, mem_len + L, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    attention = model.layers[0].attention
+    keys, values = attention.project_keys(context)
+    query, terms = attention.project_queries(context[:, mem_len:]), model.score_terms(mem_len + L, max_distance=None)
+    given = attention(query, (keys, values), terms[0])
+    mixed = scores_of(model, context, mem_len).softmax(-1) @ values  # (B, H, L, D)
+    torch.testing.assert_close(given, attention.w_o(mixed.transpose(1, 2).flatten(2)), rtol=0, atol=1e-10)
+
+
+def test_sinusoids_of_positions_are_added_once_to_the_embeddings():
+    model, tokens = small_model(**KINDS["sinusoid"]), draw_tokens(B, L)
+    embedded = model.embedding(tokens) * math.sqrt(14)
+    expected = embedded + torch.tensor(np.stack([reference.distance_encoding(p, 14) for p in range(L)]))
+    torch.testing.assert_close(model.embed(tokens, torch.arange(L)), expected, rtol=0, atol=1e-12)
+    hidden = torch.randn(B, L, 14, dtype=torch.float64)
+    assert torch.equal(model.encoding.add(hidden, 1, torch.arange(L)), hidden)
+
+
+def test_learned_positions_are_added_to_what_every_layer_reads():
+    model = small_model(**KINDS["learned"])
+    hidden = torch.randn(B, 3, 14, dtype=torch.float64)
+    for layer in range(2):
+        given = model.encoding.add(hidden, layer, torch.tensor([4, 0, 2]))
+        expected = hidden + model.encoding.position_tables[layer][torch.tensor([4, 0, 2])]
+        torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.parametrize("kind", ["sinusoid", "learned"])
+def test_absolute_positions_tell_the_order_of_tokens_within_a_segment(kind):
+    # Without them the last token sees a bag of tokens, whatever their order.
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    turned = torch.tensor([[4, 3, 2, 1, 5]])
+    bag = small_model(n_layers=1, position="learned", n_positions=L)
+    with torch.no_grad():
+        bag.encoding.position_tables[0].zero_()
+    for model, differs in ((bag, False), (small_model(n_layers=1, **KINDS[kind]), True)):
+        last = [read_segments(model, one, [L], mem_len=0)[0][:, -1] for one in (tokens, turned)]
+        assert torch.allclose(*last) != differs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_keeps_what_the_layers_read_and_is_never_changed(kind):
+    model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 3 * L)
+    memory = model.first_memory(B, M)
+    for segment in tokens.split(L, dim=1):
+        before = [past.clone() for past in memory]
+        _, following = model(segment, memory, mem_len=M)
+        assert all(torch.equal(past, kept) for past, kept in zip(memory, before, strict=True))
+        memory = following
+    positions = torch.arange(L)
+    first = model.encoding.add(model.embed(tokens[:, -L:], positions), 0, positions)
+    torch.testing.assert_close(memory[0][:, -L:], first)  # the last segment with its own positions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("seg_len", "mem_len", "same_length"), [(L, M, "off"), (L, M, "m"), (3, L, "m_plus_one"), (L, 0, "off")]
+)
+def test_the_decoder_is_the_model_with_every_encoding(kind, seg_len, mem_len, same_length):
+    model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 23)
+    limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
+    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
+    expected, _ = read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit)
+    decoder = Decoder(model, lanes=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
+    with torch.no_grad():
+        given = torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_segment_read_token_by_token_has_the_same_positions(kind):
+    model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 4 * L)
+    # Every query may see M keys, so that nothing but the positions could tell the two readings apart.
+    how = {"lanes": B, "mem_len": M, "same_length": "m"}
+    whole, single = (Decoder(model, seg_len=L, **how), Decoder(model, seg_len=1, period=L, **how))
+    by_segment = torch.cat([whole.read(part) for part in tokens.split(L, dim=1)], dim=1)
+    by_token = torch.cat([single.read(part) for part in tokens.split(1, dim=1)], dim=1)
+    torch.testing.assert_close(by_token, by_segment, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["shaw", "sinusoid", "learned"])
+@pytest.mark.parametrize("mem_len", [0, M])
+def test_every_parameter_of_an_encoding_gets_its_gradient(kind, mem_len):
+    model, tokens = small_model(**KINDS[kind]).train(), draw_tokens(B, 2 * L)
+    memory = model.first_memory(B, mem_len)
+    _, memory = model(tokens[:, :L], memory, mem_len=mem_len)
+    model.zero_grad()
+
+    def loss():
+        hidden, _ = model(tokens[:, L:], memory, mem_len=mem_len)
+        return model.losses(hidden, draw_tokens(B, L, seed=9)).sum()
+
+    loss().backward()
+    for name, parameter in model.named_parameters():
+        numbers = parameter.detach().view(-1)
+        entry = int(parameter.grad.view(-1).abs().argmax())
+        assert parameter.grad.view(-1)[entry] != 0, name
+        kept, slope = numbers[entry].item(), []
+        with torch.no_grad():
+            for step in (1e-5, -1e-5):
+                numbers[entry] = kept + step
+                slope.append(loss().item())
+            numbers[entry] = kept
+        assert parameter.grad.view(-1)[entry].item() == pytest.approx((slope[0] - slope[1]) / 2e-5, rel=1e-5), name
+
+
+def test_parameters_by_a_pencil():
+    layer = 4 * 14 * H * D + 2 * 14 * 17 + 17 + 14 + 4 * 14
+    shared = V * 14 + V + 2 * layer
+    settings = {kind: small_model(**changed).settings for kind, changed in KINDS.items()}
+    assert count_parameters(settings["relative"], V) == shared + 2 * 14 * H * D + 2 * H * D
+    assert count_parameters(settings["shaw"], V) == shared + 2 * 4 * H * D
+    assert count_parameters(settings["sinusoid"], V) == shared
+    assert count_parameters(settings["learned"], V) == shared + 2 * L * 14
+
+
+def test_a_sinusoid_of_a_distance_and_of_a_position_are_the_same_numbers():
+    np.testing.assert_allclose(sinusoids(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12)
+    assert isinstance(small_model(**KINDS["shaw"]).encoding, ShawEncoding)
+
+
+@pytest.mark.parametrize("attention", ["auto", "reference", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_encoding_trains_and_reads_in_bf16_with_every_kind_of_attention(kind, attention):
+    model = small_model(**KINDS[kind]).float()
+    model.attend_by(attention)
+    tokens, memory = draw_tokens(2, 4), model.full_memory(2, 4)
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        with autocast(torch.device("cpu"), precision):
+            losses[precision], _, _ = model.objective(tokens, tokens, memory, mem_len=4, part="full", progress=0.0)
+        losses[precision].backward()
+        reader = Decoder(model.eval(), lanes=2, mem_len=4, seg_len=4, precision=precision)
+        losses[f"read {precision}"] = reader.losses(reader.read(tokens), tokens).mean()
+        model.train()
+    assert losses["bf16"].item() == pytest.approx(losses["fp32"].item(), rel=0.01)
+    assert losses["read bf16"].item() == pytest.approx(losses["read fp32"].item(), rel=0.01)

@@ -1,0 +1,198 @@
+"""Segment-level recurrence (section 3.2): what is remembered, how far it reaches, where the gradient stops."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.builders import V, draw_tokens, read_segments, small_model
+from txlcli.core.model.transformer_xl import update_memory
+
+B, L, M, WIDTH = 2, 5, 7, 3
+
+
+def numbered(first, count):
+    """(B, count, d) whose position p holds p everywhere."""
+    return torch.arange(first, first + count, dtype=torch.float64)[None, :, None].expand(B, count, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("held", "read", "mem_len", "kept"),
+    [
+        (0, 5, 7, range(5)),  # L < M, memory not full
+        (5, 5, 7, range(3, 10)),  # L < M, the oldest three leave
+        (7, 5, 7, range(5, 12)),
+        (0, 7, 7, range(7)),  # L = M
+        (7, 7, 7, range(7, 14)),
+        (7, 11, 7, range(11, 18)),  # L > M: the old memory leaves, and the head of the segment too
+        (0, 11, 7, range(4, 11)),
+        (3, 1, 3, range(1, 4)),
+    ],
+)
+def test_memory_keeps_the_last_m_inputs(held, read, mem_len, kept):
+    memory = update_memory(numbered(0, held), numbered(held, read), mem_len=mem_len)
+    assert memory.shape == (B, len(kept), WIDTH)
+    assert memory[1, :, 2].tolist() == list(kept)
+
+
+@pytest.mark.parametrize(("held", "read", "mem_len"), [(0, 5, 0), (7, 3, 7), (2, 3, 7), (7, 7, 7), (7, 11, 7)])
+def test_memory_holds_on_to_nothing_but_itself(held, read, mem_len):
+    memory = update_memory(numbered(0, held), numbered(held, read), mem_len=mem_len)
+    assert memory.untyped_storage().nbytes() == memory.nbytes
+
+
+def test_memory_of_length_zero_keeps_nothing():
+    assert update_memory(numbered(0, 0), numbered(0, 5), mem_len=0).shape == (B, 0, WIDTH)
+
+
+@pytest.mark.parametrize("seg_len", [3, 7, 11])
+def test_memory_holds_what_each_layer_was_given(seg_len):
+    # L < M, L = M, L > M. The first layer's inputs are the embeddings times sqrt(d).
+    model, tokens = small_model(n_layers=1), draw_tokens(B, 3 * seg_len)
+    _, memory = read_segments(model, tokens, [seg_len] * 3, mem_len=M)
+    torch.testing.assert_close(memory[0], model.embedding(tokens[:, -M:]) * 14**0.5)
+
+
+def test_without_memory_segments_do_not_know_each_other():
+    model, tokens = small_model(), draw_tokens(B, 2 * L)
+    logits, memory = read_segments(model, tokens, [L, L], mem_len=0)
+    alone, _ = read_segments(model, tokens[:, L:], [L], mem_len=0)
+    assert [past.shape for past in memory] == [(B, 0, 14)] * 2
+    assert torch.equal(logits[:, L:], alone)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("lengths", [[L, M], [1, 11], [11, 1], [5, 1, 3, 3]])
+def test_memory_gives_the_logits_of_one_long_segment(norm, lengths):
+    # The memory holds everything that was read, so nothing tells the two readings apart.
+    model, tokens = small_model(norm=norm), draw_tokens(B, 12)
+    whole, _ = read_segments(model, tokens, [12], mem_len=0)
+    parts, _ = read_segments(model, tokens, lengths, mem_len=11)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("lengths", [[L, L, L, L, 3], [11, 11, 1], [1] * 23])
+def test_the_same_keys_for_every_query_give_the_logits_of_one_long_segment(norm, lengths):
+    # M keys each: a query that begins its segment finds M - 1 of them in the memory.
+    model, tokens = small_model(norm=norm), draw_tokens(B, 23)
+    whole, _ = read_segments(model, tokens, [23], mem_len=0, key_limit=M)
+    parts, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=M)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
+
+
+def test_a_memory_too_short_for_the_past_gives_other_logits():
+    model, tokens = small_model(), draw_tokens(B, 12)
+    whole, _ = read_segments(model, tokens, [12], mem_len=0)
+    parts, _ = read_segments(model, tokens, [L, M], mem_len=L - 1)
+    assert torch.equal(parts[:, :L].isclose(whole[:, :L]), torch.ones(B, L, V, dtype=torch.bool))
+    assert ((parts - whole)[:, L:].abs().amax((0, 2)) > 1e-6).all()
+
+
+@settings(max_examples=25)
+@given(
+    changed=st.integers(0, 16),
+    lengths=st.sampled_from([[17], [5, 5, 5, 2], [7, 7, 3], [1] * 17]),
+    mem_len=st.sampled_from([0, 3, 7, 17]),
+    norm=st.sampled_from(["post", "pre"]),
+)
+def test_a_future_token_never_changes_a_past_logit(changed, lengths, mem_len, norm):
+    model, tokens = small_model(norm=norm), draw_tokens(B, 17)
+    other = tokens.clone()
+    other[:, changed] = (other[:, changed] + 1) % V
+    before, _ = read_segments(model, tokens, lengths, mem_len=mem_len)
+    after, _ = read_segments(model, other, lengths, mem_len=mem_len)
+    assert torch.equal(before[:, :changed], after[:, :changed])
+    assert (before[:, changed] != after[:, changed]).any()
+
+
+def reached(changed, *, total, layers, seg_len, mem_len, key_limit=None):
+    """Positions that a changed token reaches through the recurrence of 3.2, followed layer by layer."""
+    positions = {changed}
+    for _ in range(layers):
+        further = set()
+        for query in range(total):
+            oldest = query // seg_len * seg_len - mem_len  # what the memory of this segment still holds
+            if key_limit is not None:
+                oldest = max(oldest, query - key_limit + 1)
+            if positions & set(range(max(oldest, 0), query + 1)):
+                further.add(query)
+        positions = further
+    return positions
+
+
+def changed_positions(changed, *, total, layers, seg_len, mem_len, key_limit=None, norm="post"):
+    """Positions whose logits a changed token really changes, in any digit."""
+    model, tokens = small_model(n_layers=layers, norm=norm), draw_tokens(1, total)
+    other = tokens.clone()
+    other[:, changed] = (other[:, changed] + 1) % V
+    lengths = [seg_len] * (total // seg_len)
+    before, after = (
+        read_segments(model, read, lengths, mem_len=mem_len, key_limit=key_limit)[0] for read in (tokens, other)
+    )
+    return set((before != after).any(-1).nonzero()[:, 1].tolist())
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("changed", [0, 2, L - 1])
+def test_a_change_reaches_n_segments_further_and_not_one_token_more(layers, changed, norm):
+    # M = L: every layer carries it to the end of the next segment, so O(N x L) tokens in all.
+    how = {"total": 7 * L, "layers": layers, "seg_len": L, "mem_len": L}
+    expected = set(range(changed, (layers + 1) * L))
+    assert reached(changed, **how) == expected
+    assert changed_positions(changed, norm=norm, **how) == expected
+
+
+@pytest.mark.parametrize("mem_len", [0, 2, 7, 11])
+@pytest.mark.parametrize("changed", [0, 3, 4, 8])
+def test_a_change_reaches_exactly_as_far_as_the_recurrence_says(mem_len, changed):
+    how = {"total": 9 * L, "layers": 2, "seg_len": L, "mem_len": mem_len}
+    assert changed_positions(changed, **how) == reached(changed, **how)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("seg_len", [1, 5])
+@pytest.mark.parametrize("changed", [0, 3])
+def test_with_m_keys_a_change_reaches_n_times_m_minus_1_tokens(layers, seg_len, changed):
+    how = {"total": 30, "layers": layers, "seg_len": seg_len, "mem_len": M, "key_limit": M}
+    expected = set(range(changed, changed + layers * (M - 1) + 1))
+    assert reached(changed, **how) == expected
+    assert changed_positions(changed, **how) == expected
+
+
+def test_memory_carries_no_gradient():
+    model, tokens = small_model(), draw_tokens(B, L)
+    model.train()
+    for mem_len in (0, 3, L, M):
+        _, memory = read_segments(model, tokens, [L], mem_len=mem_len)
+        assert not any(past.requires_grad or past.grad_fn for past in memory)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_no_gradient_reaches_the_tokens_of_the_segment_before(norm):
+    model = small_model(norm=norm)
+    before, now = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[5, 6, 7]])
+    _, memory = model(before, model.first_memory(1, M), mem_len=M)
+    hidden, _ = model(now, memory, mem_len=M)
+    hidden.square().sum().backward()
+    touched = model.embedding.tables[0].grad.abs().sum(-1).nonzero().flatten().tolist()
+    assert touched == [5, 6, 7]
+    # Read as one segment, the same tokens do get a gradient: they matter, and only the memory stops it.
+    model.zero_grad()
+    hidden, _ = model(torch.cat([before, now], dim=1), model.first_memory(1, M), mem_len=M)
+    hidden[:, 4:].square().sum().backward()
+    touched = model.embedding.tables[0].grad.abs().sum(-1).nonzero().flatten().tolist()
+    assert touched == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("norm", "kept"), [("post", torch.bfloat16), ("pre", torch.float32)])
+def test_memory_is_kept_as_products_read_it_where_nothing_else_reads_it(norm, kept):
+    model, tokens = small_model(norm=norm, dtype=torch.float32), draw_tokens(B, 2 * L)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, memory = read_segments(model, tokens, [L, L], mem_len=M)
+        assert [past.dtype for past in memory] == [past.dtype for past in model.full_memory(B, M)] == [kept] * 2
+        short, long = (model(tokens, past, mem_len=M) for past in (memory, [past.float() for past in memory]))
+    assert torch.equal(short[0], long[0])
+    assert all(torch.equal(*pair) for pair in zip(short[1], long[1], strict=True))
+    model(tokens, memory, mem_len=M)  # a run that goes on in fp32

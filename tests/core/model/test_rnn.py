@@ -1,0 +1,359 @@
+"""LSTM and QRNN: the layers are the definition's loops, the state is carried, every way of reading gives the same."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core.builders import V, draw_tokens, rnn_settings, small_rnn
+from tests.core.oracle import bands_of, numbers_of
+from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run
+from tests.core.training.test_resume import assert_same_file, timeless
+from txlcli.config.settings import EvalSettings
+from txlcli.core.model.registry import count_parameters, make_model, make_reader
+from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel, StateReader
+from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
+from txlcli.core.reading.scoring import score
+from txlcli.core.training import checkpoint
+from txlcli.core.training.loop import new_model
+from txlcli.core.training.segments import scored_stream
+
+B, L, T, D, W = 2, 5, 23, 7, 11
+ARCHS = ("lstm", "qrnn")
+KINDS = {
+    "lstm": ("lstm", {}),
+    "qrnn": ("qrnn", {}),
+    "qrnn of single inputs": ("qrnn", {"window": 1}),
+    "lstm, adaptive": ("lstm", {"cutoffs": (5, 11), "div_val": 2, "d_embed": 8}),
+    "qrnn, adaptive": ("qrnn", {"cutoffs": (5, 11)}),
+    "one lstm layer, untied": ("lstm", {"n_layers": 1, "d_hidden": None, "tie_embeddings": False}),
+}
+
+
+def model_of(kind, **changed):
+    arch, more = KINDS[kind]
+    return small_rnn(arch, **{**more, **changed})
+
+
+def draw(*shape, seed=1):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def lstm_weights(layer):
+    """The oracle's weights of an Lstm; PyTorch's rows are input gate, forget gate, candidate, output gate."""
+    w_x, w_h, b_x, b_h = (weight.detach().numpy() for weight in layer.lstm.all_weights[0])
+    names = ("input", "forget", "candidate", "output")
+    pieces = zip(*(np.split(array, 4) for array in (w_x, w_h, b_x + b_h)), strict=True)
+    return {name: (x.T, h.T, bias) for name, (x, h, bias) in zip(names, pieces, strict=True)}
+
+
+def qrnn_weights(layer):
+    weights, biases = (np.split(array.detach().numpy(), 3) for array in (layer.gates.weight, layer.gates.bias))
+    by_input = [weight.T.reshape(layer.window, -1, weight.shape[0]) for weight in weights]  # (window, d, W)
+    return dict(zip(("candidate", "forget", "output"), zip(by_input, biases, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("length", [1, L])
+def test_an_lstm_layer_is_the_definition_s_loop(length):
+    layer = Lstm(inputs=D, width=W, window=1).double()
+    inputs, hidden, cell = draw(B, length, D), draw(B, W, seed=2), draw(B, W, seed=3)
+    read, (last, last_cell) = layer(inputs, (hidden, cell))
+    for lane in range(B):
+        given = (inputs[lane].numpy(), hidden[lane].numpy(), cell[lane].numpy())
+        expected = reference.lstm_layer(*given, lstm_weights(layer))
+        for found, wanted in zip((read, last, last_cell), expected, strict=True):
+            np.testing.assert_allclose(found[lane].detach().numpy(), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, L])
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_a_qrnn_layer_is_the_definition_s_loop(window, length):
+    layer = Qrnn(inputs=D, width=W, window=window).double()
+    inputs, cell, past = draw(B, length, D), draw(B, W, seed=2), draw(B, window - 1, D, seed=3)
+    read, (last, kept) = layer(inputs, (cell, past))
+    for lane in range(B):
+        given = (inputs[lane].numpy(), cell[lane].numpy(), past[lane].numpy())
+        expected = reference.qrnn_layer(*given, qrnn_weights(layer))
+        for found, wanted in zip((read, last, kept), expected, strict=True):
+            np.testing.assert_allclose(found[lane].detach().numpy(), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_layers_are_inner_width_but_the_last_and_only_the_first_sees_a_window(arch):
+    model = small_rnn(arch)
+    if arch == "lstm":
+        assert [(layer.lstm.input_size, layer.lstm.hidden_size) for layer in model.layers] == [
+            (7, 11),
+            (11, 11),
+            (11, 7),
+        ]
+    else:
+        shapes = [tuple(layer.gates.weight.shape) for layer in model.layers]
+        assert shapes == [(3 * 11, 3 * 7), (3 * 11, 11), (3 * 7, 11)]
+
+
+def test_parameters_by_pencil():
+    # d = 7, W = 11, three layers, V = 19: an LSTM has four matrices of inputs and state and two biases; a QRNN three.
+    ends = 19 * 7 + 19
+    lstm = 4 * 11 * (7 + 11 + 2) + 4 * 11 * (11 + 11 + 2) + 4 * 7 * (11 + 7 + 2)
+    assert count_parameters(rnn_settings("lstm"), V) == ends + lstm
+    qrnn = 3 * 11 * (3 * 7 + 1) + 3 * 11 * (11 + 1) + 3 * 7 * (11 + 1)
+    assert count_parameters(rnn_settings("qrnn"), V) == ends + qrnn
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [[5, 5, 5, 5, 3], [1] * T, [2, 20, 1]])
+def test_segments_with_the_state_carried_are_one_long_segment(kind, lengths):
+    model, tokens = model_of(kind), draw_tokens(B, T)
+    whole, memory = _read(model, tokens, [T])
+    parts, memory_of_parts = _read(model, tokens, lengths)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
+    for one, other in zip(memory_of_parts, memory, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def _read(model, tokens, lengths):
+    return read_rnn(model, tokens, lengths)
+
+
+def read_rnn(model, tokens, lengths):
+    """Log-probabilities (B, T, V) of segments read one after the other, and the memory that the last leaves."""
+    memory, log_probs = model.first_memory(tokens.shape[0], 0), []
+    for segment in tokens.split(lengths, dim=1):
+        hidden, memory = model(segment, memory, mem_len=0)
+        log_probs.append(model.log_probs(hidden))
+    return torch.cat(log_probs, dim=1), memory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_model_is_the_oracle_s_layers_between_embedding_and_softmax(kind):
+    model, tokens = model_of(kind), draw_tokens(1, L)
+    numbers = numbers_of(model)
+    weights = bands_of(numbers, model.settings)
+    scale = model.settings.d_model**0.5  # of a Transformer's embedding
+    hidden = np.stack([reference.embed(token, weights) / scale for token in tokens[0].tolist()])
+    for layer in model.layers:
+        inputs = hidden.shape[1]
+        if isinstance(layer, Lstm):
+            width = layer.lstm.hidden_size
+            hidden, *_ = reference.lstm_layer(hidden, np.zeros(width), np.zeros(width), lstm_weights(layer))
+        else:
+            width = layer.gates.out_features // 3
+            past = np.zeros((layer.window - 1, inputs))
+            hidden, *_ = reference.qrnn_layer(hidden, np.zeros(width), past, qrnn_weights(layer))
+    expected = np.stack([reference.token_log_probs(row, weights) for row in hidden])
+    np.testing.assert_allclose(_read(model, tokens, [L])[0][0].numpy(), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_has_lanes_first_two_tensors_a_layer_and_no_gradient(kind):
+    model = model_of(kind).train()
+    first = model.first_memory(B, 0)
+    _, memory = model(draw_tokens(B, L), first, mem_len=0)
+    assert len(first) == len(memory) == 2 * model.settings.n_layers
+    for before, after in zip(first, memory, strict=True):
+        assert before.shape == after.shape
+        assert after.shape[0] == B
+        assert not before.count_nonzero()
+        assert not after.requires_grad
+        assert after.untyped_storage().nbytes() == after.nbytes  # nothing larger is kept alive
+    assert [tensor.shape for tensor in model.full_memory(B, 0)] == [tensor.shape for tensor in first]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_leaves_the_memory_that_it_was_given_as_it_was(kind):
+    model, tokens = model_of(kind).train(), draw_tokens(B, 2 * L)
+    _, memory = model(tokens[:, :L], model.first_memory(B, 0), mem_len=0)
+    copies = [tensor.clone() for tensor in memory]
+    hidden, _ = model(tokens[:, L:], memory, mem_len=0)
+    hidden.sum().backward()
+    assert all(tensor.equal(copy) for tensor, copy in zip(memory, copies, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lane_does_not_depend_on_its_neighbours_nor_a_token_on_those_after_it(kind):
+    model, tokens = model_of(kind), draw_tokens(3, T)
+    changed = tokens.clone()
+    changed[0], changed[2] = (tokens[0] + 1) % V, (tokens[2] + 3) % V
+    changed[1, 13:] = (tokens[1, 13:] + 1) % V
+    one, other = (_read(model, given, [L] * 4 + [3])[0] for given in (tokens, changed))
+    torch.testing.assert_close(one[1, :13], other[1, :13], rtol=0, atol=1e-12)
+    assert (one[1, 13:] - other[1, 13:]).abs().min(dim=-1).values.max() > 1e-6
+    assert (one[0] - other[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seg_len", [1, L, 64])
+def test_the_reader_is_the_model(kind, seg_len):
+    model, tokens = model_of(kind), draw_tokens(B, T)
+    expected, _ = _read(model, tokens, [T])
+    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), lanes=B)
+    assert isinstance(reader, StateReader)
+    assert reader.housekeeping_interval == 1
+    for _ in range(2):
+        found = [reader.log_probs(reader.read(part)) for part in tokens.split(seg_len, dim=1)]
+        torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-10)
+        reader.reset()
+        last = reader.log_probs(reader.read_last(tokens))
+        torch.testing.assert_close(last, expected[:, -1:], rtol=0, atol=1e-10)
+        reader.reset()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_split_is_scored_with_the_state_of_all_before_it_whatever_the_segments(arch):
+    model, stream = small_rnn(arch), draw_tokens(1, T + 1)[0].numpy()
+    inputs, targets = scored_stream(stream, None)
+    log_probs, _ = _read(model, torch.from_numpy(inputs)[None], [T])
+    expected = -log_probs[0].numpy()[np.arange(T), targets]
+    for seg_len in (1, L, 64):
+        scores = score(model, inputs, targets, EvalSettings(seg_len=seg_len, mem_len=0, batch_size=1))
+        np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_generation_reads_its_own_tokens_and_repeats_itself(arch):
+    model, context = small_rnn(arch), draw_tokens(1, T)[0]
+    how = EvalSettings(seg_len=L, mem_len=0)
+    texts = []
+    for sampling in (Sampling(top_k=5), Sampling(top_k=5), Sampling(greedy=True)):
+        reader = reader_of_one_text(model, how, precision="fp32")
+        assert isinstance(reader, StateReader)
+        texts.append(list(itertools.islice(generate(reader, context, sampling, seed=3), 17)))
+    assert texts[0] == texts[1]
+    given = context.tolist()
+    for token in texts[2]:
+        log_probs, _ = _read(model, torch.tensor([given]), [len(given)])
+        assert token == log_probs[0, -1].argmax()
+        given.append(token)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_16_bits_are_close_and_the_state_stays_in_32(kind):
+    model, tokens = model_of(kind, std=0.2, dtype=torch.float32), draw_tokens(B, T)
+    expected, _ = _read(model, tokens, [T])
+    reader = make_reader(model, EvalSettings(seg_len=L, mem_len=0), lanes=B, precision="bf16")
+    found = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
+    assert found.dtype == torch.float32
+    assert 0 < (found - expected).abs().max() < 0.05
+    assert {tensor.dtype for tensor in reader._memory} == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        _, memory = model(tokens, model.first_memory(B, 0), mem_len=0)
+    assert {tensor.dtype for tensor in memory} == {torch.float32}
+
+
+def rnn_training(folder, arch, *, model=None, **changed):
+    """With dropout everywhere, in two parts, across the end of the first epoch (step 3)."""
+    if model is None:
+        model = new_model(rnn_settings(arch, dropout=0.3, word_dropout=0.1), V, seed=1111, device=torch.device("cpu"))
+    return new_training(folder, model=model, **{"mem_len": 0, "accumulate": 2, "max_steps": 6, **changed})
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_resumed_training_is_one_that_never_stopped(tmp_path, arch, precision, stop):
+    whole = run(rnn_training(tmp_path / "whole", arch, precision=precision))
+    first = run(rnn_training(tmp_path / "parts", arch, precision=precision), until=stop)
+    saved = checkpoint.load(tmp_path / "parts/last.safetensors")
+    settings = rnn_settings(arch, dropout=0.3, word_dropout=0.1)
+    model = checkpoint.build_model(settings, V, saved, tmp_path)
+    resumed = rnn_training(tmp_path / "parts", arch, precision=precision, model=model)
+    torch.manual_seed(999)
+    resumed.restore(saved)
+    assert timeless(first + run(resumed)) == timeless(whole)
+    assert_same_file(tmp_path / "whole", tmp_path / "parts")
+    assert_same_file(tmp_path / "whole", tmp_path / "parts", "best.safetensors")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_training_carries_the_state_from_segment_to_segment_and_forgets_it_with_the_epoch(tmp_path, arch):
+    training = rnn_training(tmp_path, arch)
+    training.update()
+    assert any(tensor.count_nonzero() for tensor in training.memories[0])
+    training.update()
+    training.update()  # the end of the epoch
+    after = [tensor.clone() for tensor in training.memories[0]]
+    seen = []
+    handle = training.model.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[1][0].clone()))
+    training.update()
+    handle.remove()
+    assert any(tensor.count_nonzero() for tensor in after)
+    assert not any(tensor.count_nonzero() for tensor in seen)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_training_learns_a_text_that_repeats_itself(tmp_path, arch, precision):
+    # What comes next is known from the last two tokens: a b c a d e ..., never from the last alone.
+    ids = np.resize(np.array([0, 1, 2, 0, 3, 4], dtype=np.uint8), LANES * LANE_LEN + 1)
+    model = new_model(
+        rnn_settings(arch, n_layers=2, d_model=16, d_hidden=23, init_std=0.3), V, seed=1, device=torch.device("cpu")
+    )
+    training = new_training(
+        tmp_path, ids=ids, model=model, valid=False, mem_len=0, max_steps=150, lr=0.02, precision=precision
+    )
+    losses = [report.loss_nats for report in run(training, report_every=10)]
+    assert losses[0] > 1.0
+    assert losses[-1] < 0.15
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_dropout_acts_on_the_embedding_between_layers_and_on_the_output(arch):
+    model, tokens = small_rnn(arch).train(), draw_tokens(B, L)
+
+    def inputs_and_output():
+        seen = []
+        handles = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for layer in model.layers]
+        out, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
+        for handle in handles:
+            handle.remove()
+        return [bool(tensor.count_nonzero()) for tensor in (*seen, out)]
+
+    everything = 1 - 2**-20
+    assert inputs_and_output() == [True, True, True, True]
+    for place, expected in [
+        ("embedding_dropout", [False, True, True, True]),
+        ("dropout", [True, False, False, True]),
+        ("output_dropout", [True, True, True, False]),
+    ]:
+        dropout = getattr(model, place)
+        dropout.share = everything
+        assert inputs_and_output() == expected
+        dropout.share = 0.0
+
+
+def test_the_shares_of_a_recipe_reach_every_place():
+    shares = {"dropout": 0.2, "embedding_dropout": 0.3, "output_dropout": 0.4, "word_dropout": 0.1}
+    model = small_rnn("lstm", **shares, variational_dropout=True)
+    places = (model.embedding_dropout, model.dropout, model.output_dropout)
+    assert [(place.share, place.variational) for place in places] == [(0.3, True), (0.2, True), (0.4, True)]
+    assert model.embedding.word_dropout.share == 0.1
+    model = small_rnn("qrnn", dropout=0.2)
+    assert {place.share for place in (model.embedding_dropout, model.dropout, model.output_dropout)} == {0.2}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_fresh_weights_are_small_and_biases_of_the_softmax_zero(arch):
+    torch.manual_seed(1)
+    model = make_model(rnn_settings(arch, d_model=64, d_hidden=96, cutoffs=(200,), d_embed=32, init_std=0.05), 1000)
+    assert isinstance(model, RecurrentModel)
+    assert model.embedding.tables[0].std().item() == pytest.approx(0.05, rel=0.05)
+    assert model.embedding.projections["0"].std().item() == pytest.approx(0.01, rel=0.1)
+    assert model.softmax.cluster_weight.std().item() == pytest.approx(0.05, rel=0.3)
+    assert not any(bias.count_nonzero() for bias in (*model.softmax.biases, model.softmax.cluster_bias))
+    fan = {"lstm": [96, 96, 64], "qrnn": [3 * 64, 96, 96]}[arch]
+    for layer, size in zip(model.layers, fan, strict=True):
+        for weight in layer.parameters():
+            assert weight.abs().max() <= size**-0.5
+            assert weight.abs().max() > 0.9 * size**-0.5
+            assert weight.std() > 0
+
+
+def test_settings_survive_a_change_of_other_keys():
+    settings = dataclasses.replace(rnn_settings("qrnn"), cutoffs=(5,))
+    assert (settings.first_window, settings.widths) == (3, [11, 11, 7])

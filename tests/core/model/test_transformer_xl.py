@@ -1,0 +1,165 @@
+"""The model against the oracle: outputs, initial weights, counts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core import oracle
+from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from txlcli.core.model.registry import count_parameters
+from txlcli.core.model.transformer_xl import TransformerXL
+
+B, L, M = 2, 5, 7
+SEGMENTS = [L, L, 3, 1, L]  # the memory grows 0, 5, 7, 7, 7
+
+KINDS = [
+    {"norm": "post", "tie_biases": True},
+    {"norm": "post", "tie_biases": False},
+    {"norm": "pre", "tie_biases": True},
+    {"norm": "pre", "tie_biases": False},
+]
+LIMITS = [
+    {},
+    {"max_distance": 3},
+    {"key_limit": 4},
+    {"key_limit": M},
+    {"key_limit": M + 1},
+    {"key_limit": 6, "max_distance": 4},
+]
+
+
+def assert_equals_oracle(model, tokens, lengths, **how):
+    log_probs, memory = read_segments(model, tokens, lengths, **how)
+    expected, expected_memory = oracle.read_segments(model, tokens, lengths, **how)
+    np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
+    for given, wanted in zip(memory, expected_memory, strict=True):
+        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_segments_with_growing_memory_equal_the_oracle(kind):
+    assert_equals_oracle(small_model(**kind), draw_tokens(B, sum(SEGMENTS)), SEGMENTS, mem_len=M)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_limits_on_distance_equal_the_oracle(norm, limits):
+    assert_equals_oracle(small_model(norm=norm), draw_tokens(B, 13), [L, L, 3], mem_len=M, **limits)
+
+
+@pytest.mark.parametrize("mem_len", [0, 2, L])
+def test_any_memory_length_equals_the_oracle(mem_len):
+    assert_equals_oracle(small_model(), draw_tokens(B, 13), [L, L, 3], mem_len=mem_len)
+
+
+def test_one_layer_and_one_token_equal_the_oracle():
+    assert_equals_oracle(small_model(n_layers=1), draw_tokens(1, 1), [1], mem_len=M)
+
+
+def test_losses_are_the_cross_entropy_in_token_order():
+    model = small_model()
+    tokens, targets = draw_tokens(B, L), draw_tokens(B, L, seed=6)
+    hidden, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
+    log_probs, _ = oracle.read_segments(model, tokens, [L], mem_len=0)
+    expected = [
+        reference.cross_entropy_nats(row, wanted) for row, wanted in zip(log_probs, targets.tolist(), strict=True)
+    ]
+    losses = model.losses(hidden, targets)
+    np.testing.assert_allclose(losses.detach(), expected, rtol=0, atol=1e-10)
+
+
+def test_a_lane_does_not_depend_on_its_neighbours():
+    model, tokens = small_model(), draw_tokens(3, 12)
+    together, _ = read_segments(model, tokens, [L, M], mem_len=M)
+    for lane in range(3):
+        alone, _ = read_segments(model, tokens[lane : lane + 1], [L, M], mem_len=M)
+        torch.testing.assert_close(alone[0], together[lane], rtol=0, atol=1e-12)
+
+
+def test_the_softmax_is_tied_to_the_embedding():
+    sized_by_vocabulary = [name for name, parameter in small_model().named_parameters() if V in parameter.shape]
+    assert sorted(sized_by_vocabulary) == ["embedding.tables.0", "softmax.biases.0"]
+
+
+def test_every_dropout_of_the_model_acts_in_training_only():
+    model = small_model(dropout=0.5, attention_dropout=0.5)
+    tokens = draw_tokens(B, L)
+    assert torch.equal(read_segments(model, tokens, [L], mem_len=M)[0], read_segments(model, tokens, [L], mem_len=M)[0])
+    model.train()
+    torch.manual_seed(1)
+    first = read_segments(model, tokens, [L], mem_len=M)[0]
+    assert not torch.equal(first, read_segments(model, tokens, [L], mem_len=M)[0])
+    torch.manual_seed(1)
+    assert torch.equal(first, read_segments(model, tokens, [L], mem_len=M)[0])
+
+
+def test_initial_weights_are_the_released_ones():
+    settings = model_settings(d_model=38, d_inner=149, tie_biases=False, norm="pre", init_std=0.05)
+    torch.manual_seed(3)
+    model = TransformerXL(settings, 211)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert parameter.mean().item() == pytest.approx(1, abs=4 * 0.05 / math.sqrt(parameter.numel())), name
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.5), name
+        elif name in ("encoding.content_bias", "encoding.position_bias", "embedding.tables.0") or name.endswith(
+            "weight"
+        ):
+            assert abs(parameter.mean().item()) < 4 * 0.05 / math.sqrt(parameter.numel()), name
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.3), name
+        else:  # the softmax's, the feed-forward's and the norms' biases
+            assert not parameter.any(), name
+
+
+@pytest.mark.parametrize("init", ["pytorch", "tf"])
+def test_initial_weights_of_an_adaptive_model_are_the_released_ones(init):
+    adaptive = {"cutoffs": (53, 101), "div_val": 2, "tie_embeddings": False, "norm": "pre"}
+    settings = model_settings(**adaptive, d_model=118, d_inner=149, init=init, init_std=0.05, proj_init_std=0.2)
+    torch.manual_seed(3)
+    parameters = dict(TransformerXL(settings, 211).named_parameters())
+    for name, parameter in parameters.items():
+        if name.endswith("norm.weight") and init == "tf":
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        elif name.endswith("norm.weight"):
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.3), name
+        elif ".projections." in name:
+            assert parameter.std().item() == pytest.approx(0.2, rel=0.3), name
+        elif parameter.dim() == 1 or (name == "softmax.cluster_weight" and init == "tf"):
+            assert not parameter.any(), name
+        else:
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.3), name
+    assert {name for name in parameters if name.startswith(("embedding.", "softmax."))} == {
+        *(f"{end}.tables.{band}" for end in ("embedding", "softmax") for band in range(3)),
+        *(f"embedding.projections.{band}" for band in range(3)),
+        "softmax.projections.0",
+        *(f"softmax.biases.{band}" for band in range(3)),
+        "softmax.cluster_weight",
+        "softmax.cluster_bias",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_parameters_are_counted_by_a_pencil(kind):
+    N, d, H, D, inner = 2, 14, 3, 11, 17
+    pairs = 1 if kind["tie_biases"] else N
+    layer = 5 * d * H * D + 2 * d * inner + inner + d + 2 * 2 * d
+    final_norm = 2 * d if kind["norm"] == "pre" else 0
+    expected = V * d + V + pairs * 2 * H * D + N * layer + final_norm
+    assert count_parameters(model_settings(**kind), V) == expected
+    assert sum(parameter.numel() for parameter in small_model(**kind).parameters()) == expected
+
+
+def test_counting_allocates_nothing():
+    # 1e15 parameters would fill a petabyte.
+    assert count_parameters(model_settings(n_layers=1, d_model=10_000_000, d_inner=50_000_000), 7) > 1e15
+
+
+def test_bf16_is_close_to_fp32():
+    model, tokens = small_model(dtype=torch.float32, std=0.1), draw_tokens(B, 13)
+    exact, _ = read_segments(model, tokens, [L, L, 3], mem_len=M)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded, memory = read_segments(model, tokens, [L, L, 3], mem_len=M)
+    assert all(torch.isfinite(past).all() for past in memory)
+    torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.05)

@@ -1,0 +1,204 @@
+"""The decoder is the same function as the model with memory."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.builders import draw_tokens, read_segments, small_model
+from txlcli.core.reading import decoder
+from txlcli.core.reading.decoder import Decoder, key_limit
+
+B, L, M, T = 2, 5, 7, 53
+
+
+@torch.no_grad()
+def decode_parts(model, parts, decoder):
+    return torch.cat([model.log_probs(decoder.read(part)) for part in parts], dim=1)
+
+
+def decode(model, tokens, *, seg_len, decoder=None, **how):
+    """Log-probabilities (B, T, V) of a whole stream, `seg_len` tokens at a time."""
+    decoder = decoder or Decoder(model, lanes=tokens.shape[0], seg_len=seg_len, **how)
+    return decode_parts(model, tokens.split(seg_len, dim=1), decoder)
+
+
+@torch.no_grad()
+def by_the_model(model, tokens, *, seg_len, mem_len, same_length="off", max_distance=None):
+    """The same by the model's own memory."""
+    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
+    limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
+    return read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit, max_distance=max_distance)[0]
+
+
+@pytest.mark.parametrize(
+    ("same_length", "mem_len", "limit"),
+    [("off", 7, None), ("m", 7, 7), ("m_plus_one", 7, 8), ("m", 1, 1), ("m", 0, None), ("m_plus_one", 0, None)],
+)
+def test_keys_per_query(same_length, mem_len, limit):
+    assert key_limit(same_length, mem_len) == limit
+
+
+@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
+@pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (L, 0), (L, L), (11, 3), (1, M), (M, 1)])
+def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, seg_len, mem_len):
+    model, tokens = small_model(norm=norm, memory_start=memory_start, tie_biases=False), draw_tokens(B, T)
+    how = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
+    expected = by_the_model(model, tokens, **how)
+    torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("max_distance", [0, 4, 100])
+def test_shared_distances_equal_the_model(max_distance):
+    model, tokens = small_model(), draw_tokens(B, T)
+    how = {"seg_len": L, "mem_len": M, "max_distance": max_distance}
+    expected = by_the_model(model, tokens, **how)
+    torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
+@pytest.mark.parametrize("max_distance", [1, 9])
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_length, max_distance, seg_len):
+    model, tokens = small_model(), draw_tokens(B, 131)
+    how = {"seg_len": seg_len, "mem_len": 47, "same_length": same_length, "max_distance": max_distance}
+    decoder = Decoder(model, lanes=B, **how)
+    assert decoder._terms[0].position_key.shape[1] == max_distance + seg_len
+    expected = by_the_model(model, tokens, **how)
+    torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected, rtol=0, atol=1e-10)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, L), min_size=1, max_size=23), st.sampled_from(["off", "m", "m_plus_one"]))
+def test_segments_may_have_any_lengths_up_to_l(lengths, same_length):
+    model, tokens = small_model(), draw_tokens(B, sum(lengths))
+    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L, same_length=same_length)
+    given_logits = decode_parts(model, tokens.split(lengths, dim=1), decoder)
+    expected, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=key_limit(same_length, M))
+    torch.testing.assert_close(given_logits, expected, rtol=0, atol=1e-10)
+
+
+def test_with_m_keys_for_every_query_the_result_does_not_depend_on_l():
+    model, tokens = small_model(), draw_tokens(B, T)
+    first, *others = (decode(model, tokens, seg_len=seg_len, mem_len=M, same_length="m") for seg_len in (1, 3, 5, 7, T))
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0, atol=1e-10)
+
+
+def test_without_a_limit_the_result_depends_on_l():
+    model, tokens = small_model(), draw_tokens(B, T)
+    ones, fives = (decode(model, tokens, seg_len=seg_len, mem_len=M) for seg_len in (1, L))
+    assert not torch.allclose(ones, fives, atol=1e-6)
+
+
+@pytest.mark.parametrize("seg_len", [1, 3, L, 11])
+def test_chunks_equal_one_long_segment_while_the_memory_holds_all(seg_len):
+    model, tokens = small_model(), draw_tokens(B, 23)
+    whole, _ = read_segments(model, tokens, [23], mem_len=0)
+    torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, mem_len=23), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("mem_len", "seg_len", "capacity"), [(7, 5, 12), (80, 5, 100), (0, 5, 5), (7, 1, 8)])
+def test_the_buffer_holds_the_memory_and_some_room_to_slide(mem_len, seg_len, capacity):
+    # Room for one segment, or a quarter of the memory where that is more.
+    assert Decoder(small_model(), lanes=1, mem_len=mem_len, seg_len=seg_len).capacity == capacity
+
+
+def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
+    # 24 + max(1, 24 // 4) = 30 positions: 600 tokens slide it about 100 times.
+    model, tokens = small_model(n_layers=1), draw_tokens(1, 600)
+    how = {"seg_len": 1, "mem_len": 24}
+    torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
+@pytest.mark.parametrize(("seg_len", "mem_len"), [(1, 24), (5, 11), (11, 3)])
+def test_what_slides_may_overlap_where_it_goes(monkeypatch, at_once, seg_len, mem_len):
+    monkeypatch.setattr(decoder, "MOVED_AT_ONCE", at_once)
+    model, tokens = small_model(n_layers=1), draw_tokens(B, 101)
+    how = {"seg_len": seg_len, "mem_len": mem_len}
+    torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
+def test_reset_forgets_everything(norm, memory_start):
+    model, tokens = small_model(norm=norm, memory_start=memory_start), draw_tokens(B, T)
+    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
+    first = decode(model, tokens, seg_len=L, decoder=decoder)
+    assert not torch.allclose(decode(model, tokens, seg_len=L, decoder=decoder)[:, :L], first[:, :L])
+    decoder.reset()
+    torch.testing.assert_close(decode(model, tokens, seg_len=L, decoder=decoder), first, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_zeros_before_the_text_are_attended_to(norm):
+    # A pre-norm turns a zero vector into its bias: it has a content, not only a position.
+    kinds = {start: small_model(norm=norm, memory_start=start) for start in ("empty", "zeros")}
+    tokens, how = draw_tokens(B, L), {"seg_len": L, "mem_len": M}
+    empty, zeros = (decode(model, tokens, **how) for model in kinds.values())
+    assert ((empty - zeros).abs().amax(-1) > 1e-6).all()
+    # The decoder's own wish comes before the model's.
+    for start, expected in (("empty", empty), ("zeros", zeros)):
+        for model in kinds.values():
+            torch.testing.assert_close(decode(model, tokens, memory_start=start, **how), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("same_length", ["off", "m"])
+@pytest.mark.parametrize(("layers", "norm"), [(1, "post"), (2, "pre"), (3, "post")])
+@pytest.mark.parametrize("length", [1, 4, 5, 21, 35])
+def test_reading_only_the_last_position_equals_reading_everything(length, layers, norm, same_length):
+    # The deepest model begins with zeros.
+    memory_start = "zeros" if layers == 3 else "empty"
+    model, tokens = small_model(n_layers=layers, norm=norm, memory_start=memory_start), draw_tokens(B, 40)
+    short, full = (Decoder(model, lanes=B, mem_len=M, seg_len=L, same_length=same_length) for _ in range(2))
+    *_, expected = (full.read(part) for part in tokens[:, :length].split(L, dim=1))
+    last = short.read_last(tokens[:, :length])
+    assert last.shape == (B, 1, 14)
+    torch.testing.assert_close(last, expected[:, -1:], rtol=0, atol=1e-12)
+    # What follows finds the same memory.
+    rest = [decode(model, tokens[:, length:], seg_len=L, decoder=decoder) for decoder in (short, full)]
+    torch.testing.assert_close(*rest, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("memory_start", ["empty", "zeros"])
+def test_bf16_is_close_to_fp32(memory_start):
+    model, tokens = small_model(dtype=torch.float32, std=0.1, memory_start=memory_start), draw_tokens(B, T)
+    targets = draw_tokens(B, T, seed=5)
+
+    def losses(precision):
+        decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L, precision=precision)
+        parts = zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True)
+        return torch.cat([decoder.losses(decoder.read(read), wanted) for read, wanted in parts], dim=1)
+
+    exact, rounded = losses("fp32"), losses("bf16")
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(exact, rounded)
+    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
+
+
+def test_another_precision_leaves_the_weights_of_the_model_alone():
+    model = small_model(dtype=torch.float32)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    Decoder(model, lanes=1, mem_len=M, seg_len=L, precision="bf16").read(draw_tokens(1, L))
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_decoding_uses_no_dropout():
+    model = small_model(dropout=0.5, attention_dropout=0.5).train()
+    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
+    tokens = draw_tokens(B, L)
+    first = decoder.read(tokens)
+    decoder.reset()
+    assert torch.equal(decoder.read(tokens), first)
+
+
+def test_log_probabilities_and_losses_belong_together():
+    model, tokens, targets = small_model(), draw_tokens(B, L), draw_tokens(B, L, seed=5)
+    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
+    hidden = decoder.read(tokens)
+    chosen = decoder.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(decoder.losses(hidden, targets), -chosen)

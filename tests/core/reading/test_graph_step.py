@@ -1,0 +1,150 @@
+"""A token read without a size that changes is read as by the decoder's own way.
+
+A CPU repeats the step itself; that a GPU repeats a recording of it is for a GPU to show.
+"""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from tests.core.builders import V, draw_tokens, small_model
+from txlcli.core.kernels.cuda_graph import WARM_UP, recorded
+from txlcli.core.reading import decoder
+from txlcli.core.reading.decoder import Decoder
+
+B, L, M, T = 2, 5, 7, 53
+CPU = torch.device("cpu")
+POSITIONS = {
+    "relative": {"tie_biases": False},
+    "shaw": {"position": "shaw", "n_positions": 6},
+    "sinusoid": {"position": "sinusoid"},
+    "learned": {"position": "learned", "n_positions": L},
+}
+
+
+def read(model, tokens, *, lengths, **how):
+    """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
+    decoder = Decoder(model, lanes=len(tokens), seg_len=L, **how)
+    found, at = [], 0
+    while at < tokens.shape[1]:
+        for length in lengths:
+            found.append(decoder.read(tokens[:, at : at + length]))
+            at += length
+    return torch.cat(found, dim=1)
+
+
+@pytest.fixture
+def step_by_step(monkeypatch):
+    """Call it, and single tokens are read as on CUDA from then on."""
+    return lambda: monkeypatch.setattr(decoder, "records_steps", lambda _: True)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"mem_len": M},
+        {"mem_len": M, "same_length": "m", "memory_start": "zeros"},
+        {"mem_len": M, "same_length": "m_plus_one", "max_distance": 3},
+        {"mem_len": 40, "max_distance": 4},
+        {"mem_len": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", [(1,), (3, 1, 1, 5, 1)], ids=str)
+def test_every_token_is_what_the_decoder_reads(step_by_step, position, norm, how, lengths):
+    model, tokens = small_model(norm=norm, **POSITIONS[position]), draw_tokens(B, 55)
+    expected = read(model, tokens, lengths=lengths, **how)
+    step_by_step()
+    torch.testing.assert_close(read(model, tokens, lengths=lengths, **how), expected, rtol=0, atol=1e-10)
+
+
+def test_a_step_after_a_reset_knows_nothing_of_the_text_before(step_by_step):
+    step_by_step()
+    tokens = draw_tokens(B, 2 * M).split(1, dim=1)
+    decoder = Decoder(small_model(), lanes=B, seg_len=1, mem_len=M)
+    first = [decoder.read(token) for token in tokens]
+    assert not torch.equal(decoder.read(tokens[0]), first[0])
+    decoder.reset()
+    # Nor has a later step written over what an earlier one gave.
+    assert all(torch.equal(decoder.read(token), before) for token, before in zip(tokens, first, strict=True))
+
+
+def test_in_bf16_a_step_is_close_to_the_decoder(step_by_step):
+    model, tokens = small_model(dtype=torch.float32, vocab_size=V), draw_tokens(B, 55)
+    expected = read(model, tokens, lengths=(1,), mem_len=M, precision="bf16")
+    step_by_step()
+    found = read(model, tokens, lengths=(1,), mem_len=M, precision="bf16")
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
+
+
+class Shapes(TorchDispatchMode):
+    """Lists every operation with the shapes of what it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Note it, then do it."""
+        described = tree_map(lambda one: one.shape if isinstance(one, torch.Tensor) else None, (args, kwargs))
+        self.found.append((func, str(described)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_operation_of_a_step_knows_how_long_the_text_is(step_by_step):
+    step_by_step()
+    decoder = Decoder(small_model(), lanes=B, seg_len=1, mem_len=400)
+    steps = []
+    for token in draw_tokens(B, 9).split(1, dim=1):
+        with Shapes() as shapes:
+            decoder.read(token)
+        steps.append(shapes.found)
+    assert len(steps[1]) > 50
+    assert all(step == steps[1] for step in steps[2:])
+
+
+def test_a_cpu_records_nothing():
+    run = torch.zeros(3).clone
+    assert recorded(run, CPU) is run
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA can record here")
+def test_where_nothing_can_be_recorded_tokens_are_read_all_the_same():
+    run = torch.zeros(3).clone
+    with pytest.warns(UserWarning, match="no CUDA graph could be recorded"):
+        assert recorded(run, torch.device("cuda")) is run
+    assert torch.equal(run(), torch.zeros(3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_recording_reads_what_its_kernels_read(monkeypatch, precision):
+    model, tokens = small_model(dtype=torch.float32).cuda(), draw_tokens(B, 55).cuda()
+    found = read(model, tokens, lengths=(3, 1, 1), mem_len=M, precision=precision)
+    monkeypatch.setattr(decoder, "records_steps", lambda _: False)
+    expected = read(model, tokens, lengths=(3, 1, 1), mem_len=M, precision=precision)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if precision == "fp32" else 0.1)
+
+
+def test_a_recording_casts_weights_itself(monkeypatch):
+    """What autocast had cast before would be gone when the recording is repeated."""
+    graph, stream = mock.MagicMock(), mock.MagicMock()
+    for name in ("CUDAGraph", "Stream", "stream", "current_stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, stream if name != "CUDAGraph" else lambda: graph)
+    found = []
+
+    def run():
+        found.append(torch.is_autocast_cache_enabled())
+        return torch.ones(1)
+
+    repeat = recorded(run, torch.device("cuda"))
+    assert found == [False] * (WARM_UP + 1)
+    assert torch.is_autocast_cache_enabled()
+    repeat()
+    assert len(found) == WARM_UP + 1
+    graph.replay.assert_called_once_with()

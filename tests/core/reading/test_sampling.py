@@ -1,0 +1,101 @@
+"""Sampling draws what it should, as often as it should, and reads it with memory."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.core.builders import V, draw_tokens, small_model
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.sampling import Sampling, draw, generate
+
+L, M = 5, 7
+ODDS = torch.tensor([0.05, 0.4, 0.25, 0.3])  # likeliest first: 1, 3, 2, 0
+
+
+def drawn(how, count=2000, odds=ODDS, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    candidates = odds.log().topk(how.candidates(len(odds)))
+    tokens = [draw(*candidates, how, generator) for _ in range(count)]
+    return torch.bincount(torch.cat(tokens), minlength=len(odds)) / count
+
+
+def shares(*wanted):
+    wanted = torch.tensor(wanted)
+    return wanted / wanted.sum()
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        (Sampling(top_k=None), ODDS),
+        (Sampling(top_k=40), ODDS),
+        (Sampling(top_k=2), shares(0, 0.4, 0, 0.3)),
+        (Sampling(top_k=1), shares(0, 1.0, 0, 0)),
+        (Sampling(greedy=True), shares(0, 1.0, 0, 0)),
+        (Sampling(top_k=None, temperature=0.5), shares(0.05**2, 0.4**2, 0.25**2, 0.3**2)),
+        (Sampling(top_k=None, temperature=2.0), shares(0.05**0.5, 0.4**0.5, 0.25**0.5, 0.3**0.5)),
+        (Sampling(top_k=None, top_p=0.3), shares(0, 1.0, 0, 0)),
+        (Sampling(top_k=None, top_p=0.6), shares(0, 0.4, 0, 0.3)),
+        (Sampling(top_k=None, top_p=0.9), shares(0, 0.4, 0.25, 0.3)),
+        (Sampling(top_k=None, top_p=1.0), ODDS),
+        # Of the two likeliest, 4/7 and 3/7 of what is left, the first alone reaches a half.
+        (Sampling(top_k=2, top_p=0.5), shares(0, 1.0, 0, 0)),
+    ],
+)
+def test_tokens_come_as_often_as_they_should(how, expected):
+    found = drawn(how)
+    assert ((expected == 0) == (found == 0)).all()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.04)  # four standard deviations of 2,000 draws
+
+
+def test_the_likeliest_stays_however_small_the_share():
+    assert drawn(Sampling(top_k=None, top_p=1e-9), count=20).tolist() == [0, 1, 0, 0]
+
+
+def decoder(model, mem_len=M):
+    return Decoder(model, lanes=1, mem_len=mem_len, seg_len=L)
+
+
+def first(count, tokens):
+    return list(itertools.islice(tokens, count))
+
+
+def test_a_seed_decides_the_text():
+    model, context = small_model(), draw_tokens(1, 23)[0]
+    one, again, other = (first(40, generate(decoder(model), context, Sampling(), seed=seed)) for seed in (3, 3, 4))
+    assert one == again
+    assert one != other
+    assert all(0 <= token < V for token in one)
+
+
+def test_what_was_read_before_is_forgotten():
+    model, context = small_model(), draw_tokens(1, 23)[0]
+    used = decoder(model)
+    used.read(draw_tokens(1, L, seed=9))
+    assert first(20, generate(used, context, Sampling(), seed=3)) == first(
+        20, generate(decoder(model), context, Sampling(), seed=3)
+    )
+
+
+@pytest.mark.parametrize("length", [1, 4, L, 12, 31])
+def test_each_token_is_drawn_from_the_model_with_its_memory(length):
+    model, context = small_model(), draw_tokens(1, length)[0]
+    tokens = first(60, generate(decoder(model), context, Sampling(greedy=True), seed=0))
+    stream = [*context.tolist(), *tokens]
+    with torch.no_grad():
+        memory = model.first_memory(1, M)
+        expected = []
+        # The context in segments of L, as it is read; what follows one by one.
+        parts = [*context.split(L), *torch.tensor(stream[length:-1])[:, None]]
+        for number, part in enumerate(parts):
+            hidden, memory = model(part[None], memory, mem_len=M)
+            if number >= len(parts) - len(tokens):
+                expected.append(int(model.log_probs(hidden)[0, -1].argmax()))
+    assert tokens == expected
+
+
+def test_tokens_come_one_by_one_and_without_end():
+    endless = generate(decoder(small_model(n_layers=1)), draw_tokens(1, 3)[0], Sampling(), seed=0)
+    assert len(first(300, endless)) == 300
+    assert isinstance(next(endless), int)

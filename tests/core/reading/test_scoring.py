@@ -1,0 +1,195 @@
+"""Scoring: every token once, in the order of the stream, given what memory and segment hold."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests import reference
+from tests.core import oracle
+from tests.core.builders import V, draw_tokens, small_model
+from txlcli.config.settings import EvalSettings
+from txlcli.core.reading import scoring
+from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in, score
+from txlcli.core.training.segments import scored_stream
+
+L, M = 5, 7
+
+
+def draw_stream(count, *, vocab_size=V):
+    """Inputs and targets (T,): target t is input t + 1."""
+    ids = draw_tokens(1, count + 1, vocab_size=vocab_size)[0].numpy()
+    return scored_stream(ids, None)
+
+
+def reading(lanes):
+    return EvalSettings(seg_len=L, mem_len=M, batch_size=lanes)
+
+
+def bigram_model():
+    """A model without context: neither attention nor feed-forward adds anything to the embedding."""
+    model = small_model()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.attention.w_o.weight.zero_()
+            layer.feed_forward.ff_2.weight.zero_()
+    return model
+
+
+@given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(1, 60))
+@example(lanes=7, seg_len=3, count=8)  # 2 tokens per lane, so 4 lanes are full and 3 not needed
+@example(lanes=7, seg_len=11, count=3)
+def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
+    # A loss of this model depends on one input and its target only, so it says which pair was scored where.
+    model = bigram_model()
+    inputs, targets = draw_stream(count)
+    with torch.no_grad():
+        table = model.log_probs(model(torch.arange(V)[:, None], model.first_memory(V, 0), mem_len=0)[0])[:, 0]
+    expected = -table[inputs, targets]
+    seen = []
+    scores = score(
+        model, inputs, targets, EvalSettings(seg_len=seg_len, mem_len=3, batch_size=lanes), on_tokens=seen.append
+    )
+    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
+    assert seen == sorted(seen)
+    assert seen[-1] == count
+
+
+@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
+@pytest.mark.parametrize(
+    ("norm", "mem_len", "max_distance"), [("post", M, None), ("pre", 3, 4), ("post", 0, None), ("post", 97, 4)]
+)
+def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max_distance):
+    model = small_model(norm=norm)
+    inputs, targets = draw_stream(23)
+    limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
+    log_probs, _ = oracle.read_segments(
+        model,
+        torch.from_numpy(inputs)[None],
+        [5, 5, 5, 5, 3],
+        mem_len=mem_len,
+        key_limit=limit,
+        max_distance=max_distance,
+    )
+    how = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=1, max_distance=max_distance, same_length=same_length)
+    scores = score(model, inputs, targets, how)
+    np.testing.assert_allclose(
+        scores.losses_nats, reference.cross_entropy_nats(log_probs[0], targets.tolist()), rtol=1e-5
+    )
+    assert scores.lanes == 1
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """What text is read with."""
+    made = []
+    make = scoring.make_reader
+    monkeypatch.setattr(scoring, "make_reader", lambda *given, **more: made.append(make(*given, **more)) or made[-1])
+    return made
+
+
+@pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
+def test_the_buffer_is_no_longer_than_a_lane_can_fill(readers, same_length):
+    model = small_model()
+    inputs, targets = draw_stream(23)
+    far = EvalSettings(seg_len=9_999_999, mem_len=9_999_999, batch_size=2, max_distance=4, same_length=same_length)
+    whole = dataclasses.replace(far, seg_len=12, mem_len=29)
+    losses = [score(model, inputs, targets, how).losses_nats for how in (far, whole)]
+    assert np.array_equal(*losses)
+    assert [(reader.mem_len, reader.seg_len, reader.capacity) for reader in readers] == [(12, 12, 24)] * 2
+
+
+@pytest.mark.parametrize(("same_length", "limit"), [("off", None), ("m", 37), ("m_plus_one", 38)])
+def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(readers, same_length, limit):
+    model = small_model(memory_start="zeros")
+    inputs, targets = draw_stream(11)
+    log_probs, _ = oracle.read_segments(
+        model, torch.from_numpy(inputs)[None], [5, 5, 1], mem_len=37, key_limit=limit, max_distance=4
+    )
+    how = EvalSettings(seg_len=L, mem_len=37, batch_size=1, max_distance=4, same_length=same_length)
+    scores = score(model, inputs, targets, how)
+    expected = reference.cross_entropy_nats(log_probs[0], targets.tolist())
+    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
+    assert readers[0].mem_len == 37
+
+
+@pytest.mark.parametrize(
+    ("memory_start", "mem_len", "same_length", "span"),
+    [
+        ("empty", 7, "m", (7, 7)),
+        ("empty", 7, "off", (8, 12)),
+        ("empty", 11, "off", (12, 12)),  # a lane has 12 tokens
+        ("empty", 999, "m", (12, 12)),
+        ("zeros", 999, "m", (999, 999)),
+    ],
+)
+def test_no_query_sees_more_than_its_lane_and_the_zeros_before_it(memory_start, mem_len, same_length, span):
+    how = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=2, same_length=same_length)
+    assert attention_span_in(small_model(memory_start=memory_start), how, 23) == span
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "lanes", "lane_len"), [(3, 23, 3, 8), (7, 8, 4, 2), (5, 3, 3, 1), (2, 1, 1, 1)]
+)
+def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(asked, count, lanes, lane_len):
+    model = small_model()
+    inputs, targets = draw_stream(count)
+    scores = score(model, inputs, targets, reading(asked))
+    pieces = [slice(first, first + lane_len) for first in range(0, count, lane_len)]
+    alone = [score(model, inputs[piece], targets[piece], reading(1)).losses_nats for piece in pieces]
+    assert scores.lanes == lanes == len(pieces)
+    np.testing.assert_allclose(scores.losses_nats, np.concatenate(alone), rtol=1e-5)
+    if lanes > 1:
+        assert inputs[pieces[1]][0] == targets[pieces[0]][-1]
+
+
+def test_scoring_uses_no_dropout_and_no_chance_and_leaves_the_model_as_it_was():
+    model = small_model(dropout=0.5, attention_dropout=0.5).train()
+    inputs, targets = draw_stream(23)
+    first, second = (score(model, inputs, targets, reading(2)).losses_nats for _ in range(2))
+    assert np.array_equal(first, second)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
+def test_tokens_may_be_of_any_integer_type(dtype):
+    model = small_model()
+    inputs, targets = draw_stream(11)
+    expected = score(model, inputs, targets, reading(1)).losses_nats
+    given_losses = score(model, inputs.astype(dtype), targets.astype(dtype), reading(1)).losses_nats
+    assert np.array_equal(given_losses, expected)
+
+
+def test_bf16_scores_are_close_to_fp32():
+    model = small_model(dtype=torch.float32, std=0.1)
+    inputs, targets = draw_stream(23)
+    exact, rounded = (score(model, inputs, targets, reading(2), precision=p) for p in ("fp32", "bf16"))
+    np.testing.assert_allclose(rounded.losses_nats, exact.losses_nats, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("seg_len", "mem_len", "same_length", "span"),
+    [
+        (5, 7, "off", (8, 12)),
+        (5, 7, "m", (7, 7)),
+        (5, 7, "m_plus_one", (8, 8)),
+        (1, 7, "off", (8, 8)),
+        (5, 0, "m", (1, 5)),
+        (5, 0, "off", (1, 5)),
+    ],
+)
+def test_attention_span(seg_len, mem_len, same_length, span):
+    assert attention_span(EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length)) == span
+
+
+def test_the_total_is_summed_in_float64():
+    # In float32, 2^24 + 1 is 2^24.
+    scores = Scores(np.array([2**24, 1, 1], dtype=np.float32), seconds=0.5, lanes=1)
+    assert scores.total_nats == 2**24 + 2
+
+
+def test_ms_per_token():
+    assert Scores(np.zeros(5, dtype=np.float32), seconds=0.5, lanes=1).ms_per_token == pytest.approx(100)

@@ -1,0 +1,116 @@
+"""Windows without memory: every prediction sees exactly the tokens that it should, at its own positions."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tests.core.builders import draw_tokens, small_model
+from txlcli.config.settings import EvalSettings
+from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
+from txlcli.core.reading.windows import WindowReader, score_windows, window_decoder
+from txlcli.errors import UsageError
+
+N = 7
+KINDS = {
+    "relative": {},
+    "relative, zeros": {"memory_start": "zeros", "norm": "pre"},
+    "shaw": {"position": "shaw", "n_positions": 5},
+    "sinusoid": {"position": "sinusoid"},
+    "learned": {"position": "learned", "n_positions": N},
+}
+
+
+def stream(count):
+    tokens = draw_tokens(1, count + 1)[0].numpy()
+    return tokens[:-1], tokens[1:]
+
+
+def by_definition(model, inputs, targets, attn_len, max_distance=None):
+    """The loss of each target, from a forward pass over its own window."""
+    losses = []
+    for place, target in enumerate(targets):
+        window = torch.from_numpy(inputs[max(0, place + 1 - attn_len) : place + 1])[None]
+        empty = [past[:, :0] for past in model.first_memory(1, 0)]
+        with torch.no_grad():
+            hidden, _ = model(window, empty, mem_len=0, max_distance=max_distance)
+            losses.append(-model.log_probs(hidden)[0, -1, target].item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("windows", [1, 3, 50])
+def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind, windows):
+    model = small_model(**KINDS[kind])
+    inputs, targets = stream(23)
+    seen = []
+    scores = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=windows, on_tokens=seen.append)
+    np.testing.assert_allclose(scores.losses_nats, by_definition(model, inputs, targets, N), rtol=1e-5)
+    assert seen == sorted(seen)
+    assert seen[-1] == 23
+
+
+def test_distances_beyond_the_largest_share_an_encoding():
+    model = small_model()
+    inputs, targets = stream(23)
+    near = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=3, max_distance=3).losses_nats
+    np.testing.assert_allclose(near, by_definition(model, inputs, targets, N, max_distance=3), rtol=1e-5)
+    far = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=3).losses_nats
+    assert not np.allclose(near, far, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 5, N, N + 1, 20, 23])
+@pytest.mark.parametrize("stride", [2, 3, N])
+def test_with_a_stride_the_last_predictions_of_each_window_count_once(count, stride):
+    model = small_model()
+    inputs, targets = stream(count)
+    scores = score_windows(model, inputs, targets, attn_len=N, stride=stride, windows=2)
+    expected = []
+    for place in range(count):
+        # Windows end at N, N + S, N + 2S ...; the last one at the end of the text.
+        end = min(count, N + max(0, -(-(place + 1 - N) // stride)) * stride)
+        first = max(0, end - N)
+        window = torch.from_numpy(inputs[first : place + 1])[None]
+        with torch.no_grad():
+            hidden, _ = model(window, model.first_memory(1, 0), mem_len=0)
+            expected.append(-model.log_probs(hidden)[0, -1, targets[place]].item())
+    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
+
+
+def test_a_window_longer_than_the_text_reads_it_once():
+    model = small_model()
+    inputs, targets = stream(5)
+    scores = score_windows(model, inputs, targets, attn_len=100, stride=1, windows=4)
+    np.testing.assert_allclose(scores.losses_nats, by_definition(model, inputs, targets, 100), rtol=1e-5)
+
+
+def test_positions_that_were_not_learned_are_refused():
+    model = small_model(position="learned", n_positions=N)
+    with pytest.raises(UsageError, match="learned 7 positions, so it cannot read 8 tokens at once; take"):
+        window_decoder(model, N + 1, windows=1, precision="fp32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 4, N, 12])
+def test_a_text_is_drawn_from_the_window_of_its_last_tokens(kind, length):
+    model, context = small_model(std=0.9, **KINDS[kind]), draw_tokens(1, length)[0]
+    reader = reader_of_one_text(model, EvalSettings(seg_len=N, mem_len=0), precision="fp32")
+    assert isinstance(reader, WindowReader)
+    drawn = list(itertools.islice(generate(reader, context, Sampling(greedy=True), seed=0), 15))
+    text, expected = context.tolist(), []
+    for _ in range(15):
+        empty = [past[:, :0] for past in model.first_memory(1, 0)]
+        with torch.no_grad():
+            hidden, _ = model(torch.tensor([text[-N:]]), empty, mem_len=0)
+        expected.append(int(model.log_probs(hidden)[0, -1].argmax()))
+        text.append(expected[-1])
+    assert drawn == expected
+
+
+def test_a_reader_that_is_reset_starts_anew():
+    model, tokens = small_model(position="sinusoid"), draw_tokens(1, 11)
+    reader = WindowReader(model, attn_len=N, precision="fp32")
+    first = reader.read(tokens)
+    reader.reset()
+    torch.testing.assert_close(reader.read(tokens), first)

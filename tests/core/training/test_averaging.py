@@ -1,0 +1,248 @@
+"""The mean of the weights against its definition, computed from the weights that every step has left."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.core.training.test_loop import new_training, run, valids_of, weights
+from txlcli.core.reading.scoring import score
+from txlcli.core.training import checkpoint
+from txlcli.core.training.averaging import AveragedSgd, ExponentialAverage
+from txlcli.core.training.reports import StepReport, ValidReport
+from txlcli.core.training.validation import valid_reading
+from txlcli.errors import RecipeError
+
+RISING = {"optimizer": "sgd", "lr": 3.0, "clip": None, "schedule": "constant", "valid_every": 1, "max_steps": 12}
+ASGD = {**RISING, "average": "asgd", "average_patience": 1}
+EXPONENTIAL = {"average": "exponential", "average_decay": 0.5, "valid_every": 2, "max_steps": 8}
+
+
+def iterates(training):
+    """The weights before the first step and after each, with the reports on the way."""
+    found, reports = [weights(training)], []
+    for report in training.run(report_every=1, should_stop=lambda: False):
+        reports.append(report)
+        if isinstance(report, StepReport):
+            found.append(weights(training))
+    return found, reports
+
+
+def assert_close(given, expected):
+    assert given.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(given[name], tensor.to(given[name].dtype), rtol=1e-5, atol=1e-6, msg=name)
+
+
+def line(value):
+    """A model of one weight."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, value)
+    return module
+
+
+def walk(average, module, values):
+    for value in values:
+        nn.init.constant_(module.weight, value)
+        average.update()
+
+
+def value_of(average, module):
+    with average.in_place():
+        return module.weight.item()
+
+
+def fired(losses, patience):
+    """After which validations the mean has begun."""
+    average = AveragedSgd(line(1.0), patience)
+    given = []
+    for loss in losses:
+        average.see(loss)
+        given.append(average.triggered)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("patience", "losses", "at"),
+    [
+        # 3.3 is the first that is above one of 5, 4, 3, the losses more than two validations before it.
+        (2, [5, 4, 3, 3.1, 3.2, 3.3, 2.0], 5),
+        # A rise within the patience is forgiven: 6 is compared with nothing, 3 with 5, 2.9 with 5 and 4.
+        (2, [5, 4, 6, 3, 2.9], None),
+        # The lowest of the old losses counts, not the last of them.
+        (1, [3, 9, 8, 2], 2),
+        (0, [5, 4, 4.1], 2),
+        (0, [5, 5, 5], None),
+        (5, [1, 2, 3, 4, 5, 6], None),
+        (5, [1, 2, 3, 4, 5, 6, 7], 6),
+    ],
+)
+def test_averaged_sgd_begins_when_a_loss_is_above_the_best_of_old(patience, losses, at):
+    expected = [at is not None and number >= at for number in range(len(losses))]
+    assert fired(losses, patience) == expected
+
+
+def test_averaged_sgd_is_the_plain_mean_of_the_steps_since_the_trigger():
+    module = line(7.0)
+    average = AveragedSgd(module, 0)
+    average.see(1.0)
+    walk(average, module, [100.0])
+    assert not average.active
+    assert value_of(average, module) == 100
+    average.see(2.0)
+    assert not average.active  # the weights of the trigger itself are none of the mean's
+    given = []
+    for value in (3.0, 4.0, 8.0):
+        walk(average, module, [value])
+        given.append(value_of(average, module))
+    assert given == [3, 3.5, 5]
+
+
+def test_once_it_has_begun_no_validation_begins_it_anew():
+    module = line(0.0)
+    average = AveragedSgd(module, 0)
+    for loss in (1.0, 2.0):
+        average.see(loss)
+    walk(average, module, [2.0])
+    average.see(9.0)
+    walk(average, module, [4.0])
+    assert value_of(average, module) == 3
+
+
+def test_an_exponential_mean_keeps_little_of_itself_at_first():
+    # It keeps 2/11, 3/12, and then no more than its decay of 0.25: 22 - 2 = 20 becomes 22 x 2/11 = 4, and so on.
+    module = line(22.0)
+    average = ExponentialAverage(module, 0.25)
+    assert not average.active
+    given = []
+    for value in (0.0, 8.0, 1.0):
+        walk(average, module, [value])
+        given.append(value_of(average, module))
+    assert given == pytest.approx([4.0, 0.25 * 4 + 0.75 * 8, 0.25 * 7 + 0.75 * 1])
+
+
+def test_the_model_has_its_own_weights_again_afterwards_at_the_same_address():
+    module = line(1.0)
+    average = ExponentialAverage(module, 0.5)
+    walk(average, module, [5.0])
+    address = module.weight.data_ptr()
+    seen = []
+
+    def interrupted():
+        with average.in_place():
+            seen.append((module.weight.item(), module.weight.data_ptr()))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert seen == [(pytest.approx(1 * 2 / 11 + 5 * 9 / 11), address)]
+    assert module.weight.item() == 5
+    assert module.weight.data_ptr() == address
+
+
+def test_no_mean_is_made_unless_it_is_asked_for(tmp_path):
+    training = new_training(tmp_path, valid_every=1)
+    reports = run(training)
+    assert not any(report.averaged for report in valids_of(reports))
+    assert training.average.tensors() == {}
+    assert not checkpoint.load(training.last_path).group("average")
+
+
+def test_the_mean_of_a_training_is_that_of_its_steps_since_the_trigger(tmp_path):
+    training = new_training(tmp_path, **ASGD)
+    found, reports = iterates(training)
+    losses = [report.loss_nats for report in valids_of(reports)]
+    at = next(n for n in range(2, 12) if losses[n] > min(losses[: n - 1])) + 1  # steps up to the trigger
+    assert 2 < at < 10
+    assert [report.averaged for report in valids_of(reports)] == [step > at for step in range(1, 13)]
+    mean = {name: torch.stack([weight[name] for weight in found[at + 1 :]]).double().mean(0) for name in found[0]}
+    assert_close(training.average.tensors(), mean)
+
+
+@pytest.mark.parametrize("optimizer", [{"optimizer": "adam"}, {"optimizer": "sgd", "lr": 0.5}])
+def test_the_exponential_mean_of_a_training_is_that_of_all_its_steps(tmp_path, optimizer):
+    training = new_training(tmp_path, **{**EXPONENTIAL, **optimizer, "average_decay": 0.4})
+    found, reports = iterates(training)
+    mean = {name: weight.double() for name, weight in found[0].items()}
+    for number, after in enumerate(found[1:], start=1):
+        keep = min(0.4, (1 + number) / (10 + number))
+        mean = {name: keep * mean[name] + (1 - keep) * weight.double() for name, weight in after.items()}
+    assert all(report.averaged for report in valids_of(reports))
+    assert_close(training.average.tensors(), mean)
+
+
+@pytest.mark.parametrize("changed", [ASGD, EXPONENTIAL], ids=["asgd", "exponential"])
+def test_training_goes_on_from_its_own_weights(tmp_path, changed):
+    plain = {key: value for key, value in changed.items() if not key.startswith("average")}
+    averaged, usual = new_training(tmp_path / "a", **changed), new_training(tmp_path / "b", **plain)
+    for training in (averaged, usual):
+        run(training)
+    for name, weight in weights(usual).items():
+        assert torch.equal(weights(averaged)[name], weight)
+
+
+@pytest.mark.parametrize("changed", [ASGD, EXPONENTIAL], ids=["asgd", "exponential"])
+def test_validation_reads_the_mean(tmp_path, changed):
+    training = new_training(tmp_path, dropout=0.2, **changed)
+    seen = 0
+    for report in training.run(report_every=1, should_stop=lambda: False):
+        if isinstance(report, ValidReport) and report.averaged:
+            seen += 1
+            own = weights(training)
+            training.model.load_state_dict(training.average.tensors())
+            scores = score(
+                training.model, training.valid.inputs, training.valid.targets, valid_reading(training.settings)
+            )
+            assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
+            training.model.load_state_dict(own)
+    assert seen > 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_best_checkpoint_holds_the_mean_and_the_last_one_both(tmp_path, precision):
+    training = new_training(tmp_path, precision=precision, **EXPONENTIAL)
+    bests = []
+    for report in training.run(report_every=1, should_stop=lambda: False):
+        if isinstance(report, ValidReport) and report.best:
+            bests.append(report.step)
+            best = checkpoint.load(training.best_path)
+            assert not best.group("average")
+            mean = training.average.tensors()
+            for name, weight in best.group("model").items():
+                assert weight.dtype == torch.float32
+                assert torch.equal(weight, mean[name]), name
+    assert bests
+    last = checkpoint.load(training.last_path)
+    own, mean = weights(training), training.average.tensors()
+    assert last.group("model").keys() == last.group("average").keys() == own.keys()
+    for name, weight in own.items():
+        assert torch.equal(last.group("model")[name], weight)
+        assert torch.equal(last.group("average")[name], mean[name])
+        assert not torch.equal(mean[name], weight)
+
+
+@pytest.mark.parametrize(("before", "after"), [("none", "exponential"), ("exponential", "none"), ("asgd", "none")])
+def test_a_mean_cannot_be_switched_on_or_off_or_over_on_the_way(tmp_path, before, after):
+    run(new_training(tmp_path, average=before), until=2)
+    training = new_training(tmp_path, average=after)
+    with pytest.raises(RecipeError) as caught:
+        training.restore(checkpoint.load(training.last_path))
+    assert str(caught.value) == (
+        f'{training.last_path}: trained with train.average = "{before}", which cannot become "{after}" on the way; '
+        "start a new run instead"
+    )
+
+
+def test_a_checkpoint_from_before_there_were_means_goes_on_without(tmp_path):
+    run(new_training(tmp_path), until=2)
+    training = new_training(tmp_path)
+    saved = checkpoint.load(training.last_path)
+    del saved.state["average"]
+    training.restore(saved)
+    assert training.step == 2
+
+
+def test_a_checkpoint_says_which_weights_are_to_be_evaluated(tmp_path):
+    for average, group in {"none": "model", "exponential": "average", "asgd": "model"}.items():
+        training = new_training(tmp_path / average, average=average)
+        run(training)
+        assert checkpoint.load(training.last_path).weights_to_evaluate == group

@@ -1,0 +1,221 @@
+"""Checkpoints: what is written comes back, what is damaged is refused, an old one outlives a failed write."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.errors import RunError
+
+TENSORS = {
+    "model.a": torch.arange(6.0).view(2, 3),
+    "model.b.c": torch.tensor([1, 2], dtype=torch.bfloat16),
+    "rng.cpu": torch.arange(5, dtype=torch.uint8),
+    "memory.0.0": torch.zeros(2, 0, 14),
+    "optimizer.a.step": torch.tensor(3.0),
+    "double": torch.tensor([1 / 3], dtype=torch.float64),
+}
+STATE = {"step": 3, "place": {"epoch": 1, "segment": 2}, "best_nats": None, "name": "wörter"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "last.safetensors"
+
+
+def refusal(path):
+    with pytest.raises(RunError) as caught:
+        checkpoint.load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+def test_what_is_saved_comes_back(path):
+    checkpoint.save(path, Checkpoint(TENSORS, STATE))
+    loaded = checkpoint.load(path)
+    assert loaded.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert loaded.tensors[name].dtype == tensor.dtype, name
+        assert torch.equal(loaded.tensors[name], tensor), name
+    assert {key: loaded.state[key] for key in STATE} == STATE
+
+
+def test_tensors_come_back_by_their_group(path):
+    checkpoint.save(path, Checkpoint(TENSORS))
+    loaded = checkpoint.load(path)
+    assert loaded.group("model").keys() == {"a", "b.c"}
+    assert loaded.group("memory").keys() == {"0.0"}
+    assert loaded.group("mod") == {}
+    assert checkpoint.grouped("model", loaded.group("model")).keys() == {"model.a", "model.b.c"}
+
+
+def test_tensors_that_are_views_or_want_a_gradient_are_saved(path):
+    whole = torch.arange(12.0).view(3, 4)
+    weight = torch.nn.Parameter(torch.ones(2))
+    checkpoint.save(path, Checkpoint({"turned": whole.T, "part": whole[1:, 2:], "weight": weight}))
+    loaded = checkpoint.load(path).tensors
+    assert torch.equal(loaded["turned"], whole.T)
+    assert torch.equal(loaded["part"], whole[1:, 2:])
+    assert torch.equal(loaded["weight"], weight)
+
+
+def test_a_checkpoint_is_a_safetensors_file_of_plain_data(path):
+    checkpoint.save(path, Checkpoint(TENSORS, STATE))
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    assert set(header) == {*TENSORS, "__metadata__"}
+    assert json.loads(header["__metadata__"]["txl"]) == {"format": 1, **STATE}
+
+
+def test_a_checkpoint_replaces_the_older_one_and_leaves_nothing_beside_it(path):
+    for step in (1, 2):
+        checkpoint.save(path, Checkpoint({"a": torch.tensor([step])}, {"step": step}))
+    assert checkpoint.load(path).state["step"] == 2
+    assert [file.name for file in path.parent.iterdir()] == ["last.safetensors"]
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    path = tmp_path / "gone" / "last.safetensors"
+    with pytest.raises(RunError) as caught:
+        checkpoint.save(path, Checkpoint(TENSORS))
+    assert str(caught.value).startswith(f"{path}: the checkpoint cannot be written (")
+    assert str(caught.value).endswith("); what was saved before is untouched")
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import torch
+from txlcli.core import checkpoint
+from txlcli.errors import RunError
+
+path = Path(sys.argv[1])
+checkpoint.save(path, checkpoint.Checkpoint({"a": torch.zeros(10)}, {"step": 1}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    checkpoint.save(path, checkpoint.Checkpoint({"a": torch.zeros(100_000)}, {"step": 2}))
+except RunError as error:
+    print(error)
+"""
+
+
+def test_the_old_checkpoint_outlives_a_write_that_fails(path):
+    # A limit on the size of files stops the write half way, as a full disk does.
+    ended = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.startswith(f"{path}: the checkpoint cannot be written (")
+    assert ended.stdout.endswith("; what was saved before is untouched\n")
+    assert checkpoint.load(path).state["step"] == 1
+    assert [file.name for file in path.parent.iterdir()] == ["last.safetensors"]
+
+
+def test_a_missing_checkpoint_is_named(path):
+    assert refusal(path) == "no such checkpoint; the run has not saved one yet"
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(path, monkeypatch):
+    checkpoint.save(path, Checkpoint(TENSORS, STATE))
+
+    def denied(self, *_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(type(path), "open", denied)
+    assert refusal(path) == "cannot be read (Permission denied); check its permissions"
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_a_truncated_checkpoint_is_refused(path, keep):
+    checkpoint.save(path, Checkpoint(TENSORS, STATE))
+    path.write_bytes(path.read_bytes()[:keep])
+    message = refusal(path)
+    assert message.startswith("damaged checkpoint (")
+    assert message.endswith("; restore it from a copy or train again")
+
+
+FOREIGN = "a safetensors file, but not a checkpoint of txl; restore it from a copy, or make a run of it with txl import"
+
+
+def test_a_foreign_safetensors_file_is_refused(path):
+    save_file({"a": torch.ones(2)}, path)
+    assert refusal(path) == FOREIGN
+
+
+@pytest.mark.parametrize("metadata", ["not JSON", "[]", "{}", '{"format": "one"}'])
+def test_metadata_that_is_not_ours_is_refused(path, metadata):
+    save_file({"a": torch.ones(2)}, path, {"txl": metadata})
+    assert refusal(path) == FOREIGN
+
+
+def test_a_newer_format_is_refused(path):
+    save_file({"a": torch.ones(2)}, path, {"txl": json.dumps({"format": 2, "step": 3})})
+    assert refusal(path) == "written by a newer txl (format 2); update txl to read it"
+
+
+class Trap:
+    """An object whose unpickling would show."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_is_refused_and_never_run(path, tmp_path):
+    torch.save({"model": Trap(tmp_path / "sprung")}, path)
+    assert refusal(path).startswith("damaged checkpoint (")
+    assert not (tmp_path / "sprung").exists()
+
+
+def model_checkpoint(model):
+    return Checkpoint(checkpoint.grouped("model", dict(model.named_parameters())))
+
+
+def test_a_model_comes_back_with_its_logits(path):
+    model, tokens = small_model(norm="pre", tie_biases=False), draw_tokens(2, 5)
+    checkpoint.save(path, model_checkpoint(model))
+    loaded = checkpoint.build_model(model.settings, V, checkpoint.load(path), path)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    assert torch.equal(*(read_segments(one, tokens, [2, 3], mem_len=7)[0] for one in (model, loaded.eval())))
+
+
+def misfit(path, saved, settings=None, vocab_size=V):
+    with pytest.raises(RunError) as caught:
+        checkpoint.build_model(settings or model_settings(), vocab_size, saved, path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: the weights do not fit the run's settings (")
+    assert message.endswith("); restore the run's files from one copy")
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_tensor_is_named(path):
+    saved = model_checkpoint(small_model())
+    del saved.tensors["model.layers.1.attention.w_q.weight"]
+    assert '"layers.1.attention.w_q.weight"' in misfit(path, saved)
+
+
+def test_a_tensor_too_many_is_named(path):
+    saved = model_checkpoint(small_model())
+    saved.tensors["model.layers.2.w"] = torch.ones(1)
+    assert '"layers.2.w"' in misfit(path, saved)
+
+
+def test_a_tensor_of_another_shape_is_named(path):
+    message = misfit(path, model_checkpoint(small_model()), vocab_size=V + 4)
+    assert "embedding.tables.0" in message
+    assert f"[{V}, 14]" in message
+    assert f"[{V + 4}, 14]" in message

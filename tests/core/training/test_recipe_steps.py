@@ -1,0 +1,49 @@
+"""Every packaged recipe takes steps: as deep as it is, with its dropout, loss, schedule and optimizer, but narrow."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from txlcli.config import recipe
+from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.segments import TrainingSegments
+
+V, STEPS, LANES = 37, 4, 12
+CUTOFFS = (11, 24, 31)
+
+
+def narrow(model):
+    """The same model with few words and few channels."""
+    sizes = {"d_model": 16, "d_embed": None, "cutoffs": CUTOFFS[: len(model.cutoffs)], "div_val": min(model.div_val, 2)}
+    if model.arch == "transformer":
+        sizes |= {"n_heads": 2, "d_head": 8, "d_inner": 24}
+    elif model.d_hidden:
+        sizes |= {"d_hidden": 24}
+    return dataclasses.replace(model, **sizes)
+
+
+def training_of(name, precision):
+    settings = recipe.load(name)
+    sizes = {"seg_len": 8, "mem_len": min(settings.train.mem_len, 8), "valid_seg_len": None, "batch_size": LANES}
+    train = dataclasses.replace(settings.train, **sizes, warmup_steps=0, precision=precision)
+    model = new_model(narrow(settings.model), V, seed=1, device=torch.device("cpu"))
+    ids = np.random.default_rng(5).integers(V, size=LANES * 8 * (STEPS + 2))
+    segments = TrainingSegments(ids, lanes=LANES, seg_len=8)
+    return Training(model, train, segments, valid=None, folder=Path(), identity={})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", recipe.packaged_names())
+def test_the_first_steps_of_a_recipe_are_finite_and_move_every_weight(name, precision):
+    training = training_of(name, precision)
+    before = {name: weight.clone() for name, weight in training.model.named_parameters()}
+    for _ in range(STEPS):
+        loss, norm, _ = training.update()
+        assert 0 < loss.item() < 3 * math.log(V)
+        assert 0 < norm.item() < 1e4
+    unmoved = [name for name, weight in training.model.named_parameters() if torch.equal(weight, before[name])]
+    assert unmoved == []

@@ -1,0 +1,181 @@
+"""Going on from a checkpoint is the same as never having stopped, bit for bit."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.core.builders import V
+from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run, valids_of
+from txlcli.core.training import checkpoint
+from txlcli.core.training.reports import StepReport, ValidReport
+
+KINDS = {
+    "adam": {},
+    "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.5},
+    "plain sgd": {"optimizer": "sgd", "lr": 0.5},
+    "plateau": {"schedule": "plateau", "lr": 0.5, "optimizer": "sgd", "valid_every": 1, "plateau_patience": 1},
+    "validation between": {"valid_every": 3, "weight_decay": 0.01, "warmup_steps": 3},
+    "no memory": {"mem_len": 0},
+    "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
+    "exponential mean": {"average": "exponential", "average_decay": 0.5, "valid_every": 2},
+    # The mean begins after step 3: stops lie before it, in it, after it.
+    "mean of averaged SGD": {
+        "average": "asgd",
+        "average_patience": 1,
+        "optimizer": "sgd",
+        "lr": 3.0,
+        "clip": None,
+        "valid_every": 1,
+    },
+    "bf16": {"precision": "bf16"},
+}
+
+
+def fresh(folder, **changed):
+    """With dropout, in two parts, across the end of the first epoch (step 3)."""
+    return new_training(folder, **{"dropout": 0.3, "accumulate": 2, "max_steps": 6, **changed})
+
+
+def resumed(folder, **changed):
+    """A new process would know nothing but the file: other weights, another state of chance."""
+    saved = checkpoint.load(folder / "last.safetensors")
+    before = fresh(folder, **changed)
+    model = checkpoint.build_model(before.model.settings, V, saved, folder)
+    training = fresh(folder, model=model, **changed)
+    torch.manual_seed(999)
+    training.restore(saved)
+    return training
+
+
+def timeless(reports):
+    """Reports without what a clock measured."""
+    clocks = {"tokens_per_s", "seconds"}
+    return [{k: v for k, v in dataclasses.asdict(report).items() if k not in clocks} for report in reports]
+
+
+def assert_same_file(folder, other, name="last.safetensors"):
+    one, two = (checkpoint.load(place / name) for place in (folder, other))
+    assert one.state == two.state
+    assert one.tensors.keys() == two.tensors.keys()
+    for key, tensor in one.tensors.items():
+        assert torch.equal(tensor, two.tensors[key]), key
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_and_two_steps_equal_four(tmp_path, kind, stop):
+    changed = KINDS[kind]
+    whole = run(fresh(tmp_path / "whole", **changed))
+    first = run(fresh(tmp_path / "parts", **changed), until=stop)
+    second = run(resumed(tmp_path / "parts", **changed))
+    assert timeless(first + second) == timeless(whole)
+    assert_same_file(tmp_path / "whole", tmp_path / "parts")
+    assert_same_file(tmp_path / "whole", tmp_path / "parts", "best.safetensors")
+
+
+def test_a_stop_at_the_very_validation_that_begins_a_mean_loses_nothing(tmp_path):
+    changed = KINDS["mean of averaged SGD"]
+    whole = run(fresh(tmp_path / "whole", **changed))
+    begun = fresh(tmp_path / "parts", **changed)
+    first = list(begun.run(report_every=1, should_stop=lambda: False, until_step=3))
+    assert begun.average.triggered
+    assert not begun.average.active
+    second = run(resumed(tmp_path / "parts", **changed))
+    assert timeless(first + second) == timeless(whole)
+    assert_same_file(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_file_holds_weights_optimizer_memory_and_chance(tmp_path):
+    training = fresh(tmp_path)
+    run(training, until=2)
+    saved = checkpoint.load(training.last_path)
+    names = {name for name, _ in training.model.named_parameters()}
+    assert saved.group("model").keys() == names
+    assert saved.group("optimizer").keys() == {f"{n}.{key}" for n in names for key in ("step", "exp_avg", "exp_avg_sq")}
+    assert {name: tuple(t.shape) for name, t in saved.group("memory").items()} == {
+        f"{part}.{layer}": (LANES // 2, 7, 14) for part in range(2) for layer in range(2)
+    }
+    assert torch.equal(saved.group("rng")["cpu"], torch.get_rng_state())
+
+
+def test_dropout_goes_on_where_it_stopped(tmp_path):
+    # Were the state of chance not saved, the third step would drop other units.
+    whole = run(fresh(tmp_path / "whole", max_steps=3))
+    run(fresh(tmp_path / "parts", max_steps=3), until=2)
+    training = resumed(tmp_path / "parts", max_steps=3)
+    torch.manual_seed(5)
+    assert run(training)[0].loss_nats != whole[2].loss_nats
+
+
+def test_a_run_that_died_goes_on_from_its_last_save(tmp_path):
+    whole = run(fresh(tmp_path / "whole", valid_every=2))
+    died = fresh(tmp_path / "parts", valid_every=2)
+    for report in died.run(report_every=1, should_stop=lambda: False):
+        if report.step == 3:
+            break  # no stop was asked for, so nothing was saved since step 2
+    second = run(resumed(tmp_path / "parts", valid_every=2))
+    assert timeless(second) == timeless(report for report in whole if report.step > 2)
+    assert_same_file(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("then", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("first", ["fp32", "bf16", "fp16"])
+def test_a_run_may_go_on_in_another_precision(tmp_path, first, then):
+    run(fresh(tmp_path, precision=first, valid=False), until=2)
+    reports = run(resumed(tmp_path, precision=then, valid=False))
+    assert [report.step for report in reports] == [3, 4, 5, 6]
+
+
+def test_sentences_go_on_in_the_order_of_their_epoch(tmp_path):
+    starts = np.arange(0, LANES * LANE_LEN, 4)
+    whole = run(fresh(tmp_path / "whole", starts=starts))
+    first = run(fresh(tmp_path / "parts", starts=starts), until=4)
+    second = run(resumed(tmp_path / "parts", starts=starts))
+    assert timeless(first + second) == timeless(whole)
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_validation_cut_short_by_a_stop_is_made_up_for(tmp_path, at):
+    # Step 4 is the last: without this the run would end unvalidated.
+    changed = {**KINDS["plateau"], "max_steps": 4, "valid_every": 2}
+    whole = run(fresh(tmp_path / "whole", **changed))
+    training = fresh(tmp_path / "parts", **changed)
+    asked = []
+
+    def should_stop():
+        # The first question after step `at` is the loop's, the second comes from within the validation.
+        asked.append(training.step)
+        return asked.count(at) >= 2
+
+    first = list(training.run(report_every=1, should_stop=should_stop))
+    assert asked.count(at) >= 2
+    assert (type(first[-1]), first[-1].step) == (StepReport, at)
+    second = run(resumed(tmp_path / "parts", **changed))
+    assert (type(second[0]), second[0].step) == (ValidReport, at)
+    assert timeless(first + second) == timeless(whole)
+    assert_same_file(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+    assert len(valids_of(run(fresh(tmp_path)))) == 1
+    before = checkpoint.load(tmp_path / "last.safetensors").tensors
+    training = resumed(tmp_path)
+    assert run(training) == []
+    assert training.step == 6
+    for name, tensor in checkpoint.load(tmp_path / "last.safetensors").tensors.items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_the_best_loss_so_far_is_remembered(tmp_path):
+    run(fresh(tmp_path, valid_every=1), until=2)
+    saved = checkpoint.load(tmp_path / "last.safetensors")
+    assert saved.state["best_nats"] == resumed(tmp_path, valid_every=1).best_nats < math.inf
+
+
+def test_before_the_first_validation_there_is_no_best_loss(tmp_path):
+    run(fresh(tmp_path), until=2)
+    assert checkpoint.load(tmp_path / "last.safetensors").state["best_nats"] is None
+    assert resumed(tmp_path).best_nats == math.inf

@@ -1,0 +1,92 @@
+"""Losses by context length are kept whole and found again by what they depend on."""
+
+import h5py
+import numpy as np
+import pytest
+
+from txlcli.data.context_file import ContextFile, key_of
+from txlcli.errors import UsageError
+
+FACTS = {"weights": "abc", "reading": {"mem_len": 5}}
+KEY = key_of(FACTS)
+
+
+def filled(path):
+    book = ContextFile(path)
+    book.add(FACTS, 100, np.array([7, 3]), np.array([0.7, 0.3], dtype=np.float32))
+    book.add(FACTS, 100, np.array([5]), np.array([0.5], dtype=np.float32))
+    book.add(FACTS, 200, np.array([3]), np.array([0.1], dtype=np.float32))
+    return book
+
+
+def test_what_is_missing_is_what_was_never_added(tmp_path):
+    book = filled(tmp_path / "recl.h5")
+    wanted = np.array([2, 3, 5, 7, 9])
+    assert book.missing(KEY, 100, wanted).tolist() == [2, 9]
+    assert book.missing(KEY, 200, wanted).tolist() == [2, 5, 7, 9]
+    assert book.missing(KEY, 300, wanted).tolist() == wanted.tolist()
+    assert book.missing(key_of({**FACTS, "weights": "abd"}), 100, wanted).tolist() == wanted.tolist()
+
+
+def test_losses_come_back_by_position_from_the_file(tmp_path):
+    path = tmp_path / "recl.h5"
+    filled(path).save()
+    again = ContextFile(path)
+    np.testing.assert_allclose(again.losses(KEY, 100, np.array([3, 7])), [0.3, 0.7])
+    np.testing.assert_allclose(again.losses(KEY, 100, np.array([3, 5, 7])), [0.3, 0.5, 0.7])
+    np.testing.assert_allclose(again.losses(KEY, 200, np.array([3])), [0.1])
+
+
+def test_the_file_says_what_its_losses_depend_on(tmp_path):
+    filled(tmp_path / "recl.h5").save()
+    with h5py.File(tmp_path / "recl.h5") as file:
+        assert file[KEY].attrs["facts"] == '{"reading": {"mem_len": 5}, "weights": "abc"}'
+        assert file[KEY]["context_100"]["positions"][()].tolist() == [3, 5, 7]
+
+
+def test_the_order_of_facts_is_no_matter():
+    assert key_of(dict(reversed(FACTS.items()))) == KEY
+
+
+def test_nothing_new_writes_nothing(tmp_path):
+    path = tmp_path / "recl.h5"
+    ContextFile(path).save()
+    assert not path.exists()
+    filled(path).save()
+    before = path.stat().st_mtime_ns, path.stat().st_ino
+    ContextFile(path).save()
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
+
+
+@pytest.mark.parametrize("content", [b"no HDF5", b""])
+def test_another_file_is_refused(tmp_path, content):
+    path = tmp_path / "recl.h5"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        ContextFile(path)
+    assert str(caught.value) == f"--losses {path}: holds no losses of txl recl; give another name or remove it"
+    assert path.read_bytes() == content
+
+
+def test_an_hdf5_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "store.h5"
+    with h5py.File(path, "w") as file:
+        file["ids"] = np.arange(5)
+    with pytest.raises(UsageError, match=r"holds no losses of txl recl"):
+        ContextFile(path)
+
+
+def test_a_damaged_part_is_refused(tmp_path):
+    path = tmp_path / "recl.h5"
+    filled(path).save()
+    with h5py.File(path, "r+") as file:
+        del file[KEY]["context_100"]["positions"]
+    with pytest.raises(UsageError, match=r"holds no losses of txl recl"):
+        ContextFile(path)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        ContextFile(tmp_path / "nowhere" / "recl.h5")
+    folder = tmp_path / "nowhere"
+    assert str(caught.value) == f"--losses {folder / 'recl.h5'}: there is no folder {folder}; make it first"

@@ -1,0 +1,87 @@
+"""The file with the loss of every token."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from txlcli.data import loss_file
+from txlcli.data.loss_file import TokenLosses
+from txlcli.errors import StoreError, UsageError
+
+TOKENS = np.array([3, 1, 2, 1, 0], dtype=np.int64)
+RISING, FALLING, LOW = (np.linspace(*ends, 5, dtype=np.float32) for ends in ((1, 2), (1, 0), (0.5, 0.6)))
+READINGS = [
+    TokenLosses("mem_len", 0, RISING, {"seg_len": 7, "same_length": None}),
+    TokenLosses("mem_len", 160, FALLING, {"seg_len": 7, "same_length": "m"}),
+    TokenLosses("attn_len", 160, LOW, {"stride": 3}),
+]
+
+
+def write(path):
+    loss_file.write(path, TOKENS, READINGS, {"run": "runs/mine", "step": 11, "split": None})
+
+
+def test_tokens_and_losses_come_back(tmp_path):
+    write(tmp_path / "losses.h5")
+    with h5py.File(tmp_path / "losses.h5") as file:
+        assert set(file) == {"tokens", "mem_len_0", "mem_len_160", "attn_len_160"}
+        np.testing.assert_array_equal(file["tokens"][()], TOKENS)
+        for name, losses in {"mem_len_0": RISING, "mem_len_160": FALLING, "attn_len_160": LOW}.items():
+            np.testing.assert_array_equal(file[name][()], losses)
+            assert file[name].dtype == np.float32
+
+
+def test_every_reading_says_how_it_was_read_as_far_as_that_is_known(tmp_path):
+    write(tmp_path / "losses.h5")
+    with h5py.File(tmp_path / "losses.h5") as file:
+        assert dict(file.attrs) == {"format": 1, "run": "runs/mine", "step": 11}
+        assert dict(file["mem_len_0"].attrs) == {"mem_len": 0, "seg_len": 7}
+        assert dict(file["mem_len_160"].attrs) == {"mem_len": 160, "seg_len": 7, "same_length": "m"}
+        assert dict(file["attn_len_160"].attrs) == {"attn_len": 160, "stride": 3}
+
+
+def test_nothing_else_is_left_in_the_folder(tmp_path):
+    (tmp_path / "losses.h5").write_text("an older file")
+    write(tmp_path / "losses.h5")
+    assert [path.name for path in tmp_path.iterdir()] == ["losses.h5"]
+    assert h5py.is_hdf5(tmp_path / "losses.h5")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(StoreError) as caught:
+        write(tmp_path / "no/losses.h5")
+    assert str(caught.value).startswith(f"{tmp_path / 'no/losses.h5'}: the losses cannot be written (")
+    assert str(caught.value).endswith("; check the folder and the free space")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_place_for_losses_is_a_new_file_or_one_of_older_losses(tmp_path):
+    path = tmp_path / "losses.h5"
+    loss_file.check_path(path)
+    write(path)
+    loss_file.check_path(path)
+
+
+def test_any_other_file_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "folder.h5").mkdir()
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["tokens"] = TOKENS
+    for name in ("thesis.txt", "folder.h5", "other.h5"):
+        with pytest.raises(UsageError) as caught:
+            loss_file.check_path(tmp_path / name)
+        assert str(caught.value) == f"--losses {tmp_path / name}: exists and holds no losses; give another name"
+
+
+def test_a_folder_that_is_not_there_is_refused_beforehand():
+    with pytest.raises(UsageError, match=r"^--losses no/losses\.h5: there is no folder no; make it first$"):
+        loss_file.check_path(Path("no/losses.h5"))
+
+
+def test_what_cannot_be_replaced_stays(tmp_path):
+    (tmp_path / "losses.h5").mkdir()
+    with pytest.raises(StoreError):
+        write(tmp_path / "losses.h5")
+    assert [path.name for path in tmp_path.iterdir()] == ["losses.h5"]

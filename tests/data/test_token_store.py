@@ -1,0 +1,222 @@
+import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+
+from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, prepare_command, stores_in, writing
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import StoreError
+
+VOCAB = Vocab("word", ["<S>", "<UNK>", "a", "b"], boundary=0, unknown=1)
+FACTS = StoreFacts("tiny", "lm1b", "word", "word", "ppl", {"valid": "shard 1"}, ("a note",), "beef", False)
+
+
+def write(path, splits=None, vocab=VOCAB, facts=FACTS):
+    with writing(path, facts, vocab) as writer:
+        for split, numbers in (splits or {"train": [2, 3, 0, 2, 0], "test": [3, 0]}).items():
+            ids = np.array(numbers)
+            counts = SplitCounts(
+                tokens=ids.size, words=7, bytes=11, unknown=int((ids == 1).sum()), types=np.unique(ids).size
+            )
+            writer.add(split, counts, np.array_split(ids, 2))
+        writer.add_sentence_starts("test", np.array([0], dtype=np.uint8))
+    return path
+
+
+def test_what_was_written_is_read(tmp_path):
+    store = TokenStore.open(write(tmp_path / "new" / "tiny.h5"))
+    assert store.ids("train").tolist() == [2, 3, 0, 2, 0]
+    assert store.ids("train").dtype == np.uint8
+    assert (store.name, store.corpus, store.tokenizer, store.unit, store.metric) == (
+        "tiny",
+        "lm1b",
+        "word",
+        "word",
+        "ppl",
+    )
+    assert (store.conventions, store.notes, store.source_digest) == ({"valid": "shard 1"}, ("a note",), "beef")
+    assert not store.every_byte_scored
+    assert list(store.splits) == ["train", "test"]
+    info = store.info("train")
+    assert (info.tokens, info.words, info.bytes, info.unknown, info.types) == (5, 7, 11, 0, 3)
+    assert store.vocab.to_json() == VOCAB.to_json()
+    assert store.fingerprint == VOCAB.fingerprint
+    assert store.sentence_starts("train") is None
+    assert store.sentence_starts("test").tolist() == [0]
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["tiny.h5"]
+
+
+def test_a_store_can_be_read_without_txl(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5")) as file:
+        ids = file["splits/train/ids"]
+        assert (ids[()].tolist(), ids.dtype, ids.chunks) == ([2, 3, 0, 2, 0], np.uint8, None)
+        assert file["splits/test/sentence_starts"][()].tolist() == [0]
+        assert json.loads(bytes(file["vocabulary"]))["symbols"] == VOCAB.symbols
+        assert json.loads(file.attrs["facts"])["corpus"] == "lm1b"
+        assert json.loads(file["splits/train"].attrs["info"])["tokens"] == 5
+
+
+def test_ids_are_mapped_and_cannot_be_changed(tmp_path):
+    ids = TokenStore.open(write(tmp_path / "tiny.h5")).ids("train")
+    assert isinstance(ids, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        ids[0] = 1
+
+
+def test_large_vocabularies_take_larger_integers(tmp_path):
+    vocab = Vocab("char", [chr(256 + number) for number in range(300)])
+    store = TokenStore.open(write(tmp_path / "tiny.h5", {"train": [0, 299], "test": [1]}, vocab))
+    assert store.ids("train").dtype == np.uint16
+    assert store.ids("train").ctypes.data % 2 == 0
+
+
+def test_a_missing_store_names_the_command(tmp_path):
+    with pytest.raises(StoreError, match=r'no token store at .*enwik8\.h5; run "txl prepare enwik8" first'):
+        TokenStore.open(tmp_path / "enwik8.h5")
+
+
+def test_a_missing_split_names_the_command(tmp_path):
+    store = TokenStore.open(write(tmp_path / "tiny.h5"))
+    for read in (store.ids, store.info, store.sentence_starts):
+        with pytest.raises(
+            StoreError, match=r'has no valid split \(it holds train, test\); run "txl prepare PATH --name tiny --force"'
+        ):
+            read("valid")
+
+
+def test_a_store_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    path = write(tmp_path / "tiny.h5")
+
+    def denied(*_):
+        raise PermissionError(13, "Unable to open file")
+
+    monkeypatch.setattr(h5py, "File", denied)
+    with pytest.raises(StoreError) as refused:
+        TokenStore.open(path)
+    assert str(refused.value) == f"{path}: cannot be read (Permission denied); check its permissions"
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "text.h5").write_text("no HDF5")
+    with pytest.raises(StoreError, match="is damaged or no HDF5 file"):
+        TokenStore.open(tmp_path / "text.h5")
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["data"] = [1, 2, 3]
+    with pytest.raises(StoreError, match="is an HDF5 file, but no token store of txl"):
+        TokenStore.open(tmp_path / "foreign.h5")
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+        file.attrs["version"] = 2
+    with pytest.raises(StoreError, match="has format 2, this txl reads up to 1; upgrade txl"):
+        TokenStore.open(tmp_path / "tiny.h5")
+
+
+def test_a_store_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    done = []
+    flush, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("flushed"), flush(file)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("named"), replace(*names)))
+    with writing(tmp_path / "tiny.h5", FACTS, VOCAB):
+        pass
+    assert done == ["flushed", "named"]
+
+
+def test_a_header_that_lacks_something_is_damaged(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+        del file.attrs["facts"]
+    with pytest.raises(StoreError, match=r'is damaged .*; run "txl prepare PATH --name tiny --force" again'):
+        TokenStore.open(tmp_path / "tiny.h5")
+
+
+def test_a_damaged_vocabulary_is_refused(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+        file["vocabulary"][0] = 0
+    with pytest.raises(StoreError, match=r"tiny\.h5: this is no vocabulary of txl"):
+        _ = TokenStore.open(tmp_path / "tiny.h5").vocab
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.5, 0.01])
+def test_a_truncated_store_is_refused(tmp_path, kept):
+    whole = write(tmp_path / "tiny.h5", {"train": [2] * 5000, "test": [3, 0]}).read_bytes()
+    (tmp_path / "tiny.h5").write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(StoreError, match=r"tiny\.h5"):
+        TokenStore.open(tmp_path / "tiny.h5").ids("train")
+
+
+def test_changed_ids_are_noticed(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+        file["splits/train/ids"][3] = 1
+    store = TokenStore.open(tmp_path / "tiny.h5")
+    assert store.ids("test").tolist() == [3, 0]
+    with pytest.raises(StoreError, match=r"tiny\.h5: the train split is damaged \(wrong checksum\)"):
+        store.ids("train")
+
+
+def test_a_failure_while_writing_leaves_the_old_store(tmp_path):
+    before = write(tmp_path / "tiny.h5").read_bytes()
+    with pytest.raises(ZeroDivisionError), writing(tmp_path / "tiny.h5", FACTS, VOCAB):
+        _ = 1 / 0
+    assert (tmp_path / "tiny.h5").read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.h5"]
+
+
+FULL_DISK = """
+    import resource, sys
+    import numpy as np
+    from pathlib import Path
+    from tests.data.test_token_store import FACTS, VOCAB
+    from txlcli.errors import StoreError
+    from txlcli.token_store import SplitCounts, writing
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        with writing(Path(sys.argv[1]), FACTS, VOCAB) as writer:
+            ids = np.zeros(1 << 20, dtype=np.uint8)
+            writer.add("train", SplitCounts(tokens=ids.size, words=1, bytes=1, unknown=0, types=1), [ids])
+    except StoreError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+    assert resource.RLIMIT_FSIZE is not None
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path / "tiny.h5")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(f"could not write {tmp_path}/tiny.h5 (File too large); free some space")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stores_are_found_by_name(tmp_path):
+    for name in ("b.h5", "a.h5", ".a.h5.1.tmp", "notes.txt"):
+        (tmp_path / name).touch()
+    assert [path.name for path in stores_in(tmp_path)] == ["a.h5", "b.h5"]
+    assert stores_in(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("wt103", "txl prepare wt103"),
+        ("enwik8-released", "txl prepare enwik8 --released-convention"),
+        ("stdlib-word", "txl prepare stdlib --tokenizer word"),
+        ("ptb-sp8000", "txl prepare ptb --tokenizer sentencepiece --vocab-size 8000"),
+        ("ptb-bpe500", "txl prepare ptb --tokenizer sentencepiece --vocab-size 500 --sp-type bpe"),
+        ("ptb-vocab-0a1b2c3d", "txl prepare ptb --vocab FILE"),
+        ("my-diary", "txl prepare PATH --name my-diary"),
+        ("my-diary-word", "txl prepare PATH --name my-diary-word"),
+        ("ptb-mine", "txl prepare PATH --name ptb-mine"),
+    ],
+)
+def test_a_store_knows_the_command_that_makes_it(name, command):
+    assert prepare_command(name) == command

@@ -1,0 +1,165 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txlcli.data.sentencepiece_model import train
+from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.errors import CorpusInputError, UsageError, VocabularyError
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+SENTENCES = [
+    f"{who} {what} the {thing}  twice" for who in ("anna", "bert") for what in ("sees", "sells") for thing in "xyz"
+]
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Vocab:
+    return Vocab("sentencepiece", boundary=0, unknown=1, model=train(SENTENCES * 5, size=275, bpe=False))
+
+
+def words(lower_case: bool = False) -> Vocab:
+    return Vocab("word", ["<eos>", "<unk>", "a", "b", "n"], boundary=0, unknown=1, lower_case=lower_case)
+
+
+@given(st.binary())
+def test_all_bytes_survive(data):
+    vocab = Vocab.of_bytes(range(256))
+    assert vocab.encode_bytes(data).tolist() == list(data)
+
+
+@given(ANY_TEXT)
+def test_bytes_give_the_text_back(text):
+    vocab = Vocab.of_bytes(reversed(range(256)))
+    assert vocab.decode(vocab.encode(text)) == text
+
+
+@given(st.text("abc\n \u00e9\U0001f600"))
+def test_characters_give_the_text_back(text):
+    vocab = Vocab("char", ["<unk>", *"abc\n \u00e9\U0001f600"], unknown=0)
+    assert vocab.decode(vocab.encode(text)) == text
+
+
+@given(ANY_TEXT)
+def test_pieces_give_any_text_back(pieces, text):
+    assert pieces.decode(pieces.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", " a  b \n\n", "\u2581a\u2581", "\0", "<eos> <unk> <0x41>", "\ufeff\r\n\t", "\u3000x\u00a0"]
+)
+def test_pieces_give_odd_text_back(pieces, text):
+    assert pieces.decode(pieces.encode(text)) == text
+
+
+def test_every_line_end_is_the_boundary_piece(pieces):
+    ids = pieces.encode("anna sees\n\nbert")
+    assert np.flatnonzero(ids == pieces.boundary).size == 2
+    assert pieces.symbol(pieces.boundary) == "<eos>"
+
+
+def test_piece_training_says_what_size_fits():
+    with pytest.raises(
+        UsageError, match=r"9999 pieces do not fit this text \(.+\); choose another --vocab-size, or give more text"
+    ):
+        train(SENTENCES, size=9999, bpe=True)
+
+
+def test_pieces_that_have_nothing_to_learn_from_are_refused():
+    with pytest.raises(CorpusInputError, match=r"can learn from; give more text, or choose another --tokenizer$"):
+        train(["", " "], size=300, bpe=False)
+
+
+def test_piece_training_ignores_how_lines_end():
+    assert train(SENTENCES * 5, size=275, bpe=True) == train([f"{line} " for line in SENTENCES * 5], size=275, bpe=True)
+
+
+def test_words_are_closed_by_the_boundary():
+    assert words().encode("a b\n\n b a").tolist() == [2, 3, 0, 0, 3, 2]
+
+
+def test_all_three_kinds_of_line_end_count():
+    assert words().encode("a\r\nb\ra\n").tolist() == [2, 0, 3, 0, 2, 0]
+
+
+def test_unknown_words_get_the_unknown_id():
+    assert words().encode("a zebra\n").tolist() == [2, 1, 0]
+
+
+def test_a_lower_case_vocabulary_lowers_the_text():
+    assert words(lower_case=True).encode("A N\n").tolist() == [2, 4, 0]
+    assert words().encode("A N\n").tolist() == [1, 1, 0]
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "n"]), min_size=1).map(" ".join)).map("\n".join))
+def test_words_joined_by_blanks_come_back(text):
+    assert words().decode(words().encode(text)) == text
+
+
+def test_symbols_that_are_lacking_are_named():
+    with pytest.raises(VocabularyError, match=r'\(char, 2 symbols\) lacks "\?"; leave it out of the text'):
+        Vocab("char", ["a", "b"]).encode("ab?")
+    with pytest.raises(VocabularyError, match="lacks byte 0x0a"):
+        Vocab.of_bytes(b"abc").encode("a\nb")
+    with pytest.raises(VocabularyError, match='lacks "dog"'):
+        Vocab("word", ["<eos>", "a"], boundary=0).encode("a dog\n")
+
+
+def test_dropped_bytes_leave_the_text():
+    assert Vocab.of_bytes(b"ab", dropped=b"\n").encode("a\nb\n").tolist() == [0, 1]
+
+
+def test_an_unknown_character_decodes_to_the_replacement():
+    vocab = Vocab("char", ["<unk>", "a"], unknown=0)
+    assert vocab.decode(vocab.encode("aza")) == "a\ufffda"
+
+
+def test_symbols_are_printable(pieces):
+    vocab = Vocab.of_bytes(range(256))
+    assert [vocab.symbol(number) for number in (10, 65, 200)] == ["\\n", "A", "\\xc8"]
+    assert Vocab("char", ["\n", "e"]).symbol(0) == "\\n"
+    assert all(pieces.symbol(number).isprintable() for number in range(pieces.size))
+
+
+def test_json_keeps_everything(pieces):
+    for vocab in (words(lower_case=True), Vocab.of_bytes(b"ba", dropped=b"\n"), Vocab("char", ["x"]), pieces):
+        copy = Vocab.from_json(vocab.to_json())
+        assert copy.to_json() == vocab.to_json()
+        assert copy.fingerprint == vocab.fingerprint
+        assert (copy.kind, copy.size, copy.boundary, copy.unknown) == (
+            vocab.kind,
+            vocab.size,
+            vocab.boundary,
+            vocab.unknown,
+        )
+        assert copy.encode("x").tolist() == vocab.encode("x").tolist() if vocab.kind != "byte" else True
+
+
+def test_fingerprints_tell_vocabularies_apart():
+    prints = {
+        words().fingerprint,
+        words(lower_case=True).fingerprint,
+        Vocab("word", ["<eos>", "<unk>", "b", "a", "n"]).fingerprint,
+    }
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"kind": "byte"}', '{"kind": "glyph", "boundary": null, "unknown": null}']
+)
+def test_other_json_is_refused(text):
+    with pytest.raises(VocabularyError, match="this is no vocabulary of txl"):
+        Vocab.from_json(text)
+
+
+def test_json_is_canonical():
+    assert words().to_json() == json.dumps(json.loads(words().to_json()), sort_keys=True, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"), [(1, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4"), (793_470, "u4")]
+)
+def test_ids_take_the_smallest_type(size, kind):
+    assert smallest_kind(size) == np.dtype(kind)

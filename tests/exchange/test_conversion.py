@@ -1,0 +1,338 @@
+"""Weights of other systems: every tensor has one place, and what is read predicts what the oracle predicts."""
+
+import math
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from tests.core.foreign import (
+    CUTOFFS,
+    SIZES,
+    D,
+    H,
+    d,
+    draw_weights,
+    hugging_face_state_dict,
+    pytorch_state_dict,
+    tf_variables,
+)
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.errors import RecipeError, RunError
+from txlcli.exchange.conversion import our_shapes, pytorch_layout, tf_layout, to_hugging_face
+
+L, M, T = 5, 7, 13
+KINDS = {
+    "plain": {},
+    "plain_narrow": {"d_embed": 6, "tie_projections": (True,)},
+    "untied_tables": {"tie_embeddings": False},
+    "biases_per_layer": {"tie_biases": False},
+    "pre_released": {"norm": "pre_released"},
+    "cut": {"cutoffs": CUTOFFS},
+    "cut_narrow": {"cutoffs": CUTOFFS, "d_embed": 6},
+    "cut_narrow_nothing_tied": {
+        **{"cutoffs": CUTOFFS, "d_embed": 6, "tie_embeddings": False},
+        "tie_projections": (False, False, False),
+    },
+    "div_2": {"cutoffs": CUTOFFS, "div_val": 2},
+    "div_2_wide": {"cutoffs": CUTOFFS, "div_val": 2, "d_embed": 28},
+    "div_2_untied_tables": {"cutoffs": CUTOFFS, "div_val": 2, "tie_embeddings": False, "tie_biases": False},
+    "div_4": {"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32},
+    "div_4_every_projection_tied": {
+        **{"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32},
+        "tie_projections": (True, True, True),
+    },
+    "div_4_no_projection_tied": {
+        **{"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32, "tie_biases": False},
+        "tie_projections": (False, False, False),
+    },
+    "div_2_same_width_not_projected": {"cutoffs": CUTOFFS, "div_val": 2, "project_same_width": False},
+}
+IN_TF = [
+    kind
+    for kind, changed in KINDS.items()
+    if changed.get("tie_embeddings", True) and changed.get("norm", "post") == "post"
+]
+
+
+def layout_of(system, settings):
+    if system == "tf":
+        return tf_layout(settings, V)
+    return pytorch_layout(settings, V, hugging_face=system == "hugging_face")
+
+
+ALL = [(system, kind) for system in ("pytorch", "hugging_face", "tf") for kind in (IN_TF if system == "tf" else KINDS)]
+
+
+@pytest.mark.parametrize(("system", "kind"), ALL)
+def test_every_parameter_has_exactly_one_place(system, kind):
+    settings = model_settings(**KINDS[kind])
+    links = layout_of(system, settings).links
+    shapes = our_shapes(settings, V)
+    assert Counter(name for link in links for name in link.ours) == Counter(list(shapes))
+    assert set(Counter(name for link in links for name in link.theirs).values()) == {1}
+    for link in links:
+        assert sum(shapes[name].numel() for name in link.ours) == len(link.theirs) * math.prod(link.shape)
+
+
+@pytest.mark.parametrize(("system", "kind"), ALL)
+def test_what_is_written_reads_back_as_the_same_numbers(system, kind):
+    model = small_model(dtype=torch.float32, **KINDS[kind])
+    layout, ours = layout_of(system, model.settings), dict(model.named_parameters())
+    theirs = layout.write(ours)
+    assert all(tensor.is_contiguous() for tensor in theirs.values())
+    back = layout.read(theirs, our_shapes(model.settings, V), "here")
+    assert back.keys() == ours.keys()
+    assert all(back[name].equal(parameter) for name, parameter in ours.items())
+
+
+# --- what other systems wrote, by the oracle ------------------------------------------------------------------------
+
+WEIGHTS = {
+    "plain": {"cutoffs": ()},
+    "plain_narrow": {"cutoffs": (), "d_embed": 6, "tied": (True,)},
+    "cut": {},
+    "cut_narrow": {"d_embed": 6, "tied": (True, True, True)},
+    "div_2": {"div_val": 2},
+    "div_4_biases_per_layer": {"div_val": 4, "d_embed": 32, "tie_biases": False},
+    "div_2_no_projection_tied": {"div_val": 2, "tied": (False, False, False)},
+    "div_2_same_width_not_projected": {"div_val": 2, "project_same_width": False},
+}
+
+
+def settings_of(**kind):
+    """The settings that describe what `draw_weights(**kind)` draws."""
+    kind = {"cutoffs": CUTOFFS, **kind}
+    tied, tables = kind.pop("tied", None), kind.pop("tie_tables", True)
+    return TransformerSettings(**SIZES, **kind, tie_projections=tied, tie_embeddings=tables)
+
+
+def imported(system, theirs, settings):
+    """The model that the weights become, in float64: they themselves are exact."""
+    tensors = layout_of(system, settings).read(theirs, our_shapes(settings, V), "here")
+    model = TransformerXL(settings, V)
+    model.load_state_dict(tensors)
+    return model.double().eval()
+
+
+def predictions_of_both(model, weights):
+    tokens = draw_tokens(1, T)
+    got, _ = read_segments(model, tokens, [L, L, T - 2 * L], mem_len=M)
+    segments = [part.tolist() for part in tokens[0].split(L)]
+    expected, _ = reference.forward_segments(segments, weights, mem_len=M)
+    return got[0].detach().numpy(), np.concatenate(expected)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_weights_of_the_released_tf_code_predict_what_the_oracle_predicts(kind):
+    changed = WEIGHTS[kind]
+    weights = draw_weights(**changed)
+    theirs = tf_variables(weights, div_val=changed.get("div_val", 1), tied=changed.get("tied"))
+    np.testing.assert_allclose(*predictions_of_both(imported("tf", theirs, settings_of(**changed)), weights), rtol=1e-9)
+
+
+NO_BIASES_PER_LAYER = [kind for kind, changed in WEIGHTS.items() if changed.get("tie_biases", True)]
+PROJECTED = [kind for kind in WEIGHTS if "not_projected" not in kind]
+"""The PyTorch codes project every band where the bands differ."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NO_BIASES_PER_LAYER if kind in PROJECTED])
+def test_weights_of_the_released_pytorch_code_predict_what_the_oracle_predicts(kind):
+    changed = WEIGHTS[kind]
+    weights = draw_weights(**changed)
+    theirs = pytorch_state_dict(weights, div_val=changed.get("div_val", 1)) | {"pos_emb.inv_freq": torch.ones(7)}
+    model = imported("pytorch", theirs, settings_of(**changed))
+    np.testing.assert_allclose(*predictions_of_both(model, weights), rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", PROJECTED)
+def test_weights_of_hugging_face_predict_what_the_oracle_predicts(kind):
+    changed = WEIGHTS[kind]
+    weights = draw_weights(**changed)
+    theirs = hugging_face_state_dict(weights, div_val=changed.get("div_val", 1))
+    theirs["transformer.pos_emb.inv_freq"] = torch.ones(7)
+    model = imported("hugging_face", theirs, settings_of(**changed))
+    np.testing.assert_allclose(*predictions_of_both(model, weights), rtol=1e-9)
+
+
+def test_tables_of_their_own_are_read_for_the_softmax():
+    weights = draw_weights(div_val=2, tie_tables=False)
+    theirs = pytorch_state_dict(weights, div_val=2)
+    model = imported("pytorch", theirs, settings_of(div_val=2, tie_tables=False))
+    np.testing.assert_allclose(*predictions_of_both(model, weights), rtol=1e-9)
+
+
+def test_only_the_released_pytorch_code_counts_its_tails_from_the_end():
+    weights = draw_weights(div_val=2)
+    theirs = hugging_face_state_dict(weights, div_val=2)
+    bare = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in theirs.items()
+        if not name.endswith(("attn.r_w_bias", "attn.r_r_bias"))
+    }
+    got, expected = predictions_of_both(imported("pytorch", bare, settings_of(div_val=2)), weights)
+    first, second = CUTOFFS
+    given, wanted = np.exp(got), np.exp(expected)
+    np.testing.assert_allclose(given[:, first:second].sum(1), wanted[:, second:].sum(1), rtol=1e-9)
+    np.testing.assert_allclose(given[:, second:].sum(1), wanted[:, first:second].sum(1), rtol=1e-9)
+    np.testing.assert_allclose(given[:, :first], wanted[:, :first], rtol=1e-9)
+
+
+def test_a_band_that_is_not_projected_is_exported_with_the_identity():
+    model = small_model(dtype=torch.float32, cutoffs=CUTOFFS, div_val=2, project_same_width=False)
+    theirs = to_hugging_face(model)
+    assert theirs["transformer.word_emb.emb_projs.0"].equal(torch.eye(d))
+    assert theirs["crit.out_projs.0"].equal(torch.eye(d))
+    again = imported("hugging_face", theirs, settings_of(div_val=2))
+    tokens = draw_tokens(2, T)
+    expected, _ = read_segments(model.double(), tokens, [T], mem_len=M)
+    torch.testing.assert_close(read_segments(again, tokens, [T], mem_len=M)[0], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_become_float32(kind):
+    settings = settings_of()
+    theirs = {name: tensor.to(kind) for name, tensor in pytorch_state_dict(draw_weights()).items()}
+    ours = pytorch_layout(settings, V, hugging_face=False).read(theirs, our_shapes(settings, V), "here")
+    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
+    assert ours["encoding.content_bias"][0].equal(theirs["r_w_bias"].float())
+
+
+def test_what_is_read_stands_alone():
+    settings, theirs = settings_of(), pytorch_state_dict(draw_weights())
+    ours = pytorch_layout(settings, V, hugging_face=False).read(theirs, our_shapes(settings, V), "here")
+    for tensor in theirs.values():
+        tensor.zero_()
+    assert all(tensor.any() for tensor in ours.values())
+
+
+# --- what cannot be read -------------------------------------------------------------------------------------------
+
+
+WAY_OUT = "correct [model] with --recipe or --set"
+
+
+def refusal(theirs, system="hugging_face", **kind):
+    settings = settings_of(**kind)
+    with pytest.raises(RunError) as caught:
+        layout_of(system, settings).read(theirs, our_shapes(settings, V), "here")
+    return str(caught.value)
+
+
+def test_tensors_that_are_missing_are_named_and_counted():
+    theirs = hugging_face_state_dict(draw_weights())
+    del theirs["crit.cluster_bias"]
+    assert refusal(theirs) == f"here: lacks crit.cluster_bias; the settings do not describe these weights, {WAY_OUT}"
+    kept = {name: tensor for name, tensor in theirs.items() if "layers.1." not in name}
+    assert refusal(kept) == (
+        "here: lacks crit.cluster_bias, transformer.layers.1.dec_attn.layer_norm.bias, "
+        "transformer.layers.1.dec_attn.layer_norm.weight and 9 more; the settings do not describe these weights, "
+        f"{WAY_OUT}"
+    )
+
+
+def test_tensors_that_are_left_over_are_named_and_counted():
+    theirs = hugging_face_state_dict(draw_weights())
+    strange = {f"transformer.extra.{number}": torch.ones(1) for number in range(5)}
+    assert refusal(theirs | strange) == (
+        "here: has transformer.extra.0, transformer.extra.1, transformer.extra.2 and 2 more "
+        f"that the settings have no place for; {WAY_OUT}"
+    )
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes():
+    theirs = hugging_face_state_dict(draw_weights())
+    theirs["transformer.layers.1.dec_attn.o_net.weight"] = torch.ones(d, H * D - 1)
+    assert refusal(theirs) == (
+        "here: transformer.layers.1.dec_attn.o_net.weight has the shape (14, 32), the settings want (14, 33); "
+        f"{WAY_OUT}"
+    )
+
+
+def test_whole_numbers_are_no_weights():
+    theirs = hugging_face_state_dict(draw_weights())
+    theirs["transformer.r_w_bias"] = torch.ones(H, D, dtype=torch.int8)
+    theirs = {name: tensor for name, tensor in theirs.items() if ".dec_attn.r_w_bias" not in name}
+    assert (
+        refusal(theirs) == "here: transformer.r_w_bias holds torch.int8, which are no weights; convert them to float32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("crit.out_layers.0.weight", "transformer.word_emb.emb_layers.0.weight"),
+        ("crit.out_projs.1", "transformer.word_emb.emb_projs.1"),
+        ("transformer.layers.1.dec_attn.r_r_bias", "transformer.r_r_bias"),
+    ],
+)
+def test_what_the_settings_tie_must_be_the_same(name, first):
+    theirs = hugging_face_state_dict(draw_weights(div_val=2), div_val=2)
+    theirs[name] = theirs[name] + 1
+    assert refusal(theirs, div_val=2) == (
+        f"here: {name} differs from {first}, which the settings tie it to; untie them in [model] "
+        "(tie_embeddings, tie_projections or tie_biases)"
+    )
+
+
+def test_what_is_tied_may_stand_there_once():
+    weights = draw_weights(div_val=2)
+    theirs = hugging_face_state_dict(weights, div_val=2)
+    tied = ("crit.out_layers.", "crit.out_projs.1", "crit.out_projs.2")
+    kept = {name: t for name, t in theirs.items() if not name.startswith(tied) or name.endswith("bias")}
+    assert len(kept) == len(theirs) - 5
+    model = imported("hugging_face", kept, settings_of(div_val=2))
+    np.testing.assert_allclose(*predictions_of_both(model, weights), rtol=1e-9)
+
+
+def test_what_an_optimizer_left_in_tf_variables_is_no_weight():
+    theirs = tf_variables(draw_weights())
+    beside = {f"{name}/{slot}": tensor + 1 for name, tensor in theirs.items() for slot in ("Adam", "Adam_1")}
+    beside |= {"global_step": torch.tensor(7), "beta1_power": torch.tensor(0.5), "beta2_power": torch.tensor(0.5)}
+    settings = settings_of()
+    layout, shapes = tf_layout(settings, V), our_shapes(settings, V)
+    ours, expected = layout.read(theirs | beside, shapes, "here"), layout.read(theirs, shapes, "here")
+    assert all(ours[name].equal(tensor) for name, tensor in expected.items())
+    assert refusal(theirs | {"transformer/extra": torch.ones(1)}, "tf").startswith("here: has transformer/extra that")
+
+
+@pytest.mark.parametrize("system", ["pytorch", "hugging_face", "tf"])
+def test_the_embedding_tells_how_many_ids_the_weights_know(system):
+    weights = draw_weights(div_val=2)
+    theirs = {
+        "pytorch": pytorch_state_dict(weights, div_val=2),
+        "hugging_face": hugging_face_state_dict(weights, div_val=2),
+        "tf": tf_variables(weights, div_val=2),
+    }[system]
+    layout = layout_of(system, settings_of(div_val=2))
+    assert layout.vocab_size_of(theirs) == V
+    last = re.compile(r"emb_layers\.2|out_layers\.2\.weight|cutoff_2/lookup_table")  # tied: stored under either name
+    for name in [name for name in theirs if last.search(name)]:
+        del theirs[name]
+    assert layout.vocab_size_of(theirs) is None
+
+
+@pytest.mark.parametrize(
+    ("system", "changed", "message"),
+    [
+        ("pytorch", {"norm": "pre"}, 'norm = "pre" has a last norm that such weights lack; set it to "pre_released"'),
+        (
+            "hugging_face",
+            {"norm": "pre"},
+            'norm = "pre" has a last norm that such weights lack; set it to "pre_released"',
+        ),
+        ("tf", {"norm": "pre"}, 'norm = "pre" is not in the released TF code; set it to "post"'),
+        ("tf", {"norm": "pre_released"}, 'norm = "pre_released" is not in the released TF code; set it to "post"'),
+        ("tf", {"tie_embeddings": False}, "tie_embeddings = false is not in the released TF code; set it to true"),
+        ("tf", {"cutoffs": (5, V)}, f"cutoffs [5, {V}] reach beyond the vocabulary of {V}; each must be less"),
+    ],
+)
+def test_settings_that_a_system_cannot_have_are_refused(system, changed, message):
+    with pytest.raises(RecipeError) as caught:
+        layout_of(system, model_settings(**changed))
+    assert str(caught.value) == f"[model] {message}"

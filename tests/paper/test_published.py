@@ -1,0 +1,205 @@
+"""The paper's numbers: as many rows as printed, the recipes' own numbers, what the text of the paper says of them."""
+
+import dataclasses
+
+import pytest
+
+from corpora import CORPORA
+from txlcli.config import recipe
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.errors import UsageError
+from txlcli.paper import published
+from txlcli.paper.metrics import metric_of
+
+ROWS = {1: 10, 2: 11, 3: 7, 4: 13, 5: 11, 6: 12, 7: 3, 8: 7, 9: 4, 10: 4}
+
+# The row of each recipe that has one: table, citation, name.
+ROW_OF = {
+    "wt103": (1, None, "Transformer-XL Standard"),
+    "wt103-large": (1, None, "Transformer-XL Large"),
+    "wt103-large-tf": (1, None, "Transformer-XL Large"),
+    "adaptive-input-wt103": (1, "Baevski and Auli (2018)", "Adaptive Input"),
+    "qrnn-wt103": (1, "Merity et al. (2018)", "QRNN"),
+    "enwik8": (2, None, "12L Transformer-XL"),
+    "enwik8-18l": (2, None, "18L Transformer-XL"),
+    "enwik8-24l": (2, None, "24L Transformer-XL"),
+    "vanilla-enwik8": (2, "Al-Rfou et al. (2018)", "12L Transformer"),
+    "vanilla-enwik8-64l": (2, "Al-Rfou et al. (2018)", "64L Transformer"),
+    "text8-24l": (3, None, "24L Transformer-XL"),
+    "lm1b": (4, None, "Transformer-XL Base"),
+    "lm1b-large": (4, None, "Transformer-XL Large"),
+    "lm1b-large-tf": (4, None, "Transformer-XL Large"),
+    "ptb": (5, None, "Transformer-XL"),
+}
+LARGE = {"wt103-large", "wt103-large-tf", "lm1b-large", "lm1b-large-tf"}
+ELSEWHERE = {"wt103-ablation": 6, "lm1b-ablation": 7}
+
+
+def test_every_table_has_as_many_rows_as_printed():
+    assert {number: len(published.table(number).rows) for number in published.TABLES} == ROWS
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_a_table_knows_its_number_and_its_rows_are_unlike(number):
+    table = published.table(number)
+    assert table.number == number
+    assert len(set(table.rows)) == len(table.rows)
+
+
+def test_an_unknown_table_is_refused():
+    with pytest.raises(UsageError, match=r"^table 11: the paper's tables of numbers are 1 to 10$"):
+        published.table(11)
+
+
+def row_of(name):
+    number, citation, system = ROW_OF[name]
+    (row,) = (row for row in published.table(number).rows if (row.citation, row.name) == (citation, system))
+    return published.table(number), row
+
+
+@pytest.mark.parametrize("name", ROW_OF)
+def test_the_numbers_of_a_recipe_are_those_of_its_row(name):
+    settings = recipe.load(name)
+    table, row = row_of(name)
+    assert (settings.published.valid, settings.published.test) == (row.valid, row.test)
+    assert settings.corpus.store == table.corpus
+
+
+@pytest.mark.parametrize("name", sorted(set(ROW_OF) - LARGE))
+def test_the_parameters_of_a_recipe_begin_with_the_digits_printed(name):
+    # The released scripts of the four others count more than the paper prints for the large models.
+    printed = row_of(name)[1].parameters
+    unit = {"M": 10**6, "B": 10**9}[printed[-1]]
+    digits = len(printed.partition(".")[2]) - 1 if "." in printed else 0
+    step = unit // 10**digits
+    assert recipe.load(name).published.parameters // step == round(float(printed[:-1]) * unit) // step
+
+
+def test_every_recipe_with_numbers_stands_in_a_row():
+    with_numbers = {
+        name for name in recipe.packaged_names() if any(dataclasses.astuple(recipe.load(name).published)[2:])
+    }
+    assert with_numbers == set(ROW_OF) | set(ELSEWHERE)
+
+
+def test_the_recipes_of_the_ablations_are_the_first_rows_of_tables_6_and_7():
+    first = published.TABLE_6.rows[0]
+    ablation = recipe.load("wt103-ablation")
+    assert (ablation.published.valid, ablation.eval.mem_len, ablation.train.seg_len) == (
+        first.ppl_best,
+        first.attn_len,
+        first.backprop_len,
+    )
+    assert recipe.load("lm1b-ablation").published.test == published.TABLE_7.rows[0].ppl
+
+
+@pytest.mark.parametrize("table", published.BENCHMARKS, ids=lambda table: table.corpus)
+def test_the_best_row_without_finetuning_is_a_transformer_xl(table):
+    plain = [row for row in table.rows if row.mark != published.FINETUNED]
+    assert min(plain, key=lambda row: row.test).ours
+    assert all(row.citation for row in table.rows if not row.ours)
+    assert table.metric == metric_of(CORPORA[table.corpus].unit)
+
+
+def test_the_abstract_gives_the_best_results():
+    # "... to 0.99 on enwiki8, 1.08 on text8, 18.3 on WikiText-103, 21.8 on One Billion Word, and 54.5 on Penn Treebank"
+    best = {table.corpus: min(row.test for row in table.rows if row.ours) for table in published.BENCHMARKS}
+    assert best == {"enwik8": 0.99, "text8": 1.08, "wt103": 18.3, "lm1b": 21.8, "ptb": 54.52}
+
+
+def test_the_first_version_gives_the_former_best_results():
+    # "from 1.06 to 0.99 ..., from 1.13 to 1.08 ..., from 20.5 to 18.3 ..., from 23.7 to 21.8 ..., from 55.3 to 54.5"
+    others = {
+        table.corpus: min(row.test for row in table.rows if not row.ours and row.mark != published.FINETUNED)
+        for table in published.BENCHMARKS
+    }
+    assert others == {"enwik8": 1.06, "text8": 1.13, "wt103": 20.5, "lm1b": 23.7, "ptb": 55.3}
+
+
+def test_validation_results_stand_in_tables_1_and_5_only_and_are_near_the_test_results():
+    counts = [sum(row.valid is not None for row in table.rows) for table in published.BENCHMARKS]
+    assert counts == [5, 0, 0, 0, 10]
+    for table in (published.TABLE_1, published.TABLE_5):
+        for row in table.rows:
+            if row.valid is not None:
+                assert row.valid / row.test == pytest.approx(1, abs=0.05)
+
+
+def test_the_twelve_layers_need_17_percent_of_the_parameters_of_64():
+    ours, theirs = (row_of(name)[1] for name in ("enwik8", "vanilla-enwik8-64l"))
+    assert ours.test == theirs.test
+    assert int(ours.parameters[:-1]) / int(theirs.parameters[:-1]) == pytest.approx(0.17, abs=0.005)
+
+
+def test_rows_of_other_systems_are_as_printed():
+    def cells(number, place):
+        row = published.table(number).rows[place]
+        return (row.citation, row.name, row.parameters, row.valid, row.test)
+
+    assert cells(1, 3) == ("Grave et al. (2016b)", "LSTM + Neural cache", None, None, 40.8)
+    assert cells(1, 6) == ("Rae et al. (2018)", "Hebbian + Cache", None, 29.7, 29.9)
+    assert cells(2, 5) == ("Knol (2017)", "cmix v13", None, None, 1.23)
+    assert cells(3, 1) == ("Chung et al. (2016)", "LN HM-LSTM", "35M", None, 1.29)
+    assert cells(4, 6) == ("Shazeer et al. (2017)", "Low-Budget MoE", "~5B", None, 34.1)
+    assert cells(5, 10) == ("Yang et al. (2017)", "MoS+Finetune", "22M", 56.54, 54.44)
+    assert published.TABLE_1.rows[3].year == 2016
+    assert published.TABLE_5.rows[8].year == 2019
+    assert published.TABLE_5.rows[8].label == "Dai et al. (2019) - Transformer-XL"
+
+
+def test_marks_are_those_printed():
+    marks = {table.number: [row.mark for row in table.rows if row.mark] for table in published.BENCHMARKS}
+    assert marks == {1: ["◊"], 2: [], 3: [], 4: ["◊"] * 2, 5: ["†"] * 2}
+
+
+@pytest.mark.parametrize("number", [6, 10])
+def test_no_ablation_is_better_at_the_length_of_training_than_at_the_best_length(number):
+    rows = published.table(number).rows
+    assert published.table(number).split == "valid"
+    assert all(row.ppl_init is None or row.ppl_init >= row.ppl_best for row in rows)
+    # "Increasing the attention length during evaluation improves performance only when our ... encoding is used."
+    improved = [row for row in rows if row.ppl_init is not None and row.ppl_init > row.ppl_best]
+    assert {row.encoding for row in improved} == {"Ours"}
+
+
+def test_the_first_rows_of_tables_6_and_10_are_the_same():
+    six, ten = published.TABLE_6.rows, published.TABLE_10.rows
+    assert [dataclasses.replace(row, remark=None) for row in (six[0], six[2])] == list(ten[:2])
+    assert [row.backprop_len for row in ten] == [128, 128, 176, 172]
+    assert [row.ppl_best for row in ten[2:]] == [27.98, 28.83]
+
+
+def test_the_151m_rows_of_table_6_agree_with_table_1_and_get_better_with_length():
+    rows = published.TABLE_6.rows[-3:]
+    assert [(row.attn_len, row.ppl_best) for row in rows] == [(640, 23.09), (450, 23.16), (300, 23.35)]
+    assert round(rows[0].ppl_best, 1) == row_of("wt103")[1].valid
+    assert [row.ppl_init for row in rows] == [23.43, None, None]
+    assert {row.backprop_len for row in rows} == {None}
+
+
+def test_encodings_are_words_of_recipes():
+    positions = {row.position for table in (published.TABLE_6, published.TABLE_10) for row in table.rows}
+    assert positions == set(published.POSITIONS.values())
+    for position in positions:
+        wide = {"n_positions": 128} if position in ("learned", "shaw") else {}
+        shape = {"n_layers": 2, "d_model": 6, "n_heads": 3, "d_head": 2, "d_inner": 5}
+        assert TransformerSettings(**shape, position=position, **wide).position == position
+
+
+def test_effective_context_is_80_percent_longer_than_that_of_recurrent_networks():
+    recl = {row.model: row.recl for row in published.TABLE_8.rows}
+    assert recl["Transformer-XL 151M"][0] / recl["QRNN"][0] == pytest.approx(1.8)
+    assert recl["Transformer-XL 128M"][0] / recl["Transformer"][0] == pytest.approx(5.5, abs=0.05)  # "450% longer"
+    assert [row.group for row in published.TABLE_8.rows] == [1] * 3 + [2] * 4
+    assert all(list(row.recl) == sorted(row.recl, reverse=True) for row in published.TABLE_8.rows)
+    assert len(published.TOP_R) == 3
+
+
+def test_the_slowdown_grows_with_the_attention_length():
+    assert published.SLOWDOWN_BY_ATTN_LEN == {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+    assert list(published.SLOWDOWN_BY_ATTN_LEN) == [800, 1800, 2800, 3800]
+
+
+def test_the_benchmark_of_a_corpus_is_its_table():
+    numbers = {name: table and table.number for name in CORPORA for table in [published.benchmark(name)]}
+    assert numbers == {"wt103": 1, "enwik8": 2, "text8": 3, "lm1b": 4, "ptb": 5, "stdlib": None}

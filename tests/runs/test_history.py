@@ -1,0 +1,300 @@
+"""What a run has recorded, read back: states, best and last, speed and hours, damage."""
+
+import json
+
+import pytest
+
+from tests.runs.test_run_folder import FACTS
+from txlcli.config import recipe
+from txlcli.errors import RunError
+from txlcli.runs import history, run_folder
+from txlcli.runs.run_folder import Run
+
+SETTINGS = recipe.load("enwik8", ["train.max_steps=40", "train.batch_size=3", "train.seg_len=7"])
+TOKENS = 3 * 7
+
+
+def report(step, loss_nats=2.0, **more):
+    return {"kind": "train", "step": step, "loss_nats": loss_nats, "tokens_per_s": 42.0, **more}
+
+
+def valid(step, loss_nats, **more):
+    return {"kind": "valid", "step": step, "loss_nats": loss_nats, "tokens": 11, "seconds": 5.0, **more}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Run(run_folder.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
+    run_folder.create(made, "{}", force=False)
+    return made
+
+
+def save(run, name="last.safetensors", **state):
+    header = json.dumps({"__metadata__": {"txl": json.dumps({"format": 1, **state})}}).encode()
+    (run.folder / name).write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def read(run, *reports, evals=()):
+    for line in reports:
+        run.append_metrics(line)
+    if evals:
+        save(run, "best.safetensors", step=20)
+        history.record(run, evals)
+    return history.read(run)
+
+
+def refusal(run):
+    with pytest.raises(RunError) as caught:
+        history.read(run)
+    return str(caught.value)
+
+
+def test_a_run_without_records_has_none(run):
+    found = history.read(run)
+    assert (found.reports, found.evals, found.step, found.state) == ((), (), 0, "interrupted")
+    assert (found.best_valid, found.last_valid, found.last_train, found.tokens_per_s) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("saved", "reported", "state"), [(40, 40, "finished"), (20, 20, "unfinished"), (20, 30, "interrupted")]
+)
+def test_the_state_follows_from_what_is_saved_and_what_was_reported(run, saved, reported, state):
+    save(run, step=saved, validated=saved)
+    found = read(run, report(reported))
+    assert (found.step, found.state) == (saved, state)
+
+
+def test_a_run_that_owes_its_last_validation_has_not_finished(run):
+    save(run, step=40, validated=20)
+    assert read(run, report(40)).state == "unfinished"
+
+
+def test_a_training_that_never_saved_was_interrupted_at_its_last_report(run):
+    found = read(run, report(10), report(20))
+    assert (found.step, found.state) == (20, "interrupted")
+
+
+def test_imported_weights_are_no_training(run):
+    save(run, "best.safetensors", step=0, imported_from="elsewhere")
+    assert history.read(run).state == "imported"
+
+
+def test_the_checkpoint_to_go_on_from_is_asked_before_the_best_one(run):
+    save(run, "best.safetensors", step=20)
+    assert history.read(run).step == 20
+    save(run, step=30)
+    assert history.read(run).step == 30
+
+
+def test_the_header_of_a_real_checkpoint_is_read_without_its_tensors(run):
+    import torch
+
+    from txlcli.core.training import checkpoint
+
+    checkpoint.save(run.folder / "last.safetensors", checkpoint.Checkpoint({"model.w": torch.ones(3)}, {"step": 17}))
+    assert history.read(run).saved == {"format": 1, "step": 17}
+
+
+def test_best_and_last_validation_are_told_apart(run):
+    found = read(run, report(10), valid(10, 1.5), report(20), valid(20, 1.25), valid(30, 1.75), valid(35, None))
+    assert found.best_valid["step"] == 20
+    assert found.last_valid["step"] == 35
+    assert found.last_train["step"] == 20
+
+
+def row(loss_nats, **changed):
+    common = {"split": "test", "whole": True, "loss_nats": loss_nats, "step": 20, "weights": "best.safetensors"}
+    return {**common, **changed}
+
+
+def test_a_result_is_of_a_whole_split_by_the_model_alone(run):
+    evals = [
+        row(1.75),
+        row(1.5, method="model"),
+        row(1.25, method="cache 100"),
+        row(1.125, whole=False),
+        row(1.0, split="valid"),
+        row(0.875, split=None),
+        row(None),
+    ]
+    found = read(run, evals=evals)
+    assert [one["loss_nats"] for one in found.evals_of("test")] == [1.75, 1.5, None]
+    assert [one["loss_nats"] for one in found.evals_of("valid")] == [1.0]
+    assert found.evals_of("train") == []
+    assert found.test_result[0]["loss_nats"] == 1.5
+
+
+def test_the_reading_of_test_is_chosen_on_valid(run):
+    evals = [
+        row(1.5, mem_len=64),
+        row(1.4, mem_len=128),
+        row(1.3, mem_len=256),
+        row(1.9, mem_len=64, split="valid"),
+        row(1.8, mem_len=128, split="valid"),
+        row(1.7, mem_len=512, split="valid"),  # test was never read so
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["mem_len"], readings) == (128, 1)
+
+
+def test_another_batch_or_precision_is_another_reading_and_the_newest_of_one_counts(run):
+    evals = [row(1.5, lanes=1), row(1.4, lanes=10), row(1.45, lanes=10, precision="bf16"), row(1.6, lanes=10)]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.45, 3)
+
+
+def test_windows_are_one_reading_whatever_an_older_row_says_of_segments(run):
+    windows = {"mem_len": 0, "attn_len_max": 64, "stride": 1}
+    older = {"seg_len": 80, "same_length": "m"}
+    evals = [
+        row(1.5, **windows, **older),
+        row(1.4, mem_len=128, **older),
+        row(1.7, split="valid", **windows, seg_len=None, same_length=None),
+        row(1.8, split="valid", mem_len=128, **older),
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.5, 1)
+
+
+def test_a_window_longer_than_one_of_two_texts_is_one_reading(run):
+    evals = [
+        row(1.5, mem_len=0, attn_len=400, attn_len_min=400, attn_len_max=400, stride=1),
+        row(1.4, mem_len=0, attn_len=420, attn_len_min=420, attn_len_max=420, stride=1),
+        row(1.7, split="valid", mem_len=0, attn_len=400, attn_len_min=300, attn_len_max=300, stride=1),
+        row(1.8, split="valid", mem_len=0, attn_len_min=420, attn_len_max=420, stride=1),  # of an earlier version
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.5, 1)
+
+
+def test_a_memory_longer_than_the_lanes_of_one_of_two_texts_is_one_reading(run):
+    evals = [
+        row(1.5, mem_len=640, attn_len_min=500, attn_len_max=500, batch_size=64, lanes=63),
+        row(1.4, mem_len=64, attn_len_min=64, attn_len_max=64),
+        row(1.7, split="valid", mem_len=640, attn_len_min=640, attn_len_max=640, batch_size=64, lanes=64),
+        row(1.8, split="valid", mem_len=64, attn_len_min=64, attn_len_max=64),
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.5, 1)
+
+
+def test_of_a_split_that_was_prepared_again_the_last_one_counts(run):
+    evals = [
+        row(1.0, mem_len=64, split_sha256="first"),
+        row(1.25, mem_len=128),  # of an earlier version
+        row(1.5, mem_len=64, split_sha256="second"),
+        row(0.5, mem_len=64, split_sha256="third", may_be_learned=True),
+        row(0.5, mem_len=256, split_sha256="second", may_be_learned=True),
+    ]
+    found = read(run, evals=evals)
+    assert [one["loss_nats"] for one in found.evals_of("test")] == [1.25, 1.5]
+    assert found.test_result[0]["loss_nats"] == 1.25
+
+
+def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(run):
+    evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["mem_len"], readings) == (128, 3)
+
+
+def test_results_of_weights_that_are_gone_count_no_more(run):
+    save(run, step=40)  # what the run would go on from is not what is evaluated
+    evals = [
+        row(1.0, step=10, split="valid"),
+        row(1.1, step=10),
+        row(1.2, weights="last.safetensors"),
+        row(1.5),
+        row(1.3, step=40, weights="last.safetensors"),
+    ]
+    result, readings = read(run, evals=evals).test_result
+    assert (result["loss_nats"], readings) == (1.5, 1)
+    save(run, "best.safetensors", step=30)
+    assert history.read(run).test_result == (None, 0)
+    (run.folder / "best.safetensors").unlink()
+    assert history.read(run).test_result[0]["loss_nats"] == 1.3
+
+
+def test_without_evaluations_there_is_no_result(run):
+    assert read(run).test_result == (None, 0)
+
+
+def test_tokens_per_second_are_all_tokens_through_all_seconds(run):
+    # 10 steps at 42 and 20 at 21 tokens/s: 30 x 21 tokens in 5 s and 20 s.
+    found = read(run, report(10), report(30, tokens_per_s=21.0), report(35, tokens_per_s=None))
+    assert found.tokens_per_step == TOKENS
+    assert found.tokens_per_s == pytest.approx(30 * TOKENS / 25)
+
+
+def test_hours_are_those_of_steps_and_validations(run):
+    found = read(run, report(10), valid(10, 1.5), report(30, tokens_per_s=21.0))
+    assert found.hours() == pytest.approx([5 / 3600, 10 / 3600, 30 / 3600])
+
+
+@pytest.mark.parametrize("line", [report(20, tokens_per_s=None), valid(20, 1.5, seconds=None)])
+def test_hours_are_not_guessed(run, line):
+    assert read(run, report(10), line).hours() is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "3", "[]", "{}", '{"kind": "train", "step": "1", "loss_nats": 2}', '{"kind": "train", "step": 1}', ""]
+)
+def test_a_damaged_line_is_named_with_its_number(run, text):
+    good = json.dumps(report(10))
+    (run.folder / "metrics.jsonl").write_text(f"{good}\n{text}\n{good}\n")
+    expected = "runs/mine/metrics.jsonl: line 2 is damaged; delete that line to read the others"
+    assert refusal(run) == expected
+
+
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", '"low"', "[]"])
+def test_a_loss_that_is_no_number_is_damage(run, loss):
+    (run.folder / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": 1, "loss_nats": {loss}}}\n')
+    assert refusal(run).startswith("runs/mine/metrics.jsonl: line 1 is damaged")
+
+
+def test_a_line_that_is_being_written_is_left_out(run):
+    run.append_metrics(report(10))
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tr')
+    assert [line["step"] for line in history.read(run).reports] == [10]
+
+
+def test_damaged_evaluations_are_named(run):
+    (run.folder / "evals.jsonl").write_text("{}\n")
+    assert refusal(run) == "runs/mine/evals.jsonl: line 1 is damaged; delete that line to read the others"
+
+
+def test_metrics_of_other_bytes_are_named(run):
+    (run.folder / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
+    message = refusal(run)
+    assert message.startswith("runs/mine/metrics.jsonl: cannot be read (")
+    assert message.endswith("; restore it from a copy, or delete it")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"{}", (1).to_bytes(8, "little") + b"{"]
+)
+def test_a_damaged_checkpoint_is_named(run, data):
+    (run.folder / "last.safetensors").write_bytes(data)
+    message = refusal(run)
+    assert message.startswith("runs/mine/last.safetensors: damaged checkpoint (")
+    assert message.endswith("; restore it from a copy or train again")
+
+
+def test_rows_are_added_behind_older_ones_and_behind_half_a_line(run):
+    history.record(run, [row(2.0), row(1.5)])
+    history.record(run, [row(1.0, name="é")])
+    assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5, 1.0]
+    with (run.folder / "evals.jsonl").open("a") as file:
+        file.write('{"half')
+    history.record(run, [row(0.5)])
+    lines = (run.folder / "evals.jsonl").read_text().splitlines()
+    assert lines[3] == '{"half'
+    assert json.loads(lines[4]) == row(0.5)
+    assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
+
+
+def test_a_row_without_a_line_end_is_kept(run):
+    (run.folder / "evals.jsonl").write_text(json.dumps(row(2.0)))
+    history.record(run, [row(1.5)])
+    assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5]

@@ -1,0 +1,128 @@
+"""Stores by name, runs with their weights."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.core.builders import model_settings
+from txlcli.config import recipe
+from txlcli.core.model.registry import count_parameters
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint, grouped
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import RunError, StoreError, UsageError, VocabularyError
+from txlcli.runs import loading, run_folder
+from txlcli.runs.run_folder import Run
+
+VOCAB = Vocab("char", list("abc \n"))
+SETTINGS = dataclasses.replace(recipe.load("enwik8"), model=model_settings())
+
+
+def saved_run(runs_dir, name="mine", *, best=False):
+    """A run with the weights of a fresh model; its best weights, where wanted, are all zero."""
+    run = Run(
+        folder=runs_dir / name,
+        recipe_name="enwik8",
+        settings=SETTINGS,
+        vocab_fingerprint=VOCAB.fingerprint,
+        vocab_size=VOCAB.size,
+        parameters=count_parameters(SETTINGS.model, VOCAB.size),
+        metric="bpc",
+    )
+    run_folder.create(run, VOCAB.to_json(), force=False)
+    model = TransformerXL(SETTINGS.model, VOCAB.size)
+    weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
+    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(grouped("model", weights), {"step": 3}))
+    if best:
+        zeros = {key: torch.zeros_like(value) for key, value in weights.items()}
+        checkpoint.save(run.folder / run_folder.BEST, Checkpoint(grouped("model", zeros), {"step": 2}))
+    return run, weights
+
+
+def open_run(runs_dir, wanted="mine", **changed):
+    return loading.open_run(wanted, runs_dir, **{"device": "cpu", "precision": None, **changed})
+
+
+def test_a_run_comes_with_its_weights_and_its_vocabulary(tmp_path):
+    run, weights = saved_run(tmp_path)
+    opened = open_run(tmp_path)
+    assert opened.run == run
+    assert opened.vocab.symbols == VOCAB.symbols
+    assert opened.precision == "fp32"
+    assert not opened.model.training
+    assert all(parameter.equal(weights[name]) for name, parameter in opened.model.named_parameters())
+
+
+def test_the_mean_of_the_weights_is_taken_where_the_last_checkpoint_has_one(tmp_path):
+    run, weights = saved_run(tmp_path)
+    mean = {key: torch.full_like(value, 0.5) for key, value in weights.items()}
+    tensors = {**grouped("model", weights), **grouped("average", mean)}
+    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(tensors, {"step": 3}))
+    opened = open_run(tmp_path)
+    assert all((parameter == 0.5).all() for parameter in opened.model.parameters())
+    assert opened.checkpoint.tensors.keys() == grouped("average", mean).keys()
+
+
+def test_what_only_training_needs_takes_no_memory(tmp_path):
+    run, weights = saved_run(tmp_path)
+    more = {"optimizer.w.exp_avg": torch.ones(3), "memory.0.0": torch.ones(3), "rng.cpu": torch.ones(3)}
+    checkpoint.save(run.folder / run_folder.LAST, Checkpoint({**grouped("model", weights), **more}, {"step": 3}))
+    saved = open_run(tmp_path).checkpoint
+    assert saved.tensors.keys() == grouped("model", weights).keys()
+    assert saved.weights_digest() == checkpoint.load(run.folder / run_folder.LAST).weights_digest()
+
+
+def test_the_best_weights_are_taken_where_there_are_some(tmp_path):
+    saved_run(tmp_path, best=True)
+    opened = open_run(tmp_path)
+    assert opened.checkpoint.state["step"] == 2
+    assert not any(parameter.any() for parameter in opened.model.parameters())
+
+
+def test_a_wished_precision_replaces_that_of_training(tmp_path):
+    saved_run(tmp_path)
+    assert open_run(tmp_path, precision="bf16").precision == "bf16"
+    with pytest.raises(UsageError, match="fp16 needs a CUDA device"):
+        open_run(tmp_path, precision="fp16")
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path):
+    run, _ = saved_run(tmp_path)
+    (run.folder / run_folder.LAST).unlink()
+    with pytest.raises(RunError, match="no such checkpoint; the run has not saved one yet"):
+        open_run(tmp_path)
+
+
+def test_a_vocabulary_of_another_text_is_refused(tmp_path):
+    run, _ = saved_run(tmp_path)
+    (run.folder / run_folder.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
+    wrong = r"vocab.json: not the vocabulary that the weights belong to; restore it from a copy$"
+    with pytest.raises(VocabularyError, match=wrong):
+        open_run(tmp_path)
+
+
+def test_a_damaged_vocabulary_is_named(tmp_path):
+    run, _ = saved_run(tmp_path)
+    (run.folder / run_folder.VOCAB).write_text(VOCAB.to_json()[:-9])
+    damaged = r"vocab.json: this is no vocabulary of txl \(JSONDecodeError: .*\); restore it from a copy$"
+    with pytest.raises(VocabularyError, match=damaged):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("store", "command"),
+    [
+        ("ptb", "txl prepare ptb"),
+        ("lm1b-released", "txl prepare lm1b --released-convention"),
+        ("stdlib-word", "txl prepare stdlib --tokenizer word"),
+        ("ptb-sp8000", "txl prepare ptb --tokenizer sentencepiece --vocab-size 8000"),
+        ("ptb-bpe500", "txl prepare ptb --tokenizer sentencepiece --vocab-size 500 --sp-type bpe"),
+        ("my-diary", "txl prepare PATH --name my-diary"),
+    ],
+)
+def test_a_missing_store_gives_the_command_that_makes_it(tmp_path, store, command):
+    with pytest.raises(StoreError) as caught:
+        loading.open_store(store, tmp_path)
+    assert str(caught.value) == f'no token store at {tmp_path / store}.h5; run "{command}" first'

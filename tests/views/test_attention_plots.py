@@ -1,0 +1,137 @@
+"""The pictures of attention show the numbers they were given, where one looks for them."""
+
+import warnings
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from tests.views.test_plots import MAGIC
+from txlcli.core.measures.attention_maps import strongest
+from txlcli.views import attention_plots, plots
+from txlcli.views.attention_plots import HeadPicture
+
+N, H, DISTANCES = 3, 2, 7
+
+
+def some_attention(seed=0):
+    """(N, H, n), each row summing to 1."""
+    drawn = np.random.default_rng(seed).random((N, H, DISTANCES)) + 0.01
+    return drawn / drawn.sum(-1, keepdims=True)
+
+
+def head(rows=5, places=11):
+    attention = np.random.default_rng(1).random((rows, places))
+    attention[2, :3] = np.nan
+    return HeadPicture("head 1.1", attention, strongest(attention))
+
+
+@pytest.mark.parametrize("ending", plots.FORMATS)
+def test_every_figure_is_a_file_of_the_wished_format(tmp_path, ending):
+    paths = [tmp_path / f"{name}{ending}" for name in ("five", "six", "seven")]
+    attention_plots.draw_by_distance(paths[0], some_attention(), title="five")
+    attention_plots.draw_heads(paths[1], [head()], targets=list("abcde"), context=list("fghijklmnop"), title="six")
+    attention_plots.draw_terms(paths[2], {"a": some_attention(), "b": some_attention(1)}, title="seven")
+    assert all(path.read_bytes().startswith(MAGIC[ending]) for path in paths)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that would have been written."""
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    return figures
+
+
+def test_heads_are_rows_from_the_first_layer_up_and_distance_0_is_at_the_right(drawn, tmp_path):
+    attention = some_attention()
+    attention_plots.draw_by_distance(tmp_path / "five.png", attention, title="Attention")
+    axes = drawn[0].axes[0]
+    (image,) = axes.images
+    shown = np.array(image.get_array())
+    assert shown.shape == (N * H, DISTANCES)
+    np.testing.assert_array_equal(shown[0], attention[0, 0, ::-1])
+    np.testing.assert_array_equal(shown[3], attention[1, 1, ::-1])
+    assert image.origin == "lower"
+    assert image.get_extent() == [-6.5, 0.5, -0.5, 5.5]
+    ticks = dict(zip(axes.get_xticks(), (label.get_text() for label in axes.get_xticklabels()), strict=True))
+    assert ticks == {-distance: str(distance) for distance in range(DISTANCES)}
+    layers = {label.get_text(): place for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)}
+    assert layers == {"1": 0.5, "2": 2.5, "3": 4.5}
+
+
+def test_higher_attention_is_darker(drawn, tmp_path):
+    attention = np.array([[[0.001, 0.01, 0.1, 0.889]]])
+    attention_plots.draw_by_distance(tmp_path / "five.png", attention, title="Attention")
+    (image,) = drawn[0].axes[0].images
+    brightness = image.to_rgba(image.get_array())[0, :, :3].sum(-1)
+    assert (np.diff(brightness) > 0).all()  # distance 3, the most, is at the left
+
+
+def test_terms_stand_side_by_side_on_one_scale(drawn, tmp_path):
+    terms = {"a": some_attention(), "b": some_attention(1), "d": some_attention(2)}
+    attention_plots.draw_terms(tmp_path / "seven.png", terms, title="Terms")
+    panels = [axes for axes in drawn[0].axes if axes.images]
+    assert [axes.get_title()[:3] for axes in panels] == ["(a)", "(b)", "(d)"]
+    for axes, attention in zip(panels, terms.values(), strict=True):
+        np.testing.assert_array_equal(axes.images[0].get_array()[1], attention[0, 1, ::-1])
+    assert len({axes.images[0].norm for axes in panels}) == 1
+
+
+def test_marked_places_are_red_seen_ones_grey_and_unseen_ones_neither(drawn, tmp_path):
+    one = head()
+    attention_plots.draw_heads(
+        tmp_path / "six.png", [one], targets=list("abcde"), context=list("fghijklmnop"), title="six"
+    )
+    (axes,) = drawn[0].axes
+    picture = np.array(axes.images[0].get_array())
+    red, green, blue = np.moveaxis(picture, -1, 0)
+    assert one.marked.sum() == 4 * 3 + 2
+    np.testing.assert_array_equal(red > green + 0.1, one.marked)
+    grey = ~one.marked & ~np.isnan(one.attention)
+    assert ((red == green) & (green == blue))[grey].all()
+    np.testing.assert_allclose(picture[2, :3], np.tile(to_rgb(attention_plots.UNSEEN), (3, 1)))
+    assert [label.get_text() for label in axes.get_yticklabels()] == list("abcde")
+    assert [label.get_text() for label in axes.get_xticklabels()] == list("fghijklmnop")
+
+
+def test_more_attention_is_a_deeper_shade():
+    axes = Figure().add_subplot()
+    attention = np.array([[0.0, 0.01, 0.1, 0.3, 0.59]])
+    attention_plots._draw_head(axes, HeadPicture("", attention, np.zeros((1, 5), dtype=bool)))
+    shades = np.array(axes.images[0].get_array())[0, :, 0]
+    assert (np.diff(shades) < 0).all()
+    assert shades[0] == 1
+
+
+def test_a_long_context_is_measured_instead_of_spelled(drawn, tmp_path):
+    attention = np.random.default_rng(1).random((2, 640))
+    one = HeadPicture("head", attention, strongest(attention))
+    attention_plots.draw_heads(tmp_path / "six.png", [one, one], targets=["a", "b"], context=["x"] * 640, title="six")
+    axes = drawn[0].axes[-1]
+    ticks = dict(zip(axes.get_xticks(), (label.get_text() for label in axes.get_xticklabels()), strict=True))
+    assert ticks == {640 - before: str(before) for before in (1, 100, 200, 300, 400, 500, 600)}
+
+
+def test_names_of_tokens_are_drawn_as_they_are(tmp_path):
+    targets = [" ", "\\n", "$x$", "語🦊", "supercalifragilistic"]
+    assert [attention_plots._label(token) for token in targets] == ["␣", "⏎", "$x$", "□□", "supercalifrag…"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        context = ["$", "_", "^", "\\", "語", "{", "%", "é", " ", "a", "b"]
+        attention_plots.draw_heads(tmp_path / "six.png", [head()], targets=targets, context=context, title="six")
+
+
+@pytest.mark.parametrize(
+    ("distances", "expected"), [(1, [0]), (2, [0, 1]), (20, [0, 5, 10, 15]), (64, list(range(0, 64, 10)))]
+)
+def test_ticks_are_round_numbers(distances, expected):
+    assert attention_plots._round_distances(distances) == expected
+
+
+def test_one_distance_and_certain_heads_can_be_drawn(tmp_path):
+    attention_plots.draw_by_distance(tmp_path / "one.png", np.ones((1, 1, 1)), title="one")
+    attention_plots.draw_by_distance(tmp_path / "certain.png", np.eye(5)[None, :2], title="certain")
+    assert (tmp_path / "one.png").stat().st_size > 1000
+    assert (tmp_path / "certain.png").stat().st_size > 1000

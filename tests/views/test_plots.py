@@ -1,0 +1,110 @@
+"""Figures are real files of the wished format."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from txlcli.errors import TxlError, UsageError
+from txlcli.views import plots
+
+MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
+
+
+def draw(path, **changed):
+    curves = {"Transformer-XL": ([160, 640, 1600], [24.2, 23.4, 23.1]), "vanilla": ([160, 640], [30.0, 29.0])}
+    plots.draw_curves(path, curves, x_label="attention length", y_label="ppl", title="wt103 valid", **changed)
+
+
+@pytest.mark.parametrize("ending", plots.FORMATS)
+@pytest.mark.parametrize("log_y", [False, True])
+def test_the_ending_decides_the_format(tmp_path, ending, log_y):
+    path = tmp_path / f"curve{ending}"
+    plots.check_path(path)
+    draw(path, log_y=log_y)
+    assert path.read_bytes().startswith(MAGIC[ending])
+
+
+def test_a_capital_ending_is_an_ending(tmp_path):
+    plots.check_path(tmp_path / "curve.PNG")
+    draw(tmp_path / "curve.PNG")
+    assert (tmp_path / "curve.PNG").read_bytes().startswith(MAGIC[".png"])
+
+
+def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
+    draw(tmp_path / "curve.svg")
+    root = ElementTree.parse(tmp_path / "curve.svg").getroot()
+    names = {element.get("id", "") for element in root.iter()}
+    lines = [
+        element for element in root.iter("{http://www.w3.org/2000/svg}g") if element.get("id", "").startswith("line2d_")
+    ]
+    marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
+    assert "legend_1" in names
+    assert {3, 2} <= set(marks)
+
+
+def test_a_curve_without_marks_is_a_line_only(tmp_path):
+    draw(tmp_path / "curve.svg", styles={"vanilla": {"marker": ""}})
+    root = ElementTree.parse(tmp_path / "curve.svg").getroot()
+    groups = root.iter("{http://www.w3.org/2000/svg}g")
+    lines = [element for element in groups if element.get("id", "").startswith("line2d_")]
+    marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
+    assert 3 in marks
+    assert 2 not in marks
+
+
+def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
+    curve = {"run": ([1, 2, 3], [9000, 700, 600])}
+    plots.draw_curves(tmp_path / "curve.svg", curve, x_label="steps", y_label="ppl", title="log", log_y=True)
+    text = (tmp_path / "curve.svg").read_text()
+    assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
+
+
+@pytest.mark.parametrize("length", [8, 28, 29, 60])
+def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, length):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    curves = {f"{number}{'n' * (length - 1)}": ([1, 2], [3, 4]) for number in range(3)}
+    plots.draw_curves(tmp_path / "curve.png", curves, x_label="steps", y_label="ppl", title="runs")
+    figure = figures[0]
+    figure.canvas.draw()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert legend.y0 >= 0
+
+
+def test_lengths_on_a_logarithmic_axis_have_no_decimals(tmp_path):
+    curve = {"run": ([1, 64, 1024], [3, 2, 1])}
+    plots.draw_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)
+    text = (tmp_path / "curve.svg").read_text()
+    assert "<!-- 1,024 -->" in text
+    assert "<!-- 1.0 -->" not in text
+
+
+def test_a_missing_value_leaves_a_gap(tmp_path):
+    curve = {"run": ([1, 2, 3], [2.0, None, 3.0])}
+    plots.draw_curves(tmp_path / "curve.png", curve, x_label="x", y_label="y", title="gap")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["curve.txt", "curve", "curve.jpeg"])
+def test_another_ending_is_refused(tmp_path, name):
+    with pytest.raises(UsageError) as caught:
+        plots.check_path(tmp_path / name)
+    assert str(caught.value) == (
+        f"--plot {tmp_path / name}: the ending decides the format; use one of .png, .svg, .pdf"
+    )
+
+
+def test_a_missing_folder_is_refused():
+    with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
+        plots.check_path(Path("nowhere/curve.png"))
+
+
+def test_a_figure_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "curve.png").mkdir()
+    with pytest.raises(TxlError) as caught:
+        draw(tmp_path / "curve.png")
+    assert str(caught.value) == (
+        f"{tmp_path / 'curve.png'}: the figure cannot be written (Is a directory); check the folder"
+    )

@@ -1,0 +1,106 @@
+"""The scales: every model can be built, and its words are the same at all of them."""
+
+import dataclasses
+
+import pytest
+
+from txlcli.core.model.registry import count_parameters
+from txlcli.errors import UnknownNameError
+from txlcli.paper import published
+from txlcli.workflows.reproduction import scales
+from txlcli.workflows.reproduction.items import ITEMS, chosen
+from txlcli.workflows.reproduction.reach import GROUPS, MODELS
+
+EVERY = {
+    "paper": scales.get("paper", ptb_is_here=True),
+    "small": scales.get("small", ptb_is_here=True),
+    "tiny": scales.get("tiny", ptb_is_here=True),
+    "tiny without ptb": scales.get("tiny", ptb_is_here=False),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_item_has_its_models_and_every_model_a_text(name):
+    scale = EVERY[name]
+    assert {key for item in ITEMS.values() for key in item.models} == set(scale.models)
+    for model in scale.models.values():
+        assert model.settings().corpus.store in scale.texts
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_model_can_be_built(name):
+    for model in EVERY[name].models.values():
+        settings = model.settings()
+        assert count_parameters(settings.model, settings.published.vocab_size or 300_000) > 0
+
+
+def test_rows_of_the_ablation_are_what_the_paper_s_table_says():
+    for scale in EVERY.values():
+        keys = ITEMS["table6"].models[:9]
+        for row, key in zip(published.TABLE_6.rows, keys, strict=False):
+            settings = scale.models[key].settings()
+            assert (settings.train.mem_len > 0) == row.recurrence
+            assert settings.model.position == row.position
+            assert settings.train.loss_part == row.loss_part
+        lengths = [scale.models[key].settings().train.seg_len for key in ITEMS["table10"].models]
+        assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer where there is no memory to keep
+
+
+def knows_distances(settings):
+    return settings.model.position in ("relative", "shaw")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_without_recurrence_distances_are_those_of_a_segment(name):
+    for key, model in EVERY[name].models.items():
+        if "alone" in key:
+            settings = model.settings()
+            assert settings.reading().max_distance == (settings.train.seg_len if knows_distances(settings) else None)
+
+
+def test_at_the_paper_s_scale_the_models_are_the_packaged_recipes():
+    models = scales.PAPER.models
+    for row, key in zip(published.TABLE_10.rows, ITEMS["table10"].models, strict=True):
+        assert models[key].settings().train.seg_len == row.backprop_len
+    assert models["words-xl"] == scales.Model("words-xl", "wt103")
+    assert models["bytes-xl-24"].settings().published.test == 0.99
+
+
+def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps():
+    for key, model in EVERY["small"].models.items():
+        small, paper = model.settings(), scales.PAPER.models[key].settings()
+        assert small.train.max_steps == min(20_000, paper.train.max_steps)
+        share = paper.train.warmup_steps / paper.train.max_steps
+        assert small.train.warmup_steps == pytest.approx(share * small.train.max_steps, abs=1)
+        if not paper.model.recurrent_state:
+            assert small.model.n_layers == -(-paper.model.n_layers // 3)
+        same = dataclasses.replace(small.model, n_layers=paper.model.n_layers)
+        assert same == paper.model
+
+
+def test_a_text_that_stands_for_penn_treebank_has_runs_of_its_own():
+    names = {name: EVERY[name].run_name("ptb-xl", 1) for name in ("tiny", "tiny without ptb")}
+    assert names == {"tiny": "tiny-ptb-xl-on-ptb-1", "tiny without ptb": "tiny-ptb-xl-on-tiny-words-1"}
+
+
+def test_penn_treebank_stands_for_itself_at_tiny_scale_where_it_is_there():
+    stores = {name: EVERY[name].models["ptb-xl"].settings().corpus.store for name in ("tiny", "tiny without ptb")}
+    assert stores == {"tiny": "ptb", "tiny without ptb": "tiny-words"}
+
+
+def test_one_model_that_plays_two_parts_is_trained_once():
+    tiny = EVERY["tiny"]
+    assert tiny.run_name("short-xl", 1) == tiny.run_name("ablation-xl-full", 1) == "tiny-ablation-xl-full-1"
+    assert scales.PAPER.run_name("short-xl", 1) == "paper-short-xl-1"
+
+
+def test_groups_are_those_of_table_8():
+    assert [row.group for row in published.TABLE_8.rows] == [1] * len(GROUPS[0]) + [2] * len(GROUPS[1])
+    assert len(MODELS) == len(published.TABLE_8.rows)
+
+
+def test_items_come_in_the_paper_s_order_and_all_is_every_one():
+    assert chosen(["figure3", "table2", "table2"]) == ["table2", "figure3"]
+    assert chosen(["all"]) == list(ITEMS)
+    with pytest.raises(UnknownNameError, match='unknown table or figure "tabel6"; did you mean "table6"'):
+        chosen(["tabel6"])

@@ -1,0 +1,130 @@
+"""What of a run may stand beside the paper's numbers, and what may not."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs.test_run_folder import FACTS
+from txlcli.config import recipe
+from txlcli.paper import published
+from txlcli.runs.history import History
+from txlcli.runs.run_folder import Run
+from txlcli.workflows.ranking import corpus_of, standing
+
+SCORED = {  # tokens of valid and test that are predicted, and V
+    "wt103": (217_646, 245_569, 267_735),
+    "enwik8": (4_999_999, 4_999_999, 205),
+    "text8": (4_999_999, 4_999_999, 27),
+    "ptb": (73_760, 82_430, 10_000),
+    "lm1b": (None, 159_658, 793_470),
+}
+
+
+def scored_row(tokens, **changed):
+    common = {"split": "test", "whole": True, "tokens": tokens, "loss_nats": 3.0, "attn_len_max": 640, "step": 1500}
+    return {**common, "weights": "last.safetensors", **changed}
+
+
+def valid_report(tokens, loss_nats=3.5):
+    return {"kind": "valid", "step": 1000, "loss_nats": loss_nats, "tokens": tokens}
+
+
+def history(name, *, vocab_size=None, reports=(), evals=(), store=None):
+    settings = recipe.load(name if name != "novel" else "stdlib", [f"corpus.store={store or name}"])
+    size = SCORED[name][2] if vocab_size is None else vocab_size
+    run = Run(Path("runs/mine"), **{**FACTS, "settings": settings, "vocab_size": size})
+    return History(run, tuple(reports), tuple(evals), {"step": 1500}, evaluated_step=1500)
+
+
+def both(name, **changed):
+    valid, test, _ = SCORED[name]
+    return history(name, reports=[valid_report(valid)], evals=[scored_row(test)], **changed)
+
+
+@pytest.mark.parametrize("name", ["wt103", "enwik8", "text8", "ptb"])
+def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
+    beside = standing(both(name))
+    bits = {"bpc": (3.5 / 0.6931471805599453, 3.0 / 0.6931471805599453), "ppl": (33.11545195869231, 20.085536923187668)}
+    assert (beside.valid.value, beside.test.value) == pytest.approx(bits[beside.table.metric])
+    assert beside.valid.source == "validation during training, step 1,000"
+    assert beside.test.source == "txl eval, attention length 640, step 1,500"
+    assert beside.table is published.benchmark(name)
+    assert beside.reasons == ()
+    assert beside.result == beside.test.value
+
+
+def test_a_run_without_a_test_result_is_placed_by_its_validation():
+    beside = standing(history("ptb", reports=[valid_report(73_760)]))
+    assert beside.test is None
+    assert beside.result == beside.valid.value
+
+
+def test_one_billion_word_has_no_published_validation_split():
+    beside = standing(history("lm1b", reports=[valid_report(1000)], evals=[scored_row(159_658)]))
+    assert beside.valid is None
+    assert beside.test is not None
+    assert beside.reasons[0].endswith("1,000 tokens scored, what the benchmark has is not known")
+
+
+def test_a_recorded_validation_comes_before_that_of_the_training():
+    evals = [scored_row(73_760, split="valid", loss_nats=3.25)]
+    beside = standing(history("ptb", reports=[valid_report(73_760)], evals=evals))
+    assert beside.valid.value == pytest.approx(25.790339917193062)
+    assert beside.valid.source.startswith("txl eval")
+
+
+def test_a_model_that_carries_a_state_has_no_attention_length():
+    beside = standing(history("ptb", evals=[scored_row(82_430, attn_len_max=None)]))
+    assert beside.test.source == "txl eval, its state carried along, step 1,500"
+
+
+@pytest.mark.parametrize("tokens", [73_759, 1000, 73_761])
+def test_a_part_of_a_split_is_not_compared(tokens):
+    beside = standing(history("ptb", reports=[valid_report(tokens)]))
+    assert beside.valid is beside.result is None
+    expected = f"valid (validation during training, step 1,000): {tokens:,} tokens scored, the benchmark has 73,760"
+    assert beside.reasons == (expected,)
+
+
+@pytest.mark.parametrize("size", [9_999, 10_001, 8000])
+def test_another_vocabulary_is_not_compared(size):
+    beside = standing(both("ptb", vocab_size=size))
+    assert beside.valid is beside.test is None
+    assert beside.reasons == (f"its vocabulary has {size:,} symbols, the benchmark's 10,000 symbols",)
+
+
+def test_a_corpus_that_is_not_the_papers_has_no_standing():
+    assert standing(history("novel", vocab_size=256, store="stdlib")) is None
+    assert standing(history("novel", vocab_size=256)) is None
+
+
+def test_enwik8_with_newlines_is_no_text_of_the_papers_own_rows():
+    beside = standing(both("enwik8"))
+    assert not beside.released
+    assert [beside.same_text(row) for row in beside.table.rows] == [not row.ours for row in beside.table.rows]
+
+
+def test_enwik8_as_released_is_the_text_of_the_papers_own_rows_only():
+    found = history("enwik8", vocab_size=204, evals=[scored_row(4_900_000)], store="enwik8-released")
+    beside = standing(found)
+    assert beside.released
+    assert beside.test is not None
+    assert [beside.same_text(row) for row in beside.table.rows] == [row.ours for row in beside.table.rows]
+
+
+@pytest.mark.parametrize("tokens", [4_999_999, 250_000])
+def test_a_whole_split_without_newlines_is_shorter_but_not_much(tokens):
+    beside = standing(history("enwik8", vocab_size=204, evals=[scored_row(tokens)]))
+    assert beside.test is None
+
+
+def test_elsewhere_all_rows_read_the_same_text():
+    beside = standing(both("ptb"))
+    assert all(beside.same_text(row) for row in beside.table.rows)
+
+
+def test_the_corpus_is_the_one_that_an_evaluation_found_in_the_store():
+    assert corpus_of(history("ptb", store="hf-ptb")) == "hf"
+    assert corpus_of(history("ptb", store="hf-ptb", evals=[scored_row(82_430, corpus="ptb")])) == "ptb"
+    assert corpus_of(history("ptb", store="ptb-sp8000")) == "ptb"
+    assert corpus_of(history("ptb", evals=[scored_row(82_430, corpus=None)])) == "ptb"

@@ -1,0 +1,1 @@
+"""Recipes and settings: every key with its default, unit and range."""

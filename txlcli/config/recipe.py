@@ -1,0 +1,260 @@
+"""TOML recipes -> Settings: packaged or the user's own, with --set overrides."""
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from txlcli.config.model_settings import MODELS, ModelSettings
+from txlcli.config.settings import Settings
+from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
+
+SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
+OFF_WORDS = ("none", "off")
+NO_SETTINGS = ("published",)  # what the paper says
+
+
+def packaged_names() -> list[str]:
+    """Names of the recipes that come with txl, sorted."""
+    folder = resources.files("txlcli.recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def read_text(recipe: str) -> tuple[str, str]:
+    """The name and the text of a recipe: a file, or the packaged one where no such recipe lies there.
+
+    Raises:
+        UnknownNameError: neither a file nor a packaged recipe.
+        RecipeError: the file cannot be read as UTF-8 text.
+    """
+    path = Path(recipe)
+    if path.is_file() and not (recipe in packaged_names() and _is_no_toml(path)):
+        try:
+            return path.stem, path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
+    # Elsewhere a missing file is a mistake: mine/enwik8.toml must not quietly become the packaged enwik8.
+    if str(path.parent) not in (".", "recipes"):
+        raise UnknownNameError("recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"))
+    return packaged(recipe)
+
+
+def _is_no_toml(path: Path) -> bool:
+    """Whether a file cannot be a recipe: the corpus enwik8 bears the name of one."""
+    try:
+        tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return True
+    return False
+
+
+def packaged(recipe: str) -> tuple[str, str]:
+    """The name and the text of a packaged recipe, whatever files lie in the current folder.
+
+    Raises:
+        UnknownNameError: no recipe of that name comes with txl.
+    """
+    name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
+    if name not in names:
+        raise UnknownNameError("recipe", recipe, names, like=name)
+    return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
+    """Read a recipe and resolve it: default < recipe < --set.
+
+    Args:
+        recipe: a path, or the name of a packaged recipe with or without `recipes/` and `.toml`.
+        overrides: `section.key=value` texts.
+
+    Raises:
+        RecipeError: not TOML, an unknown section or key, a value of the wrong type or out of range.
+        UnknownNameError: no such recipe.
+    """
+    _, text = read_text(recipe)
+    return resolve_text(text, recipe, overrides)
+
+
+def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Settings:
+    """The settings of a recipe's text; `name` begins every error message.
+
+    Raises:
+        RecipeError: see `load`.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{name}: not a TOML file ({error})") from error
+    changes = list(overrides)
+    return resolve(override(table, changes), where=with_changes(name, changes))
+
+
+def with_changes(name: str, changes: Sequence[str]) -> str:
+    """What begins an error about a recipe, or a run, and changes of it."""
+    return " --set ".join([f"{name} with", *changes]) if changes else name
+
+
+def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of the sections with each `section.key=value` put in its place."""
+    result = {section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in table.items()}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise RecipeError(f'--set {text}: write it as section.key=value, for example "--set train.lr=1e-4"')
+        _known_section(section, f"--set {text}")
+        keys = result.setdefault(section, {})
+        if isinstance(keys, dict):  # `resolve` refuses what is no section
+            keys[key] = _parse_value(value.strip(), is_text=_takes_text(section, key))
+    return result
+
+
+def _takes_text(section: str, key: str) -> bool:
+    """Whether a key's value is any text, which may look like a number or a date: a store may be called 2024."""
+    fields = {field.name: field.type for field in dataclasses.fields(typing.cast(Any, SECTIONS[section]))}
+    return fields.get(key) is str
+
+
+def _parse_value(text: str, *, is_text: bool) -> Any:
+    if text.lower() in OFF_WORDS and not is_text:
+        return text.lower()  # the field's type decides whether this is a word or None
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word: --set model.norm=pre
+    return text if is_text and not isinstance(value, str) else value
+
+
+def resolve(table: Mapping[str, Any], where: str) -> Settings:
+    """Sections of keys -> Settings; `where` begins every error message."""
+    for name in table:
+        _known_section(name, where)
+    sections = {}
+    for name in SECTIONS:
+        keys = table.get(name, {})
+        if not isinstance(keys, Mapping):
+            raise RecipeError(f"{where}: [{name}] must be a section of keys")
+        try:
+            sections[name] = section(name, keys)
+        except RecipeError as error:
+            raise RecipeError(f"{where}: {error}") from error
+    try:
+        return Settings(**sections)
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+
+
+def _model_kind(keys: Mapping[str, Any]) -> type:
+    """The class that the architecture's word stands for.
+
+    Raises:
+        RecipeError: there is no such architecture.
+    """
+    word = keys.get("arch", ModelSettings.arch)
+    if not isinstance(word, str) or word not in MODELS:
+        suggestion = did_you_mean(str(word), MODELS)
+        raise RecipeError(f"[model] arch must be one of {', '.join(MODELS)}, not {word!r}{suggestion}")
+    return MODELS[word]
+
+
+def section(name: str, keys: Mapping[str, Any]) -> Any:
+    """One section of settings from its keys.
+
+    Raises:
+        RecipeError: an unknown or missing key, a value of the wrong type or out of range.
+    """
+    kind = _model_kind(keys) if name == "model" else typing.cast(type, SECTIONS[name])
+    return _section(kind, name, keys)
+
+
+def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Settings -> sections of keys, the inverse of `resolve`; a None that is not the default is written as "none"."""
+    return {section: to_keys(getattr(settings, section)) for section in SECTIONS}
+
+
+def to_keys(section: Any) -> dict[str, Any]:
+    """One section of the settings as keys."""
+    keys = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if value is not None:
+            keys[field.name] = list(value) if isinstance(value, tuple) else value
+        elif field.default is not None:
+            keys[field.name] = OFF_WORDS[0]
+    return keys
+
+
+def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
+    """Settings by their full names where tables do not have the same; None where one is off or has no such key."""
+    names = {
+        f"{section}.{key}": (section, key)
+        for table in tables
+        for section, keys in table.items()
+        for key in keys
+        if section not in NO_SETTINGS
+    }
+    values = {name: [table[section].get(key) for table in tables] for name, (section, key) in names.items()}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
+
+
+def in_words(value: Any) -> str:
+    """A setting as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _known_section(section: str, where: str) -> None:
+    if section not in SECTIONS:
+        known = ", ".join(SECTIONS)
+        raise RecipeError(f'{where}: no section "{section}"{did_you_mean(section, SECTIONS)} (known: {known})')
+
+
+def _section(kind: type, section: str, keys: Mapping[str, Any]) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in keys:
+        if key not in fields:
+            raise RecipeError(f'[{section}] has no key "{key}"{_instead(key, section, keys, fields)}')
+    for name, field in fields.items():
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and name not in keys:
+            raise RecipeError(f'[{section}] needs the key "{name}"')
+    types_ = typing.get_type_hints(kind)
+    return kind(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
+
+
+def _instead(key: str, section: str, keys: Mapping[str, Any], known: Iterable[str]) -> str:
+    """What to do about a key that a section does not have."""
+    of_others = {field.name for kind in MODELS.values() for field in dataclasses.fields(kind)}
+    if section == "model" and key in of_others:
+        return f'; it is of another arch than "{keys.get("arch", ModelSettings.arch)}", leave it out'
+    return did_you_mean(key, known) or f" (known: {', '.join(known)})"
+
+
+def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
+    """The value as its field's type has it; a whole number serves where a real one is wanted."""
+    options = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
+    if type(None) in options and value in OFF_WORDS:
+        return None
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            if isinstance(value, str):
+                return value  # the dataclass checks the word and suggests one
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif typing.get_origin(option) is tuple:
+            item = typing.get_args(option)[0]
+            if isinstance(value, list | tuple) and all(type(part) is item for part in value):
+                return tuple(value)
+        elif option is not type(None) and type(value) is option:
+            return value
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    lists = {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
+    wish = " or ".join((names | lists).get(option, "a word") for option in options if option is not type(None))
+    raise RecipeError(f"[{section}] {key} must be {wish}, not {value!r}")

@@ -1,0 +1,1 @@
+"""Faster implementations of the functions that core/model defines."""

@@ -1,0 +1,109 @@
+"""Attention with relative distances by PyTorch's own means: written out, by its fused kernels, by FlexAttention.
+
+All of them give what `attention.attend` says.
+
+Axes: B lanes, L segment, K keys, H heads, D head width, n distances scored, m of them with a position key.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from txlcli.core.kernels.attention_inputs import AttentionInputs
+from txlcli.core.kernels.device import row_multiple
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    """FlexAttention, whose kernels are made at the first use, and once more for lengths that vary."""
+    return torch.compile(flex_attention)
+
+
+def _seen_blocks(seg_len: int, key_len: int, reach: int, device: torch.device) -> BlockMask:
+    """Which blocks of 128 x 128 scores FlexAttention computes: those with some key that is seen."""
+
+    def seen(lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
+        distance = query + (key_len - seg_len) - at
+        return (distance >= 0) & (distance < reach)
+
+    with torch.inference_mode(False):  # a training may use it later
+        return create_block_mask(seen, None, None, seg_len, key_len, device=str(device))
+
+
+_kept_blocks = functools.lru_cache(maxsize=8)(_seen_blocks)
+"""All layers see the same."""
+
+
+def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
+    """Every step of 3.3 as an operation of its own; gives (B, H, L, D)."""
+    scores = inputs.query_content @ inputs.key.mT + by_key(inputs)
+    probabilities = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    kept = F.dropout(probabilities, dropout) if dropout else probabilities
+    return kept.to(inputs.value.dtype) @ inputs.value
+
+
+def sdpa(inputs: AttentionInputs, *, dropout: float) -> Tensor:
+    """The position score as the mask of scaled_dot_product_attention; gives (B, H, L, D)."""
+    missing = -inputs.key_len % row_multiple(inputs.key.device)
+    mask = by_key(inputs)
+    # The fused kernels want rows, and the first of them, to begin at multiples of 16 bytes.
+    mask = F.pad(mask, (0, missing))[..., : inputs.key_len] if missing else mask.contiguous()
+    return F.scaled_dot_product_attention(
+        inputs.query_content, inputs.key, inputs.value, attn_mask=mask, dropout_p=dropout, scale=1.0
+    )
+
+
+def flex(inputs: AttentionInputs) -> Tensor:
+    """The position score looked up by distance inside FlexAttention; scores by key are never written.
+
+    Gives (B, H, L, D).
+    """
+    mem_len = inputs.key_len - inputs.seg_len
+    by_distance = None
+    if inputs.position_key is not None:
+        by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
+
+    def modify(score: Tensor, lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
+        if by_distance is None:
+            return score
+        # Row c is distance m - 1 - c, row 0 also all that are farther. Keys of the future count for nothing; each has a
+        # row of its own, so that the zeros of their gradient do not wait for each other.
+        row = by_distance.shape[3] - 1 - (query + mem_len - at).abs()
+        return score + by_distance[lane, head, query, row.clamp(min=0)]
+
+    compiling = torch.compiler.is_compiling()  # a layer, which this becomes a part of
+    seen = _seen_blocks if compiling else _kept_blocks
+    attend: Any = flex_attention if compiling else _compiled_flex()
+    out: Tensor = attend(
+        inputs.query_content,
+        inputs.key,
+        inputs.value,
+        score_mod=modify,
+        block_mask=seen(inputs.seg_len, inputs.key_len, inputs.reach, inputs.key.device),
+        scale=1.0,
+    )
+    return out
+
+
+def by_key(inputs: AttentionInputs) -> Tensor:
+    """The position score of every key (B, H, L, K), -inf for keys that are not seen: shifted as in Appendix B."""
+    seg_len, key_len, reach = inputs.seg_len, inputs.key_len, inputs.reach
+    if inputs.position_key is None:
+        by_distance = inputs.query.new_zeros(1, 1, seg_len, reach)
+    else:
+        by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
+        farther = by_distance[..., :1].expand(-1, -1, -1, reach - by_distance.shape[3])
+        by_distance = torch.cat([farther, by_distance], dim=-1)  # (B, H, L, n)
+    # Columns for all distances from K - 1 down to those of the future; each row begins one earlier than the one before.
+    padded = F.pad(by_distance, (key_len - reach, seg_len - 1), value=-math.inf)
+    if seg_len == 1:
+        return padded
+    width = key_len + seg_len - 1
+    moved = padded.flatten(-2)[..., seg_len - 1 : seg_len - 1 + seg_len * (width - 1)]
+    return moved.unflatten(-1, (seg_len, width - 1))[..., :key_len]

@@ -1,0 +1,1 @@
+"""Measurements of a model: losses by context, RECL, attention maps, time, cost."""

@@ -1,0 +1,1 @@
+"""The models: what they compute, as the paper defines it."""

@@ -1,0 +1,79 @@
+"""Which predictions a training counts: full and half loss, and the auxiliary losses of the vanilla model.
+
+Axes: B lanes, L segment, d model width, N layers.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from txlcli.config.settings import LossPart
+from txlcli.core.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
+from txlcli.core.model.module_list import ModuleList
+
+SECOND_STEP_WEIGHT = 0.5
+
+
+def counted_positions(seg_len: int, part: LossPart) -> slice:
+    """The positions of a segment whose losses count: all of them, or the recent half (Table 6).
+
+    Half loss spares the model predictions from a few tokens only, as they occur at the beginning of a segment.
+    """
+    return slice(seg_len // 2 if part == "half" else 0, seg_len)
+
+
+def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:
+    """What the losses of layer 1 .. N count for (Al-Rfou et al. 2018): less and less, and nothing from l / 2N on.
+
+    The last layer's always count in full. The paper gives the end of each layer, not the course; it is linear here.
+    """
+    if layer == n_layers:
+        return 1.0
+    return max(0.0, 1.0 - progress * 2 * n_layers / layer)
+
+
+class AuxiliaryLosses(nn.Module):
+    """The classifiers that exist in training only: every layer predicts the next two tokens (Al-Rfou et al. 2018).
+
+    The last layer's prediction of the next token is the model's own softmax and not among them.
+    """
+
+    def __init__(self, bands: list[Band], *, d_model: int, n_layers: int) -> None:
+        super().__init__()
+        own = [dataclasses.replace(band, shared=False) for band in bands]
+        self.next_token: ModuleList[AdaptiveSoftmax] = ModuleList(
+            AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers - 1)
+        )
+        self.token_after: ModuleList[AdaptiveSoftmax] = ModuleList(
+            AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers)
+        )
+
+    def forward(
+        self, hidden: Sequence[Tensor], targets: Tensor, embedding: AdaptiveEmbedding, progress: float
+    ) -> Tensor:
+        """The weighted sum of the mean losses (0-d).
+
+        Args:
+            hidden: the outputs (B, L, d) of the N layers.
+            targets: (B, L) next tokens; the token after the last one is not known, so that position does not count.
+            embedding: the model's.
+            progress: the share of the training that is done.
+        """
+        total = hidden[0].new_zeros(())
+        n_layers = len(hidden)
+        for number, output in enumerate(hidden):
+            weight = layer_weight(number + 1, n_layers=n_layers, progress=progress)
+            if weight == 0:
+                continue
+            if number < n_layers - 1:
+                total = total + weight * self._mean(self.next_token[number], output, targets, embedding)
+            if targets.shape[1] > 1:
+                after = self._mean(self.token_after[number], output[:, :-1], targets[:, 1:], embedding)
+                total = total + weight * SECOND_STEP_WEIGHT * after
+        return total
+
+    @staticmethod
+    def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """The mean loss in nats: (B, L, d), (B, L) -> 0-d."""
+        return softmax.losses(hidden.flatten(0, 1), targets.flatten(), embedding).mean()

@@ -1,0 +1,238 @@
+"""LSTM and QRNN language models: layers that carry a state from token to token, however long the text (Table 8).
+
+Axes: B lanes, L segment, d model width, W width of a layer, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from txlcli.config.model_settings import RnnSettings
+from txlcli.core.kernels.linear import Linear
+from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.module_list import ModuleList
+from txlcli.core.model.recurrence import gated_sum
+from txlcli.core.reading.reader import Reader
+
+State = tuple[Tensor, Tensor]
+"""What a layer remembers: two tensors whose first axis is the lane."""
+
+
+class RecurrentLayer(nn.Module, ABC):
+    """One layer: reads a segment, given the state that the segment before left."""
+
+    @abstractmethod
+    def first_state(self, lanes: int, like: Tensor) -> State:
+        """The state before the first token, all zeros."""
+
+    @abstractmethod
+    def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
+        """(B, L, inputs) -> (B, L, W) and the state after it, both in the number format of the state."""
+
+
+class Lstm(RecurrentLayer):
+    """A layer of PyTorch's LSTM, with its two biases; its state is h and c, (B, W) each.
+
+    With bf16 on CUDA segments are read in fp32, single tokens in bf16: autocast gives cuDNN's LSTM 16 bits of one kind
+    only, those of fp16, whose gradients vanish unless the loss is scaled.
+    """
+
+    def __init__(self, *, inputs: int, width: int, window: int) -> None:
+        super().__init__()
+        assert window == 1  # an LSTM sees one input at a time
+        self.lstm = nn.LSTM(inputs, width, batch_first=True)
+
+    def first_state(self, lanes: int, like: Tensor) -> State:
+        """h and c, (B, W) each."""
+        zeros = like.new_zeros(lanes, self.lstm.hidden_size)
+        return zeros, zeros.clone()
+
+    def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
+        """(B, L, inputs) -> (B, L, W), h and c."""
+        kind = state[0].dtype
+        if hidden.shape[1] == 1:
+            # The kernel for segments packs its weights anew at each call, which costs more than one token does.
+            last, cell = torch.lstm_cell(hidden[:, 0], state, *self.lstm.all_weights[0])
+            return last[:, None].to(kind), (last.to(kind), cell.to(kind))
+        with _without_bf16(hidden.device):
+            read, (of_last, of_cell) = self.lstm(hidden.to(kind), (state[0][None], state[1][None]))
+        return read.to(kind), (of_last[0].to(kind), of_cell[0].to(kind))
+
+
+def _without_bf16(device: torch.device) -> AbstractContextManager[object]:
+    """Inside this block CUDA multiplies in fp32 where autocast would have it multiply in bf16."""
+    if device.type == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16:
+        return torch.autocast("cuda", enabled=False)
+    return nullcontext()
+
+
+class Qrnn(RecurrentLayer):
+    """A layer of Bradbury et al. 2016 with an output gate ("fo-pooling").
+
+    Candidate z, forget gate f and output gate o are a convolution over the last `window` inputs; then
+    c_t = f_t c_(t-1) + (1 - f_t) z_t and h_t = o_t c_t. Its state is c, (B, W), and the last window - 1 inputs,
+    (B, window - 1, inputs): zeros before the first token.
+    """
+
+    def __init__(self, *, inputs: int, width: int, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.gates = Linear(window * inputs, 3 * width)  # the oldest input first; then z, f, o
+
+    def first_state(self, lanes: int, like: Tensor) -> State:
+        """c (B, W) and the inputs before (B, window - 1, inputs)."""
+        width, inputs = self.gates.out_features // 3, self.gates.in_features // self.window
+        return like.new_zeros(lanes, width), like.new_zeros(lanes, self.window - 1, inputs)
+
+    def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
+        """(B, L, inputs) -> (B, L, W), c and the last inputs."""
+        before, past = state
+        length = hidden.shape[1]
+        extended = torch.cat([past, hidden], dim=1)  # (B, window - 1 + L, inputs)
+        seen = torch.cat([extended[:, first : first + length] for first in range(self.window)], dim=2)
+        # The sums over time begin here: never in 16 bits, whatever the product was.
+        candidate, forget, show = self.gates(seen).to(before.dtype).chunk(3, dim=2)
+        forget = forget.sigmoid()
+        sums = gated_sum(forget, (1 - forget) * candidate.tanh(), before)
+        return show.sigmoid() * sums, (sums[:, -1], extended[:, length:])
+
+
+LAYERS: dict[str, type[Lstm] | type[Qrnn]] = {"lstm": Lstm, "qrnn": Qrnn}
+
+
+class RecurrentModel(LanguageModel):
+    """Embedding, layers that carry a state, softmax; the dropout of AWD-LSTM's places (Merity et al. 2017).
+
+    All layers are `d_hidden` wide but the last, which is as wide as the embedding: the softmax can be tied to it.
+    The memory holds two tensors for each of the N layers, its state. It covers the whole text before the segment,
+    whatever its length, so a memory length M means nothing here.
+    """
+
+    settings: RnnSettings
+
+    def __init__(self, settings: RnnSettings, vocab_size: int) -> None:
+        super().__init__(settings, vocab_size)
+        widths = [settings.d_model, *settings.widths]
+        windows = [settings.first_window, *[1] * (settings.n_layers - 1)]
+        kind = LAYERS[settings.arch]
+        self.layers: ModuleList[RecurrentLayer] = ModuleList(
+            kind(inputs=inputs, width=width, window=window)
+            for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
+        )
+        variational = settings.variational_dropout
+        self.embedding_dropout = Dropout(settings.share("embedding_dropout"), variational=variational)
+        self.dropout = Dropout(settings.dropout, variational=variational)
+        self.output_dropout = Dropout(settings.share("output_dropout"), variational=variational)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw embedding and softmax: normal weights, biases 0.
+
+        The layers keep what PyTorch draws for them, as AWD-LSTM does: everything uniform, biases included, within
+        1 / sqrt(W) for an LSTM and 1 / sqrt(inputs of the convolution) for a QRNN.
+        """
+        for name, parameter in (*self.embedding.named_parameters(), *self.softmax.named_parameters()):
+            if name.startswith("projections."):
+                nn.init.normal_(parameter, 0.0, self.settings.proj_init_std)
+            elif parameter.dim() == 1:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, 0.0, self.settings.init_std)
+
+    def first_memory(self, lanes: int, mem_len: int) -> Memory:
+        """The state of every layer before the first token, zeros."""
+        like = self.embedding.tables[0]
+        return [tensor for layer in self.layers for tensor in layer.first_state(lanes, like)]
+
+    def full_memory(self, lanes: int, mem_len: int) -> Memory:
+        """The same: a state does not grow with the text."""
+        return self.first_memory(lanes, mem_len)
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """Lay out the gates of QRNNs for reading; the matrices of an LSTM are its kernel's own affair."""
+        for module in self.layers.modules():
+            if isinstance(module, Linear):
+                module.pack(dtype)
+
+    def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory, detached."""
+        # Not scaled by sqrt(d) as the Transformer's is: each step of Adam would then move a tied embedding too far.
+        hidden = self.embedding_dropout(self.embedding(tokens))
+        new_memory: Memory = []
+        for number, layer in enumerate(self.layers):
+            if number:
+                hidden = self.dropout(hidden)
+            hidden, state = layer(hidden, (memory[2 * number], memory[2 * number + 1]))
+            # A copy, so that no state keeps the segment alive that it was cut from.
+            new_memory += [tensor.detach().clone() for tensor in state]
+        return self.output_dropout(hidden), new_memory
+
+
+def gather_weights(model: nn.Module) -> None:
+    """Put the weights of each LSTM into one piece: those of a copy are scattered, which cuDNN complains of."""
+    for lstm in _lstms(model):
+        lstm.flatten_parameters()
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Let what a model in evaluation mode reads here have gradients: cuDNN has them of an LSTM in training mode only.
+
+    An LSTM has no dropout of its own here, so nothing else depends on its mode.
+    """
+    modes = {lstm: lstm.training for lstm in _lstms(model)}
+    for lstm in modes:
+        assert lstm.dropout == 0
+        lstm.train()
+    try:
+        yield
+    finally:
+        for lstm, mode in modes.items():
+            lstm.train(mode)
+
+
+def _lstms(model: nn.Module) -> list[nn.LSTM]:
+    return [module for module in model.modules() if isinstance(module, nn.LSTM)]
+
+
+class StateReader(Reader):
+    """Reads text with a model that carries a state: one token costs the same after any number of others.
+
+    Args:
+        model: its weights must not change while the reader is used.
+        lanes: B.
+        seg_len: the longest segment that will be read.
+        precision: number format of matrix products.
+    """
+
+    def __init__(self, model: RecurrentModel, *, lanes: int, seg_len: int, precision: str = "fp32") -> None:
+        super().__init__(model, seg_len=seg_len, precision=precision)
+        self._lanes = lanes
+        self.reset()
+
+    @property
+    def housekeeping_interval(self) -> int:
+        """Every token is the same work."""
+        return 1
+
+    def reset(self) -> None:
+        """Forget everything that was read."""
+        self._memory = self.model.first_memory(self._lanes, 0)
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read a segment (B, l), l <= L, and give its last hidden states (B, l, d)."""
+        with self._autocast:
+            hidden, self._memory = self.model(tokens, self._memory, mem_len=0)
+        return hidden
+
+    @torch.inference_mode()
+    def read_last(self, tokens: Tensor) -> Tensor:
+        """Read (B, T), T any length, and give the last hidden state of the last position only, (B, 1, d)."""
+        for part in tokens.split(self.seg_len, dim=1):
+            hidden = self.read(part)
+        return hidden[:, -1:]

@@ -1,0 +1,1 @@
+"""Inference: read text with a memory, score it, sample from it."""

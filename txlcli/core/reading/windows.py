@@ -1,0 +1,157 @@
+"""Reading without recurrence: every prediction from a window of the text, computed anew (section 4.5).
+
+This is how models without memory are evaluated: the window slides over the text, and only its last positions count.
+The first window counts whole, since none of its positions could have seen more; so windows grow up to their length.
+
+Axes: W windows side by side, N window length (attention length), S stride, T tokens scored.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.scoring import Scores
+from txlcli.core.training.segments import Tokens
+
+TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
+CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
+
+
+def windows_at_once(device: torch.device, length: int) -> int:
+    """How many windows of a length are read side by side where nobody says."""
+    return max(1, TOKENS_AT_ONCE[device.type] // length)
+
+
+def window_decoder(
+    model: TransformerXL, attn_len: int, *, windows: int, precision: str, max_distance: int | None = None
+) -> Decoder:
+    """A decoder that holds one window, and nothing before it.
+
+    Raises:
+        UsageError: the model has learned fewer positions than the window has.
+    """
+    chunk = min(CHUNK, attn_len)
+    return Decoder(
+        model,
+        lanes=windows,
+        mem_len=attn_len,
+        seg_len=chunk,
+        precision=precision,
+        max_distance=max_distance,
+        memory_start="empty",
+        period=attn_len,
+    )
+
+
+def score_windows(
+    model: TransformerXL,
+    inputs: Tokens,
+    targets: Tokens,
+    *,
+    attn_len: int,
+    stride: int,
+    windows: int | None = None,
+    max_distance: int | None = None,
+    precision: str = "fp32",
+    on_tokens: Callable[[int], None] | None = None,
+) -> Scores:
+    """Score every target from the last `attn_len` tokens before it.
+
+    Args:
+        model: in any mode.
+        inputs: (T,) tokens read.
+        targets: (T,) tokens predicted; target t follows input t.
+        attn_len: N.
+        stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
+        windows: W; by the device where it is left out.
+        max_distance: distances beyond it share one encoding.
+        precision: number format of matrix products.
+        on_tokens: called with the number of tokens scored so far.
+
+    Raises:
+        UsageError: the model has learned fewer positions than the window has.
+    """
+    input_ids, target_ids = (
+        torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(model.device) for tokens in (inputs, targets)
+    )
+    losses = torch.empty(len(targets), device=model.device)
+    started = time.perf_counter()
+    length = min(attn_len, len(targets))
+    windows = windows or windows_at_once(model.device, length)
+    decoders: dict[int, Decoder] = {}  # by windows: the first batch and the last one may have fewer than the others
+    for firsts, counted in _batches(len(targets), attn_len, stride, windows):
+        if len(firsts) not in decoders:
+            decoders[len(firsts)] = window_decoder(
+                model, length, windows=len(firsts), precision=precision, max_distance=max_distance
+            )
+            model = decoders[len(firsts)].model  # the others need no copy of their own
+        decoder = decoders[len(firsts)]
+        decoder.reset()
+        places = torch.tensor(firsts, device=model.device)[:, None] + torch.arange(
+            length, device=model.device
+        )  # (W, N)
+        hidden = decoder.read_last(input_ids[places], count=counted)
+        scored = places[:, length - counted :]
+        losses[scored] = decoder.losses(hidden, target_ids[scored]).float()
+        if on_tokens:
+            on_tokens(int(scored.max()) + 1)
+    return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
+
+
+def _batches(count: int, attn_len: int, stride: int, windows: int) -> Iterator[tuple[list[int], int]]:
+    """The first positions of windows that are read together, and how many of their last positions count."""
+    yield [0], min(attn_len, count)
+    firsts = list(range(stride, count - attn_len + 1, stride))
+    for start in range(0, len(firsts), windows):
+        yield firsts[start : start + windows], stride
+    left = count - attn_len - len(firsts) * stride if count > attn_len else 0
+    if left:  # fewer than a stride
+        yield [count - attn_len], left
+
+
+class WindowReader(Reader):
+    """Reads one text token by token with a model that has no memory: the window is computed anew for every token.
+
+    Args:
+        model: its weights must not change while the reader is used.
+        attn_len: N.
+        precision: number format of matrix products.
+        max_distance: distances beyond it share one encoding.
+
+    Raises:
+        UsageError: the model has learned fewer positions than the window has.
+    """
+
+    def __init__(self, model: TransformerXL, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
+        self._decoder = window_decoder(model, attn_len, windows=1, precision=precision, max_distance=max_distance)
+        super().__init__(self._decoder.model, seg_len=attn_len, precision=precision)
+        self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
+
+    @property
+    def housekeeping_interval(self) -> int:
+        """The same work for every token."""
+        return 1
+
+    def reset(self) -> None:
+        """Forget everything that was read."""
+        self._decoder.reset()
+        self._window = self._window[:, :0]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read a segment (1, l) and give its last hidden states (1, l, d)."""
+        return torch.cat([self.read_last(token) for token in tokens.split(1, dim=1)], dim=1)
+
+    def read_last(self, tokens: Tensor) -> Tensor:
+        """Read (1, T) and give the last hidden state of the last position, (1, 1, d)."""
+        known = self._window.shape[1]
+        self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
+        if known + tokens.shape[1] <= self.seg_len:  # the window still grows: what was computed holds
+            return self._decoder.read_last(tokens)
+        self._decoder.reset()
+        return self._decoder.read_last(self._window)

@@ -1,0 +1,1 @@
+"""Optimization: the loop, its steps, their state."""

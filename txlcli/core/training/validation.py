@@ -1,0 +1,71 @@
+"""What a training validates on, and how.
+
+Axes: T tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.scoring import Scores, score
+from txlcli.core.training.segments import Tokens
+
+
+@dataclass(frozen=True)
+class ValidSplit:
+    """What validation reads and predicts, (T,) each."""
+
+    inputs: Tokens
+    targets: Tokens
+
+
+class _Stopped(Exception):  # noqa: N818 - leaves a validation early
+    pass
+
+
+def valid_reading(settings: TrainSettings) -> EvalSettings:
+    """How validation reads: segments of valid_seg_len with as many keys in all as a training segment has.
+
+    Without recurrence a segment is all the context there is, so validation reads the segments of training.
+    """
+    seg_len = (settings.valid_seg_len or settings.seg_len) if settings.mem_len else settings.seg_len
+    mem_len = settings.mem_len + settings.seg_len - seg_len
+    return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=settings.valid_batch_size, same_length="off")
+
+
+def validate(
+    model: LanguageModel,
+    split: ValidSplit,
+    settings: TrainSettings,
+    *,
+    should_stop: Callable[[], bool],
+    on_tokens: Callable[[int], None] | None,
+) -> Scores | None:
+    """Score the split as a training does; None where it was stopped before the end.
+
+    Args:
+        model: what is trained.
+        split: what is scored.
+        settings: of the training.
+        should_stop: asked between segments.
+        on_tokens: called with the number of tokens scored so far.
+    """
+
+    def between_segments(tokens: int) -> None:
+        if on_tokens:
+            on_tokens(tokens)
+        if should_stop():
+            raise _Stopped
+
+    try:
+        return score(
+            model,
+            split.inputs,
+            split.targets,
+            valid_reading(settings),
+            precision=settings.precision,
+            on_tokens=between_segments,
+        )
+    except _Stopped:
+        return None

@@ -1,0 +1,1 @@
+"""Token stores, vocabularies and files of per-token losses."""

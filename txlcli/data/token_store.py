@@ -1,0 +1,295 @@
+"""The HDF5 file that `txl prepare` writes: splits of token ids, their vocabulary, what they stand for."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from corpora import CORPORA
+from corpora.corpus import SPLITS
+from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.errors import StoreError, VocabularyError
+from txlcli.system.atomic_files import to_the_disk
+
+FORMAT = "txl token store"
+VERSION = 1
+SUFFIX = ".h5"
+_HASH_BLOCK = 1 << 22  # tokens
+_ALIGNMENT = 64  # bytes; the ids are read as a memory map, which tensors want aligned
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInfo:
+    """What is known of one split."""
+
+    tokens: int
+    """Length of the stream."""
+    words: int
+    """Original words, with one per line end where the benchmark counts those."""
+    bytes: int
+    """Original bytes."""
+    unknown: int
+    """Tokens that stand for a symbol which the vocabulary lacks."""
+    types: int
+    """Distinct ids."""
+    sha256: str
+    """Digest of the ids as they lie in the file."""
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """What is said of a store as a whole."""
+
+    name: str
+    corpus: str
+    tokenizer: str
+    unit: str
+    """What one token is: byte, char, word or piece."""
+    metric: str
+    """bpc or ppl."""
+    conventions: Mapping[str, str]
+    notes: tuple[str, ...]
+    source_digest: str
+    every_byte_scored: bool
+    """Whether the tokens of a split stand for every byte of its text, so that bits per byte may be given."""
+
+
+class TokenStore:
+    """An open token store."""
+
+    def __init__(self, path: Path, facts: StoreFacts, vocabulary: str, splits: dict[str, SplitInfo]) -> None:
+        self.path, self.facts, self.splits = path, facts, splits
+        self.name, self.corpus, self.tokenizer = facts.name, facts.corpus, facts.tokenizer
+        self.unit, self.metric = facts.unit, facts.metric
+        self.conventions, self.notes = dict(facts.conventions), facts.notes
+        self.source_digest, self.every_byte_scored = facts.source_digest, facts.every_byte_scored
+        self._vocabulary = vocabulary
+        self._open: dict[str, NDArray[Any]] = {}
+
+    @classmethod
+    def open(cls, path: Path) -> "TokenStore":
+        """Open a store for reading.
+
+        Raises:
+            StoreError: it is missing, damaged, of a newer format, or no token store.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
+        try:
+            with h5py.File(path, "r") as file:
+                return cls(path, *_read_header(path, file))
+        except PermissionError as error:
+            raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise StoreError(f"{path} is damaged or no HDF5 file ({_short(error)}); {_again(path)}") from error
+
+    @cached_property
+    def vocab(self) -> Vocab:
+        """The vocabulary."""
+        try:
+            return Vocab.from_json(self._vocabulary)
+        except VocabularyError as error:
+            raise StoreError(f"{self.path}: {error}; {_again(self.path)}") from error
+
+    @property
+    def fingerprint(self) -> str:
+        """The vocabulary's fingerprint."""
+        return self.vocab.fingerprint
+
+    def ids(self, split: str) -> NDArray[Any]:
+        """The token stream of a split, read-only, mapped from the file; its checksum is verified the first time.
+
+        Raises:
+            StoreError: the split is missing or damaged.
+        """
+        if split not in self._open:
+            self._open[split] = self._map(split)
+        return self._open[split]
+
+    def info(self, split: str) -> SplitInfo:
+        """The counts of a split.
+
+        Raises:
+            StoreError: the store has no such split.
+        """
+        if split not in self.splits:
+            held = ", ".join(self.splits)
+            raise StoreError(
+                f'{self.path} has no {split} split (it holds {held}); run "{prepare_command(self.name)} --force" '
+                "with a source that has it"
+            )
+        return self.splits[split]
+
+    def digest(self, split: str) -> str | None:
+        """What tells a split from others; None where the store has none of that name."""
+        return self.splits[split].sha256 if split in self.splits else None
+
+    def sentence_starts(self, split: str) -> NDArray[Any] | None:
+        """Where each sentence begins in the stream, for corpora of unrelated sentences; else None."""
+        self.info(split)
+        with self._file() as file:
+            group = file["splits"][split]
+            return group["sentence_starts"][()] if "sentence_starts" in group else None
+
+    def _map(self, split: str) -> NDArray[Any]:
+        info = self.info(split)
+        with self._file() as file:
+            dataset = file["splits"][split]["ids"]
+            offset, kind, shape = dataset.id.get_offset(), dataset.dtype, dataset.shape
+        if offset is None or shape != (info.tokens,):
+            raise StoreError(f"{self.path}: the {split} split is damaged; {_again(self.path)}")
+        try:
+            ids: NDArray[Any] = np.memmap(self.path, dtype=kind, mode="r", offset=offset, shape=shape)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.path}: the {split} split cannot be read ({error}); {_again(self.path)}") from error
+        if _digest(ids) != info.sha256:
+            raise StoreError(f"{self.path}: the {split} split is damaged (wrong checksum); {_again(self.path)}")
+        return ids
+
+    @contextmanager
+    def _file(self) -> Iterator[h5py.File]:
+        try:
+            with h5py.File(self.path, "r") as file:
+                yield file
+        except (OSError, KeyError, RuntimeError) as error:
+            raise StoreError(f"{self.path} cannot be read ({_short(error)}); {_again(self.path)}") from error
+
+
+def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, dict[str, SplitInfo]]:
+    if file.attrs.get("format") != FORMAT:
+        raise StoreError(f"{path} is an HDF5 file, but no token store of txl; give another --data-dir or move it away")
+    version = int(file.attrs["version"])
+    if version > VERSION:
+        raise StoreError(
+            f"{path} has format {version}, this txl reads up to {VERSION}; upgrade txl, or prepare the store again"
+        )
+    facts = json.loads(file.attrs["facts"])
+    facts["notes"] = tuple(facts["notes"])
+    splits = {name: SplitInfo(**json.loads(group.attrs["info"])) for name, group in file["splits"].items()}
+    order = sorted(splits, key=SPLITS.index)
+    return StoreFacts(**facts), bytes(file["vocabulary"][()]).decode(), {name: splits[name] for name in order}
+
+
+def _again(path: Path) -> str:
+    return f'run "{prepare_command(path.stem)} --force" again'
+
+
+def prepare_command(name: str) -> str:
+    """The command that prepares the store of that name: a corpus's, or of a text whose path only the user knows."""
+    made = re.fullmatch(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})", name)
+    if (made[1] if made else name) not in CORPORA:
+        return f"txl prepare PATH --name {name}"
+    if made is None:
+        return f"txl prepare {name}"
+    options = {
+        "released": "--released-convention",
+        "vocab": "--vocab FILE",
+        "sp": f"--tokenizer sentencepiece --vocab-size {made[3]}",
+        "bpe": f"--tokenizer sentencepiece --vocab-size {made[3]} --sp-type bpe",
+    }
+    return f"txl prepare {made[1]} {options.get(made[2], f'--tokenizer {made[2]}')}"
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+def _digest(ids: NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(ids), _HASH_BLOCK):
+        digest.update(ids[start : start + _HASH_BLOCK].data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCounts:
+    """What the writer of a split knows beforehand."""
+
+    tokens: int
+    words: int
+    bytes: int
+    unknown: int
+    types: int
+
+
+class StoreWriter:
+    """Writes the splits of one store."""
+
+    def __init__(self, file: h5py.File, kind: np.dtype[Any]) -> None:
+        self._splits = file.create_group("splits")
+        self.kind = kind
+
+    def add(self, split: str, counts: SplitCounts, blocks: Iterable[NDArray[Any]]) -> None:
+        """Write one split from consecutive blocks of ids, which must give `counts.tokens` ids together."""
+        group = self._splits.create_group(split)
+        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.kind)
+        digest, done = hashlib.sha256(), 0
+        for block in blocks:
+            ids = np.ascontiguousarray(block, dtype=self.kind)
+            if ids.size:
+                dataset.write_direct(ids, dest_sel=np.s_[done : done + ids.size])
+            digest.update(ids.data)
+            done += ids.size
+        info = SplitInfo(**vars(counts), sha256=digest.hexdigest())
+        group.attrs["info"] = json.dumps(vars(info))
+
+    def add_sentence_starts(self, split: str, starts: NDArray[Any]) -> None:
+        """Keep where the sentences of a split begin."""
+        self._splits[split].create_dataset("sentence_starts", data=starts)
+
+
+@contextmanager
+def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = None) -> Iterator[StoreWriter]:
+    """Write a store under a temporary name; it takes its own when the block ends well.
+
+    Args:
+        path: of the store.
+        facts: what it says of itself.
+        vocab: the vocabulary.
+        work: a folder on the same disk for the draft; that of the store by default.
+
+    Raises:
+        StoreError: the disk is full or refuses; nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        with h5py.File(draft, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as file:
+            file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
+            file.attrs["facts"] = json.dumps({**vars(facts), "conventions": dict(facts.conventions)})
+            file.attrs["fingerprint"] = vocab.fingerprint
+            file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
+            yield StoreWriter(file, smallest_kind(vocab.size))
+        to_the_disk(draft)
+        os.replace(draft, path)
+    except (OSError, RuntimeError) as error:
+        raise StoreError(
+            f"could not write {path} ({_reason(error)}); free some space or give another --data-dir"
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _reason(error: BaseException) -> str:
+    """What the system says went wrong, without the library's internals."""
+    number = getattr(error, "errno", None)
+    if number:
+        return os.strerror(number)
+    inner = re.search(r"errno = (\d+)", str(error))
+    return os.strerror(int(inner[1])) if inner else _short(error)
+
+
+def stores_in(folder: Path) -> list[Path]:
+    """The files that may be stores, by name."""
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))

@@ -1,0 +1,208 @@
+"""The mapping between text and ids: bytes, characters, words or SentencePiece."""
+
+import base64
+import codecs
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.errors import VocabularyError
+
+if TYPE_CHECKING:
+    from txlcli.data.sentencepiece_model import PieceModel
+
+Kind = Literal["byte", "char", "word", "sentencepiece"]
+Ids = NDArray[np.int64]
+LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+class Vocab:
+    """A vocabulary: its symbols in the order of their ids, and the rules by which text becomes symbols.
+
+    `boundary` is the id that closes a line (<eos>, <S>), `unknown` the id of everything without an id of its own;
+    None where there is no such symbol. `dropped` are bytes that leave the text before it is encoded.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        symbols: Sequence[str] = (),
+        *,
+        boundary: int | None = None,
+        unknown: int | None = None,
+        lower_case: bool = False,
+        dropped: bytes = b"",
+        model: bytes = b"",
+    ) -> None:
+        self.kind: Kind = kind
+        self.symbols = list(symbols)
+        self.boundary, self.unknown = boundary, unknown
+        self.lower_case, self.dropped = lower_case, dropped
+        self.model = model
+
+    @classmethod
+    def of_bytes(cls, values: Iterable[int], dropped: bytes = b"") -> "Vocab":
+        """Bytes, in the order of their ids."""
+        return cls("byte", [chr(value) for value in values], dropped=dropped)
+
+    @cached_property
+    def size(self) -> int:
+        """V, the number of ids."""
+        return self.pieces.size if self.kind == "sentencepiece" else len(self.symbols)
+
+    @cached_property
+    def pieces(self) -> "PieceModel":
+        """The SentencePiece model."""
+        from txlcli.data.sentencepiece_model import PieceModel
+
+        return PieceModel(self.model)
+
+    @cached_property
+    def ids_of(self) -> dict[str, int]:
+        """Symbol -> id; a byte is the character of the same number."""
+        return {symbol: number for number, symbol in enumerate(self.symbols)}
+
+    def encode(self, text: str) -> Ids:
+        """The ids of a text; a word vocabulary closes each complete line with the boundary.
+
+        Raises:
+            VocabularyError: a symbol has no id, and there is no unknown id to stand for it.
+        """
+        if self.kind == "byte":
+            return self.encode_bytes(text.encode("utf-8", errors="surrogateescape"))
+        if self.kind == "sentencepiece":
+            return np.array(self.pieces.encode(text), dtype=np.int64)
+        return self._look_up(self.split_words(text) if self.kind == "word" else text)
+
+    def encode_bytes(self, data: bytes) -> Ids:
+        """The ids of raw bytes; for byte vocabularies only.
+
+        Raises:
+            VocabularyError: a byte has no id.
+        """
+        if self.dropped:
+            data = data.translate(None, self.dropped)
+        ids = self._byte_table[np.frombuffer(data, dtype=np.uint8)]
+        if ids.size and ids.min() < 0:
+            raise self._lacks(f"byte 0x{data[int(np.argmin(ids))]:02x}")
+        return ids
+
+    @cached_property
+    def _byte_table(self) -> Ids:
+        table = np.full(256, -1, dtype=np.int64)
+        table[[ord(symbol) for symbol in self.symbols]] = np.arange(len(self.symbols))
+        return table
+
+    def split_words(self, text: str) -> list[str]:
+        """The words of a text as the word benchmarks count them, each complete line closed by the boundary."""
+        text = text.lower() if self.lower_case else text
+        text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+        closing = "" if self.boundary is None else self.symbols[self.boundary]
+        return text.replace("\n", f" {closing} ").split()
+
+    def _look_up(self, symbols: Sequence[str]) -> Ids:
+        ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
+        if ids.size and ids.min() < 0:
+            if self.unknown is None:
+                raise self._lacks(json.dumps(symbols[int(np.argmin(ids))], ensure_ascii=False))
+            ids[ids < 0] = self.unknown
+        return ids
+
+    def _lacks(self, symbol: str) -> VocabularyError:
+        return VocabularyError(
+            f"the vocabulary ({self.kind}, {self.size:,} symbols) lacks {symbol}; leave it out of the text"
+        )
+
+    def decode(self, ids: Iterable[int] | Ids) -> str:
+        """The text of ids: exact for bytes (where they are UTF-8), characters and SentencePiece.
+
+        Words are joined by blanks, a boundary becomes a line end.
+        """
+        numbers = [int(number) for number in ids]
+        if self.kind == "byte":
+            return bytes(ord(self.symbols[number]) for number in numbers).decode("utf-8", errors="replace")
+        if self.kind == "sentencepiece":
+            return self.pieces.decode(numbers)
+        if self.kind == "char":
+            return "".join(LOST if number == self.unknown else self.symbols[number] for number in numbers)
+        words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
+        return words.replace(" \n", "\n").replace("\n ", "\n")
+
+    def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
+        """The text of ids while they come: bytes are held back until they make a whole character.
+
+        Args:
+            ids: what to spell out.
+            after: the id before them, which decides whether a word begins with a blank; None at the beginning of a
+                text.
+        """
+        if self.kind in ("byte", "sentencepiece"):
+            characters = codecs.getincrementaldecoder("utf-8")("replace")
+            for number in ids:
+                yield characters.decode(self._bytes_of(number))
+            yield characters.decode(b"", final=True)
+            return
+        for number in ids:
+            before = [] if after is None else [after]
+            yield self.decode([*before, number]).removeprefix(self.decode(before))
+            after = number
+
+    def _bytes_of(self, number: int) -> bytes:
+        return self.pieces.bytes_of(number) if self.kind == "sentencepiece" else bytes([ord(self.symbols[number])])
+
+    def symbol(self, number: int) -> str:
+        """A printable name of one token."""
+        if self.kind == "sentencepiece":
+            return self.pieces.symbol(number)
+        symbol = self.symbols[number]
+        if self.kind == "byte":
+            return repr(symbol)[1:-1] if symbol.isascii() else f"\\x{ord(symbol):02x}"
+        return symbol if symbol.isprintable() else repr(symbol)[1:-1]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the canonical JSON: two vocabularies are the same if and only if this is."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The one representation on disk: canonical JSON, one line."""
+        facts: dict[str, Any] = {"kind": self.kind, "boundary": self.boundary, "unknown": self.unknown}
+        if self.kind == "byte":
+            facts["bytes"] = [ord(symbol) for symbol in self.symbols]
+            facts["dropped"] = list(self.dropped)
+        elif self.kind == "sentencepiece":
+            facts["model"] = base64.b64encode(self.model).decode()
+        else:
+            facts["symbols"] = self.symbols
+            facts["lower_case"] = self.lower_case
+        return json.dumps(facts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Vocab":
+        """The vocabulary that `to_json` wrote.
+
+        Raises:
+            VocabularyError: the text is something else.
+        """
+        try:
+            facts = json.loads(text)
+            if facts["kind"] == "byte":
+                return cls.of_bytes(facts["bytes"], dropped=bytes(facts["dropped"]))
+            named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}
+            if facts["kind"] == "sentencepiece":
+                return cls("sentencepiece", model=base64.b64decode(facts["model"]), **named)
+            if facts["kind"] in ("char", "word"):
+                return cls(facts["kind"], facts["symbols"], lower_case=facts["lower_case"], **named)
+        except (ValueError, KeyError, TypeError) as error:
+            raise VocabularyError(f"this is no vocabulary of txl ({type(error).__name__}: {error})") from error
+        raise VocabularyError(f'this is no vocabulary of txl (kind "{facts["kind"]}"); a newer txl may have written it')
+
+
+def smallest_kind(size: int) -> np.dtype[Any]:
+    """The smallest unsigned integer type that holds ids below `size`."""
+    return np.dtype(np.min_scalar_type(max(size - 1, 0)))

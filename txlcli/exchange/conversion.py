@@ -1,0 +1,321 @@
+"""Names and shapes of the weights of other systems, linked to ours; both ways.
+
+Axes: H heads, D head width, d model width, w width of a band, F inner width, n ids of a band, V vocabulary, N layers.
+
+A link says that some of our tensors, written one after the other, are the same numbers as some of theirs. All but the
+variables of the TF code keep their matrices the way we do, (out, in).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.model.adaptive import Band, bands
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.errors import RecipeError, RunError
+
+Tensors = Mapping[str, Tensor]
+NAMED = 3  # of the tensors that an error could list
+WAY_OUT = "correct [model] with --recipe or --set"
+
+
+@dataclass(frozen=True)
+class Link:
+    """Our tensors and theirs that hold the same numbers."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Of each of theirs."""
+    transposed: bool = False
+    """Theirs are (in, out)."""
+    reversed: bool = False
+    """Theirs have their rows in the opposite order."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What another system calls its weights."""
+
+    links: tuple[Link, ...]
+    aliases: Mapping[str, str]
+    """Further names of theirs for tensors that are linked under another name: what is tied is stored twice."""
+    ignored: tuple[str, ...] = ()
+    """Endings of names that are no weights."""
+
+    def vocab_size_of(self, theirs: Tensors) -> int | None:
+        """How many ids the embedding knows; None where its tables are missing."""
+        tables = [name for link in self.links if link.ours[0].startswith("embedding.tables.") for name in link.theirs]
+        theirs = self._with_tied(theirs)
+        rows = [theirs[name].shape[:1].numel() for name in tables if name in theirs]
+        return sum(rows) if len(rows) == len(tables) else None
+
+    def read(self, theirs: Tensors, shapes: Mapping[str, torch.Size], where: str) -> dict[str, Tensor]:
+        """Our tensors from theirs, in float32.
+
+        Args:
+            theirs: by their names.
+            shapes: of our tensors, by our names.
+            where: begins every error message.
+
+        Raises:
+            RunError: a tensor is missing, left over, of another shape, no finite weights, or not what it is tied to.
+        """
+        linked = {name for link in self.links for name in link.theirs}
+        theirs = self._with_tied(theirs)
+        self._check_names(theirs, linked, where)
+        for name, first in self.aliases.items():
+            if name in theirs and not torch.equal(theirs[name], theirs[first]):
+                raise RunError(
+                    f"{where}: {name} differs from {first}, which the settings tie it to; untie them in [model] "
+                    "(tie_embeddings, tie_projections or tie_biases)"
+                )
+        ours: dict[str, Tensor] = {}
+        for link in self.links:
+            for name in link.theirs:
+                if tuple(theirs[name].shape) != link.shape:
+                    raise RunError(
+                        f"{where}: {name} has the shape {tuple(theirs[name].shape)}, the settings want {link.shape}; "
+                        f"{WAY_OUT}"
+                    )
+                if not theirs[name].is_floating_point():
+                    raise RunError(
+                        f"{where}: {name} holds {theirs[name].dtype}, which are no weights; convert them to float32"
+                    )
+                if not theirs[name].isfinite().all():
+                    raise RunError(f"{where}: {name} holds numbers that are not finite; fetch the weights again")
+            ours |= _unpacked(link, [theirs[name] for name in link.theirs], shapes)
+        return ours
+
+    def _with_tied(self, theirs: Tensors) -> Tensors:
+        """With the linked names of tensors that were stored under another of their names only."""
+        stored = {first: theirs[name] for name, first in self.aliases.items() if name in theirs}
+        return {**stored, **theirs}
+
+    def _check_names(self, theirs: Tensors, linked: set[str], where: str) -> None:
+        missing = sorted(linked - set(theirs))
+        if missing:
+            raise RunError(f"{where}: lacks {_some(missing)}; the settings do not describe these weights, {WAY_OUT}")
+        known = linked | set(self.aliases)
+        extra = sorted(name for name in theirs if name not in known and not name.endswith(self.ignored))
+        if extra:
+            raise RunError(f"{where}: has {_some(extra)} that the settings have no place for; {WAY_OUT}")
+
+    def write(self, ours: Tensors) -> dict[str, Tensor]:
+        """Their tensors from ours; what is tied appears once, but for vectors, which cost nothing."""
+        theirs: dict[str, Tensor] = {}
+        for link in self.links:
+            theirs |= _packed(link, [ours[name] for name in link.ours])
+        small = {name: theirs[first].clone() for name, first in self.aliases.items() if first.endswith("_bias")}
+        return theirs | small
+
+
+def _unpacked(link: Link, theirs: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Our tensors of a link, by name, cut from theirs."""
+    turned = [_turned(link, tensor.float()).reshape(-1) for tensor in theirs]
+    numbers = torch.cat(turned)
+    parts = numbers.split([shapes[name].numel() for name in link.ours])
+    return {name: part.view(shapes[name]).clone() for name, part in zip(link.ours, parts, strict=True)}
+
+
+def _packed(link: Link, ours: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Their tensors of a link, by name, put together from ours."""
+    numbers = torch.cat([tensor.detach().float().reshape(-1) for tensor in ours])
+    parts = numbers.view(len(link.theirs), *(reversed(link.shape) if link.transposed else link.shape))
+    return {name: _turned(link, part).contiguous() for name, part in zip(link.theirs, parts, strict=True)}
+
+
+def _turned(link: Link, tensor: Tensor) -> Tensor:
+    """One of their tensors laid out as ours, or the other way round: transposing and reversing undo themselves."""
+    tensor = tensor.mT if link.transposed else tensor
+    return tensor.flip(0) if link.reversed else tensor
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torch.Size]:
+    """The shapes of a model's parameters, by name; nothing is allocated."""
+    with torch.device("meta"):
+        model = TransformerXL(settings, vocab_size)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_face: bool) -> Layout:
+    """The released PyTorch code's state dict, or Hugging Face's.
+
+    They differ in a prefix, and in the order of the rows that stand for tail bands: the released PyTorch code pairs
+    tail i with column -i of the head, everybody else with column i of the clusters.
+
+    Raises:
+        RecipeError: no such weights exist for these settings, or a cutoff lies beyond the vocabulary.
+    """
+    if settings.norm == "pre":
+        raise RecipeError('[model] norm = "pre" has a last norm that such weights lack; set it to "pre_released"')
+    body = "transformer." if hugging_face else ""
+    heads = (settings.n_heads, settings.d_head)
+    cut = bands(settings, vocab_size)
+    links = [
+        *_banded("embedding.tables", f"{body}word_emb.emb_layers", "weight", settings, cut),
+        *_banded("softmax.biases", "crit.out_layers", "bias", settings, cut),
+        *(
+            Link(
+                (f"embedding.projections.{number}",),
+                (f"{body}word_emb.emb_projs.{number}",),
+                (settings.d_model, width),
+            )
+            for number, width in _projections(cut)
+        ),
+    ]
+    aliases: dict[str, str] = {}
+    if not settings.tie_embeddings:
+        links += _banded("softmax.tables", "crit.out_layers", "weight", settings, cut)
+    else:
+        tables = 1 if settings.div_val == 1 else len(cut)
+        aliases |= {f"crit.out_layers.{i}.weight": f"{body}word_emb.emb_layers.{i}.weight" for i in range(tables)}
+    for number, band in enumerate(cut):
+        theirs = f"crit.out_projs.{number}"
+        if band.projection is not None and band.shared:
+            aliases[theirs] = f"{body}word_emb.emb_projs.{band.projection}"
+        elif band.projection is not None:
+            links.append(Link((f"softmax.projections.{number}",), (theirs,), (settings.d_model, band.width)))
+    if len(cut) > 1:
+        tails, turn = len(cut) - 1, not hugging_face
+        weight, bias = ((f"softmax.cluster_{what}",) for what in ("weight", "bias"))
+        links += [
+            Link(weight, ("crit.cluster_weight",), (tails, cut[0].width), reversed=turn),
+            Link(bias, ("crit.cluster_bias",), (tails,), reversed=turn),
+        ]
+    for number in range(settings.n_layers):
+        links += _pytorch_layer(settings, number, f"{body}layers.{number}.")
+    for ours, theirs in (("encoding.content_bias", "r_w_bias"), ("encoding.position_bias", "r_r_bias")):
+        in_layers = tuple(f"{body}layers.{number}.dec_attn.{theirs}" for number in range(settings.n_layers))
+        if settings.tie_biases:
+            links.append(Link((ours,), (f"{body}{theirs}",), heads))
+            aliases |= dict.fromkeys(in_layers, f"{body}{theirs}")
+        else:
+            links.append(Link((ours,), in_layers, heads))
+    return Layout(tuple(links), aliases, ignored=("pos_emb.inv_freq",))
+
+
+def _banded(ours: str, theirs: str, what: str, settings: TransformerSettings, cut: Sequence[Band]) -> Iterator[Link]:
+    """Tables or biases of the bands, which are one tensor of theirs where all bands have one width."""
+
+    def shape(rows: int, band: Band) -> tuple[int, ...]:
+        return (rows, band.width) if what == "weight" else (rows,)
+
+    if settings.div_val == 1:
+        names = tuple(f"{ours}.{number}" for number in range(len(cut)))
+        yield Link(names, (f"{theirs}.0.{what}",), shape(cut[-1].end, cut[0]))
+        return
+    for number, band in enumerate(cut):
+        yield Link((f"{ours}.{number}",), (f"{theirs}.{number}.{what}",), shape(band.size, band))
+
+
+def _projections(cut: Sequence[Band]) -> list[tuple[int, int]]:
+    """The embedding's projections: their numbers, and the widths of what they project."""
+    return sorted({(band.projection, band.width) for band in cut if band.projection is not None})
+
+
+def _pytorch_layer(settings: TransformerSettings, number: int, theirs: str) -> Iterator[Link]:
+    d, inner, width = settings.d_model, settings.d_inner, settings.n_heads * settings.d_head
+    ours = f"layers.{number}."
+    projections = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
+    yield Link(projections, (f"{theirs}dec_attn.qkv_net.weight",), (3 * width, d))
+    yield Link((f"encoding.w_k_position.{number}.weight",), (f"{theirs}dec_attn.r_net.weight",), (width, d))
+    yield Link((f"{ours}attention.w_o.weight",), (f"{theirs}dec_attn.o_net.weight",), (d, width))
+    yield Link((f"{ours}feed_forward.ff_1.weight",), (f"{theirs}pos_ff.CoreNet.0.weight",), (inner, d))
+    yield Link((f"{ours}feed_forward.ff_1.bias",), (f"{theirs}pos_ff.CoreNet.0.bias",), (inner,))
+    yield Link((f"{ours}feed_forward.ff_2.weight",), (f"{theirs}pos_ff.CoreNet.3.weight",), (d, inner))
+    yield Link((f"{ours}feed_forward.ff_2.bias",), (f"{theirs}pos_ff.CoreNet.3.bias",), (d,))
+    for norm, place in (("attention_norm", "dec_attn"), ("ff_norm", "pos_ff")):
+        for what in ("weight", "bias"):
+            yield Link((f"{ours}{norm}.{what}",), (f"{theirs}{place}.layer_norm.{what}",), (d,))
+
+
+def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
+    """The weights under Hugging Face's names.
+
+    Theirs projects every band where div_val is above 1; a band that ours does not project gets the identity.
+    """
+    settings = model.settings
+    ours = dict(model.named_parameters())
+    projected = dataclasses.replace(settings, project_same_width=True)
+    for name, shape in our_shapes(projected, model.vocab_size).items():
+        if name not in ours:
+            ours[name] = nn.Parameter(torch.eye(*shape))
+    return pytorch_layout(projected, model.vocab_size, hugging_face=True).write(ours)
+
+
+def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
+    """The variables of the released TF code's checkpoints, without `:0`.
+
+    Raises:
+        RecipeError: that code has no such model, or a cutoff lies beyond the vocabulary.
+    """
+    if settings.norm != "post":
+        raise RecipeError(f'[model] norm = "{settings.norm}" is not in the released TF code; set it to "post"')
+    if not settings.tie_embeddings:
+        raise RecipeError("[model] tie_embeddings = false is not in the released TF code; set it to true")
+    cut = bands(settings, vocab_size)
+    d, root = settings.d_model, "transformer/"
+    embed, softmax = f"{root}adaptive_embed/", f"{root}adaptive_softmax/"
+    plain = len(cut) == 1
+    in_embed = [""] if settings.div_val == 1 else [f"cutoff_{number}/" for number in range(len(cut))]
+    in_softmax = [f"cutoff_{number}/" for number in range(len(cut))]
+    links = []
+    if settings.div_val == 1:
+        tables = tuple(f"embedding.tables.{number}" for number in range(len(cut)))
+        links.append(Link(tables, (f"{embed}lookup_table",), (vocab_size, cut[0].width)))
+    else:
+        links += [
+            Link((f"embedding.tables.{i}",), (f"{embed}{in_embed[i]}lookup_table",), (band.size, band.width))
+            for i, band in enumerate(cut)
+        ]
+    for number, width in _projections(cut):
+        name = f"{embed}{in_embed[number]}proj_W"
+        links.append(Link((f"embedding.projections.{number}",), (name,), (width, d), transposed=True))
+    for i, band in enumerate(cut):
+        bias = f"{softmax}bias" if plain else f"{softmax}{in_softmax[i]}b"
+        links.append(Link((f"softmax.biases.{i}",), (bias,), (band.size,)))
+        if band.projection is not None and not band.shared:
+            name = f"{softmax}{in_softmax[i]}proj"
+            links.append(Link((f"softmax.projections.{i}",), (name,), (band.width, d), transposed=True))
+    if not plain:
+        tails = len(cut) - 1
+        links += [
+            Link(("softmax.cluster_weight",), (f"{softmax}cutoff_0/cluster_W",), (tails, cut[0].width)),
+            Link(("softmax.cluster_bias",), (f"{softmax}cutoff_0/cluster_b",), (tails,)),
+        ]
+    for number in range(settings.n_layers):
+        links += _tf_layer(settings, number, f"{root}layer_{number}/")
+    heads = (settings.n_heads, settings.d_head)
+    pairs = heads if settings.tie_biases else (settings.n_layers, *heads)
+    links += [
+        Link(("encoding.content_bias",), (f"{root}r_w_bias",), pairs),
+        Link(("encoding.position_bias",), (f"{root}r_r_bias",), pairs),
+    ]
+    return Layout(tuple(links), {}, ignored=("/Adam", "/Adam_1", "global_step", "beta1_power", "beta2_power"))
+
+
+def _tf_layer(settings: TransformerSettings, number: int, theirs: str) -> Iterator[Link]:
+    d, inner, width = settings.d_model, settings.d_inner, settings.n_heads * settings.d_head
+    ours = f"layers.{number}."
+    projections = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
+    yield Link(projections, (f"{theirs}rel_attn/qkv/kernel",), (d, 3 * width), transposed=True)
+    position, out = f"encoding.w_k_position.{number}.weight", f"{ours}attention.w_o.weight"
+    yield Link((position,), (f"{theirs}rel_attn/r/kernel",), (d, width), transposed=True)
+    yield Link((out,), (f"{theirs}rel_attn/o/kernel",), (width, d), transposed=True)
+    for half, (rows, columns) in enumerate(((d, inner), (inner, d)), start=1):
+        linear = f"{ours}feed_forward.ff_{half}"
+        yield Link((f"{linear}.weight",), (f"{theirs}ff/layer_{half}/kernel",), (rows, columns), transposed=True)
+        yield Link((f"{linear}.bias",), (f"{theirs}ff/layer_{half}/bias",), (columns,))
+    for norm, place in (("attention_norm", "rel_attn"), ("ff_norm", "ff")):
+        for what, name in (("weight", "gamma"), ("bias", "beta")):
+            yield Link((f"{ours}{norm}.{what}",), (f"{theirs}{place}/LayerNorm/{name}",), (d,))

@@ -1,0 +1,1 @@
+"""Published numbers and the paper's metrics: data and arithmetic only."""

@@ -1,0 +1,1 @@
+"""Run folders: what a training leaves on disk, its history, and how a run is loaded."""

@@ -1,0 +1,1 @@
+"""Atomic files, locks, torchrun's environment, processors, memory."""

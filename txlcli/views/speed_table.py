@@ -1,0 +1,113 @@
+"""Shows what `txl speed` found: the tables, the curves."""
+
+from pathlib import Path
+from typing import Any
+
+from txlcli import console
+
+
+def show(result: dict[str, Any]) -> None:
+    """Write the tables to stdout."""
+    if result["slowdown"]:
+        _show_slowdown(result)
+    _show_throughput(result)
+
+
+def _show_slowdown(result: dict[str, Any]) -> None:
+    title = f"{result['model']} on {result['device']}, {result['precision']}"
+    lines = [
+        [
+            f"{row['attn_len']:,}",
+            _spread(row["xl_ms_per_token"], row["xl_low_high_ms"]),
+            _spread(row["vanilla_ms_per_token"], row["vanilla_low_high_ms"]),
+            console.times(row["slowdown"]),
+            f"{row['paper_slowdown']:,}x" if row["paper_slowdown"] else "-",
+        ]
+        for row in result["slowdown"]
+    ]
+    caption = (
+        f"Table 9. XL: one lane, M = attention, L = {result['slowdown'][0]['seg_len']}. vanilla: the same weights\n"
+        "without memory, a window computed anew for each prediction, one at a time.\n"
+        f"Median (low-high) of {result['repeat']}."
+    )
+    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), lines, caption)
+    others = [
+        [
+            f"{row['attn_len']:,}",
+            f"{_short(row['vanilla_batched_ms_per_token'])} ({row['windows']})",
+            console.times(row["slowdown_batched"]),
+            _short(row["xl_single_ms_per_token"]),
+            console.times(row["slowdown_single"]),
+        ]
+        for row in result["slowdown"]
+    ]
+    headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
+    caption = "batched: as many windows at once as gain anything; L = 1: one token at a time, against one window."
+    console.show_table("the same with other batches, ms/token", headings, others, caption)
+    rates = [
+        [
+            f"{row['attn_len']:,}",
+            f"{row['xl_tokens_per_s']:,.0f}",
+            f"{row['xl_share_of_peak']:.1%}",
+            _in_mib(row["xl_peak_memory_bytes"]),
+            f"{row['xl_single_tokens_per_s']:,.0f}",
+        ]
+        for row in result["slowdown"]
+    ]
+    headings = ("attention", "XL tokens/s", "of peak", "peak MiB", "tokens/s at L = 1")
+    console.show_table("one lane with memory, by attention length", headings, rates)
+
+
+def _show_throughput(result: dict[str, Any]) -> None:
+    works = [
+        [
+            row["work"],
+            f"{row['tokens_per_s']:,.0f}",
+            _spread(row["ms_per_token"], row["low_high_ms"]),
+            f"{row['share_of_peak']:.1%}",
+            _in_mib(row["peak_memory_bytes"]),
+        ]
+        for row in result["throughput"]
+    ]
+    caption = (
+        f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a large matrix product, measured just now.\n"
+        "of peak: by operation count, of the keys that queries see and the distances they tell apart.\n"
+        "peak MiB: the whole process on a CPU, tensors on CUDA."
+    )
+    headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
+    title = "throughput" if result["slowdown"] else f"{result['model']} on {result['device']}, {result['precision']}"
+    console.show_table(title, headings, works, caption)
+
+
+def _in_mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:,.0f}"
+
+
+def _spread(median: float, ends: list[float]) -> str:
+    return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
+
+
+def _short(number: float, *, like: float | None = None) -> str:
+    """A time with as many digits as it deserves, or as another one does."""
+    size = number if like is None else like
+    if size < 1:
+        return f"{number:.3f}"
+    return f"{number:.2f}" if size < 100 else f"{number:.0f}"
+
+
+def plot_times(path: Path, result: dict[str, Any]) -> None:
+    """Draw the times per token over the attention length."""
+    from txlcli.views import plots
+
+    rows = sorted(result["slowdown"], key=lambda row: row["attn_len"])
+    x = [row["attn_len"] for row in rows]
+    curves = {
+        "Transformer-XL": (x, [row["xl_ms_per_token"] for row in rows]),
+        "Transformer-XL, one token at a time": (x, [row["xl_single_ms_per_token"] for row in rows]),
+        "vanilla": (x, [row["vanilla_ms_per_token"] for row in rows]),
+        "vanilla, batched": (x, [row["vanilla_batched_ms_per_token"] for row in rows]),
+    }
+    plots.draw_curves(
+        path, curves, x_label="attention length (tokens)", y_label="ms per token", title=result["model"], log_y=True
+    )
+    console.say(f"drawn to {path}")

@@ -1,0 +1,1 @@
+"""What a command does, as plain Python: no Typer, no printing."""

@@ -1,0 +1,1 @@
+"""Evaluate a run on a text, in one or more settings."""

@@ -1,0 +1,1 @@
+"""Relative effective context length of a group of runs (Appendix C)."""

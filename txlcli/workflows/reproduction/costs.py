@@ -1,0 +1,74 @@
+"""What the trainings of a table or figure take."""
+
+from pathlib import Path
+from typing import Any
+
+from txlcli.core.kernels.device import pick_device
+from txlcli.core.measures.cost import training_flops_per_token
+from txlcli.core.measures.timing import peak_flops_per_s
+from txlcli.data.token_store import TokenStore
+from txlcli.options import Device
+from txlcli.runs import history, run_folder
+from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.scales import Model, Scale
+from txlcli.workflows.reproduction.workshop import FIRST_SEED
+from txlcli.workflows.training.forecast import SHARE_OF_PEAK
+
+BYTES = 256
+
+
+class Costs:
+    """Costs at a scale on this machine; a large matrix product is timed once."""
+
+    def __init__(self, scale: Scale, *, seeds: int, device: Device, data_dir: Path, runs_dir: Path) -> None:
+        self._scale, self._seeds, self._data_dir, self._runs_dir = scale, seeds, data_dir, runs_dir
+        self.peak = peak_flops_per_s(pick_device(device.value), "fp32")
+        self.share = SHARE_OF_PEAK
+
+    def of(self, item: str) -> dict[str, Any]:
+        """The trainings of an item, those of them that are missing, and what these take."""
+        keys = ITEMS[item].models
+        missing = [
+            key for key in keys for seed in range(FIRST_SEED, FIRST_SEED + self._seeds) if not self._is_there(key, seed)
+        ]
+        flops = sum(self._flops(self._scale.models[key]) for key in missing)
+        return {
+            "item": item,
+            "models": len(keys) * self._seeds,
+            "missing": len(missing),
+            "training_flops": flops,
+            "seconds": flops / (self.share * self.peak),
+        }
+
+    def _is_there(self, key: str, seed: int) -> bool:
+        name = self._scale.run_name(key, seed)
+        if not run_folder.is_run(name, self._runs_dir):
+            return False
+        return history.read(run_folder.open_run(self._runs_dir / name)).state == "finished"
+
+    def _flops(self, model: Model) -> float:
+        settings = model.settings()
+        train = settings.train
+        per_token = training_flops_per_token(
+            settings.model,
+            self._vocab_size(model),
+            seg_len=train.seg_len,
+            mem_len=train.mem_len,
+            lanes=train.batch_size,
+        )
+        return train.max_steps * train.batch_size * train.seg_len * per_token
+
+    def _vocab_size(self, model: Model) -> int:
+        """V of the store where it is there; otherwise what the benchmark or the options of its preparation say.
+
+        The benchmark's V stands also for that of a store of a part of it which has fewer words than the model's bands.
+        """
+        settings = model.settings()
+        published = settings.published.vocab_size
+        path = self._data_dir / f"{settings.corpus.store}.h5"
+        if path.is_file():
+            size = TokenStore.open(path).vocab.size
+            if published is None or size > max(settings.model.cutoffs, default=0):
+                return size
+        wished = self._scale.texts[settings.corpus.store].options.get("vocab_size")
+        return published or (wished if isinstance(wished, int) else BYTES)

@@ -1,0 +1,1 @@
+"""Start, resume, follow and forecast a training."""
