@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from txlcli import console
+from txlcli.paper import metrics
 
 ODD = ["notes[draft].txt", "a[/b].txt", "[red]x[/red]", "lane :key:", "\\[x]"]
 
@@ -95,4 +96,4 @@ def test_no_column_is_cut_on_a_terminal_of_80_columns(monkeypatch, kind):
     ],
 )
 def test_a_huge_measure_is_shown_by_its_order(value, shown):
-    assert console.measured(value) == shown
+    assert metrics.format_measure(value) == shown

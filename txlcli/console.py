@@ -2,12 +2,11 @@
 
 import io
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -18,7 +17,6 @@ from txlcli.errors import TxlError
 from txlcli.system import torchrun
 
 WIDEST = 10_000  # columns; more than any table needs
-SHORTENED_FROM = 1e7  # a measure with more digits says no more
 PLAIN_INTERVAL_S = 10.0  # without a terminal, a long step reports itself this often
 
 
@@ -110,22 +108,6 @@ def show_table(
         out.print(table, crop=False)
 
 
-def measured(value: float | None) -> str:
-    """A loss or perplexity for people: 4.703, 2.7e10 from ten millions on; None is one that is infinite."""
-    if value is None or value == math.inf:
-        return "inf"
-    if abs(value) < SHORTENED_FROM:
-        return f"{value:.3f}"
-    digits, _, exponent = f"{value:.1e}".partition("e")
-    return f"{digits}e{int(exponent)}"
-
-
-def times(ratio: float) -> str:
-    """A ratio for people: 363x, 4.2x, 0.35x."""
-    digits = 0 if ratio >= 10 else 1 if ratio >= 1 else 2
-    return f"{ratio:,.{digits}f}x"
-
-
 class Step:
     """One long step that reports how far it is."""
 
@@ -183,3 +165,22 @@ def progress(description: str, total: float | None = None, unit: str = "", shown
     ]
     with Progress(*columns, console=_err(), transient=True) as bar:
         yield Step(description, total, unit, bar)
+
+
+class TerminalReporter:
+    """Writes the messages and the progress of a workflow to stderr (`workflows.reporter.Reporter`).
+
+    Args:
+        bars: show live progress bars; without them progress is a plain line every few seconds.
+    """
+
+    def __init__(self, *, bars: bool = True) -> None:
+        self._bars = bars
+
+    def say(self, message: str) -> None:
+        """Write one line to stderr."""
+        say(message)
+
+    def progress(self, description: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Step]:
+        """Show the progress of one long step while the block runs."""
+        return progress(description, total, unit, shown=self._bars)

@@ -118,7 +118,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
     if entry["state"] == "damaged":
         return [entry["name"], "-\ndamaged", "-", "-", "-", when]
     valid, test = (
-        f"{console.measured(entry[key])}\n{entry['metric']}" if entry[key] is not None else "-"
+        f"{metrics.format_measure(entry[key])}\n{entry['metric']}" if entry[key] is not None else "-"
         for key in ("best_valid", "test")
     )
     if entry["valid_tokens"]:

@@ -112,7 +112,7 @@ def _show(result: dict[str, Any]) -> None:
     def losses(key: str) -> list[str]:
         units = ["" if metric else f" {one['metric']}" for one in facts]
         return [
-            "-" if one[key] is None else f"{console.measured(one[key])}{unit}"
+            "-" if one[key] is None else f"{metrics.format_measure(one[key])}{unit}"
             for one, unit in zip(facts, units, strict=True)
         ]
 

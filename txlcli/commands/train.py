@@ -158,7 +158,7 @@ def _forecast(
 def show_end(training: "Training", data_dir: Path) -> None:
     """What a training has come to, as a table."""
     run = run_folder.open_run(training.folder)
-    best = console.measured(metrics.in_metric(training.best_nats, run.metric))
+    best = metrics.format_measure(metrics.in_metric(training.best_nats, run.metric))
     rows = [
         ["run", str(run.folder)],
         ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],

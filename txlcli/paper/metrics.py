@@ -92,3 +92,23 @@ def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
     else:
         names = ["ppl", "ppl_per_word", "bits_per_byte"]
     return [name for name in names if name in available]
+
+
+SHORTENED_FROM = 1e7
+"""Measures from here on are written with an exponent: more digits carry no information."""
+
+
+def format_measure(value: float | None) -> str:
+    """Format a loss or perplexity: 4.703, or 2.7e10 from ten million on; None stands for infinity."""
+    if value is None or value == math.inf:
+        return "inf"
+    if abs(value) < SHORTENED_FROM:
+        return f"{value:.3f}"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def format_ratio(ratio: float) -> str:
+    """Format a ratio: 363x, 4.2x, 0.35x."""
+    digits = 0 if ratio >= 10 else 1 if ratio >= 1 else 2
+    return f"{ratio:,.{digits}f}x"

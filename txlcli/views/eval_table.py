@@ -69,13 +69,13 @@ def show(result: dict[str, Any]) -> None:
             cost = [
                 f"{row['one_lane_ms_per_token']:.3f}",
                 f"{row['vanilla_ms_per_token']:.2f}",
-                console.times(row["slowdown"]),
+                metrics.format_ratio(row["slowdown"]),
             ]
         lines.append(
             [
                 f"{_name(row)} *" if row["best"] and len(rows) > 1 else _name(row),
                 _attention(row["attn_len_min"], row["attn_len_max"]),
-                *(console.measured(row[name]) for name in names),
+                *(metrics.format_measure(row[name]) for name in names),
                 f"{row['ms_per_token']:.3f}",
                 *cost,
             ]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import console
+from txlcli.paper import metrics
 
 
 def show(result: dict[str, Any]) -> None:
@@ -20,7 +21,7 @@ def _show_slowdown(result: dict[str, Any]) -> None:
             f"{row['attn_len']:,}",
             _spread(row["xl_ms_per_token"], row["xl_low_high_ms"]),
             _spread(row["vanilla_ms_per_token"], row["vanilla_low_high_ms"]),
-            console.times(row["slowdown"]),
+            metrics.format_ratio(row["slowdown"]),
             f"{row['paper_slowdown']:,}x" if row["paper_slowdown"] else "-",
         ]
         for row in result["slowdown"]
@@ -35,9 +36,9 @@ def _show_slowdown(result: dict[str, Any]) -> None:
         [
             f"{row['attn_len']:,}",
             f"{_short(row['vanilla_batched_ms_per_token'])} ({row['windows']})",
-            console.times(row["slowdown_batched"]),
+            metrics.format_ratio(row["slowdown_batched"]),
             _short(row["xl_single_ms_per_token"]),
-            console.times(row["slowdown_single"]),
+            metrics.format_ratio(row["slowdown_single"]),
         ]
         for row in result["slowdown"]
     ]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from txlcli import console
 from txlcli.errors import UsageError
-from txlcli.paper import effective_length
+from txlcli.paper import effective_length, metrics
 from txlcli.workflows.evaluation import memory, texts
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def search(
         else:
             rows = memory.over_windows(opened, valid, reading, [length], stride, windows=wishes.batch_size, shown=shown)
         row, _ = next(rows)
-        console.say(f"{option} {length}: valid perplexity {console.measured(row['ppl'])}, {row['bpc']:.4f} bits")
+        console.say(f"{option} {length}: valid perplexity {metrics.format_measure(row['ppl'])}, {row['bpc']:.4f} bits")
         return float(row["loss_nats"])
 
     # Where every query sees M keys, M = 0 is another reading: 1 to L keys, those of the segment.

@@ -2,8 +2,7 @@
 
 import itertools
 
-from txlcli import console
-from txlcli.paper import published
+from txlcli.paper import metrics, published
 from txlcli.workflows.reproduction.report import Claim, Grid, Section
 from txlcli.workflows.reproduction.workshop import Workshop
 
@@ -18,8 +17,8 @@ def table9(shop: Workshop) -> Section:
             f"{row['attn_len']:,}",
             f"{row['xl_ms_per_token']:.3f}",
             f"{row['vanilla_ms_per_token']:.1f}",
-            console.times(row["slowdown"]),
-            console.times(row["slowdown_batched"]),
+            metrics.format_ratio(row["slowdown"]),
+            metrics.format_ratio(row["slowdown_batched"]),
             f"{row['paper_slowdown']:,}x" if row["paper_slowdown"] else "-",
         ]
         for row in result["slowdown"]
@@ -27,7 +26,7 @@ def table9(shop: Workshop) -> Section:
     columns = ["attention", "XL ms/token", "vanilla ms/token", "slowdown", "windows batched", "paper"]
     ordered = sorted(result["slowdown"], key=lambda row: row["attn_len"])
     grows = all(a["slowdown"] < b["slowdown"] for a, b in itertools.pairwise(ordered))
-    told = ", ".join(f"{console.times(row['slowdown'])} at {row['attn_len']}" for row in ordered)
+    told = ", ".join(f"{metrics.format_ratio(row['slowdown'])} at {row['attn_len']}" for row in ordered)
     return Section(
         name="table9",
         title=f"Table 9: {published.TABLE_9.title}",

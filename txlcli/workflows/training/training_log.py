@@ -53,7 +53,7 @@ class Recorder:
 
     def _show(self, report: "Report", line: dict[str, Any]) -> None:
         metric = self._run.metric
-        value = console.measured(metrics.in_metric(report.loss_nats, metric))
+        value = metrics.format_measure(metrics.in_metric(report.loss_nats, metric))
         if self._json:
             console.show_json(line)
         if report.kind == "train":
