@@ -36,7 +36,7 @@ class CorpusSettings:
 
 
 LossPart = Literal["full", "half"]
-AttentionKind = Literal["auto", "reference", "sdpa", "flex"]
+AttentionBackend = Literal["auto", "reference", "sdpa", "flex"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
 
@@ -60,7 +60,7 @@ class TrainSettings:
     recompute: bool = False
     """Compute attention probabilities and logits again in the backward pass, piece by piece, instead of keeping them:
     the same gradients in less memory, for a few percent more operations."""
-    attention: AttentionKind = "auto"
+    attention: AttentionBackend = "auto"
     """How attention is computed; the function is the same. auto: txl's own, lane by lane on a CPU; reference: written
     out; sdpa: PyTorch's fused attention with the position score as its mask; flex: FlexAttention, on CUDA and without
     dropout of attention."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from txlcli.config.settings import AttentionKind
+from txlcli.config.settings import AttentionBackend
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.attention_lanes import attend_by_lanes
 from txlcli.core.kernels.attention_torch import flex, reference, sdpa
@@ -63,7 +63,7 @@ def attend(
     dropout: float = 0.0,
     recompute: bool = False,
     workspace: Workspace | None = None,
-    kind: AttentionKind = "auto",
+    kind: AttentionBackend = "auto",
 ) -> Tensor:
     """Weigh values by softmax((a) + (b) + (c) + (d)) over the keys that each query may see (section 3.3).
 
@@ -111,7 +111,7 @@ class Attention(nn.Module):
         self.attention_dropout = attention_dropout
         self.recompute = False
         """Whether the backward pass computes probabilities again, instead of keeping them."""
-        self.kind: AttentionKind = "auto"
+        self.kind: AttentionBackend = "auto"
         """How it is computed."""
         self.w_q = Linear(d_model, n_heads * d_head, bias=False)
         self.w_k_content = Linear(d_model, n_heads * d_head, bias=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import AttentionKind, LossPart
+from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear
@@ -181,11 +181,11 @@ class TransformerXL(LanguageModel):
             layer.pack(dtype)
 
     @property
-    def attention_kind(self) -> AttentionKind:
+    def attention_kind(self) -> AttentionBackend:
         """How attention is computed."""
         return self.layers[0].attention.kind
 
-    def attend_by(self, kind: AttentionKind) -> None:
+    def attend_by(self, kind: AttentionBackend) -> None:
         """Compute attention in this way from now on; the function stays the same."""
         for layer in self.layers:
             layer.attention.kind = kind

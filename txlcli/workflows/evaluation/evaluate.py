@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from txlcli import console
 from txlcli.config.ranges import MOST_COUNT
-from txlcli.config.settings import AttentionKind
+from txlcli.config.settings import AttentionBackend
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device, Precision, parse_lengths
 from txlcli.views import eval_table
@@ -58,7 +58,7 @@ class EvalWishes:
     """Tokens of the continuous cache."""
     dynamic: bool = False
     """Whether the model also learns from the text."""
-    attention: AttentionKind | None = None
+    attention: AttentionBackend | None = None
     """How attention is computed."""
     plotted: bool = False
     """Whether the rows become a curve."""
@@ -223,7 +223,7 @@ def _source(opened: "OpenRun", wishes: EvalWishes, data_dir: Path) -> ScoredText
     return texts.of_split(opened, wishes.split or "test", wishes.positions, data_dir)
 
 
-def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:
+def _attend_by(kind: AttentionBackend, opened: "OpenRun") -> None:
     """Let the model compute attention in a way that can be had here."""
     from txlcli.core.kernels.compilation import check_attention
 
