@@ -445,24 +445,24 @@ def test_absolute_positions_must_be_known_from_training(model, train, evaluation
 def test_a_reading_is_the_recipe_s_with_the_trained_length_as_limit_of_distance():
     parts = build("corpus"), build("model"), build("train", seg_len=5, mem_len=7)
     open_ended, limited = (Settings(*parts, build("eval", max_distance=limit)) for limit in (None, 3))
-    assert open_ended.reading() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
-    assert limited.reading(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
+    assert open_ended.evaluation_settings() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
+    assert limited.evaluation_settings(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
     state = Settings(build("corpus"), build_rnn("lstm"), build("train", mem_len=0), build("eval", mem_len=0))
-    assert state.reading(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
+    assert state.evaluation_settings(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
 
 
 @pytest.mark.parametrize("model", [{"position": "sinusoid"}, {"position": "learned", "n_positions": 11}])
 def test_absolute_positions_have_no_limit_on_distance(model):
     position = model["position"]
     parts = build("corpus"), build("model", **model), build("train")
-    assert Settings(*parts, build("eval")).reading().max_distance is None
+    assert Settings(*parts, build("eval")).evaluation_settings().max_distance is None
     with pytest.raises(RecipeError) as caught:
         Settings(*parts, build("eval", max_distance=3))
     assert str(caught.value) == (
         f'[eval] max_distance must be left out, or "none", with position = "{position}", not 3'
     )
     shaw = build("model", position="shaw", n_positions=11)
-    assert Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3)).reading().max_distance == 3
+    assert Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3)).evaluation_settings().max_distance == 3
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def export_run(
     opened = loading.open_run(run_name, runs_dir, device=Device.cpu.value, precision="fp32")
     run, model = opened.run, opened.model
     boundary = opened.vocab.boundary
-    config = huggingface.config_of(model.settings, run.settings.reading(), model.vocab_size, boundary)
+    config = huggingface.config_of(model.settings, run.settings.evaluation_settings(), model.vocab_size, boundary)
     assert isinstance(model, TransformerXL)  # nothing else has a configuration
     _check_free(folder, force=force)
     files = _write(model, opened.vocab, config, folder)

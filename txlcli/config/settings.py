@@ -263,7 +263,7 @@ class Settings:
             wish = "false with model.cutoffs or model.auxiliary_losses, whose work differs from step to step"
             require(steady or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, wish)
 
-    def reading(self, **changes: object) -> EvalSettings:
+    def evaluation_settings(self, **changes: object) -> EvalSettings:
         """[eval] with changes; `max_distance` becomes the trained L + M where nothing else is said.
 
         A model that carries a state has no distances, and one with absolute positions none that it knows.
@@ -274,7 +274,7 @@ class Settings:
         return reading
 
     @property
-    def knows_memory(self) -> bool:
+    def supports_memory(self) -> bool:
         """Whether the model can be read with a memory: absolute positions need one in training."""
         return self.train.mem_len > 0 or not self.model.absolute_positions
 
@@ -289,10 +289,10 @@ class Settings:
         Raises:
             UsageError: no memory makes sense.
         """
-        if mem_len and not self.knows_memory:
+        if mem_len and not self.supports_memory:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
-    def check_windows(self, attn_lens: Iterable[int], *, subject: object) -> None:
+    def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
         """Refuse windows, `--attn-len` of a command, that are longer than the positions that a model has learned.
 
         Args:
@@ -319,7 +319,7 @@ class Settings:
         fits = known is None or valid_seg_len is None or valid_seg_len <= known
         require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({known})")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
-        require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
+        require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
         far = self.eval.max_distance
         wish = f'left out, or "none", with position = "{model.position}"'
         require(far is None or model.knows_distances, "eval", "max_distance", far, wish)

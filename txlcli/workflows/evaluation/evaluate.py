@@ -182,7 +182,7 @@ def evaluation(
         _attend_by(wishes.attention, opened)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
-    reading = wishes.change(run.settings.reading())
+    reading = wishes.change(run.settings.evaluation_settings())
     source = _source(opened, wishes, data_dir)
     search = None
     if wishes.searched:
@@ -212,7 +212,7 @@ def _check_model(opened: "OpenRun", wishes: EvalWishes) -> None:
     opened.run.settings.check_memory(
         max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
     )
-    opened.run.settings.check_windows(wishes.windows, subject=opened.run.folder)
+    opened.run.settings.check_attn_lens(wishes.windows, subject=opened.run.folder)
     if wishes.dynamic and opened.precision == "fp16":
         raise UsageError("--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32")
 
