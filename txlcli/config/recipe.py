@@ -201,7 +201,7 @@ def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, 
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
-def in_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A setting as people read it."""
     if value is None:
         return "-"
