@@ -84,7 +84,7 @@ class ModelSettings:
         return False
 
     @property
-    def knows_distances(self) -> bool:
+    def scores_distances(self) -> bool:
         """Whether the model knows how far a key is from a query, so that a limit on distance means something."""
         return not (self.recurrent_state or self.absolute_positions)
 

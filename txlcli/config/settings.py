@@ -269,7 +269,7 @@ class Settings:
         A model that carries a state has no distances, and one with absolute positions none that it knows.
         """
         reading = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
-        if reading.max_distance is None and self.model.knows_distances:
+        if reading.max_distance is None and self.model.scores_distances:
             reading = dataclasses.replace(reading, max_distance=self.train.seg_len + self.train.mem_len)
         return reading
 
@@ -322,7 +322,7 @@ class Settings:
         require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
         far = self.eval.max_distance
         wish = f'left out, or "none", with position = "{model.position}"'
-        require(far is None or model.knows_distances, "eval", "max_distance", far, wish)
+        require(far is None or model.scores_distances, "eval", "max_distance", far, wish)
 
     def _refuse_memory(self) -> None:
         """A model that carries a state has no use for lengths of memory and attention."""

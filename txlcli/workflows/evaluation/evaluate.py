@@ -277,7 +277,7 @@ def _check_state(opened: "OpenRun", wishes: EvalWishes) -> None:
 def _check_distance(opened: "OpenRun", wishes: EvalWishes) -> None:
     """Refuse a limit on distance of a model that knows no distances."""
     model = opened.run.settings.model
-    if wishes.max_distance is not None and not model.knows_distances:
+    if wishes.max_distance is not None and not model.scores_distances:
         raise UsageError(
             f"{opened.run.folder} has absolute positions, which know no distances; leave out --max-distance"
         )
