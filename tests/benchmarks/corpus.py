@@ -76,7 +76,7 @@ def prepare_here(text, kind, workers):
     """Prepare in this process and print what it took."""
     import resource
 
-    from txlcli.workflows.preparation.planning import PrepareWishes
+    from txlcli.workflows.preparation.planning import PrepareOptions
     from txlcli.workflows.preparation.preparing import prepare, silent
 
     seconds = {}
@@ -89,7 +89,7 @@ def prepare_here(text, kind, workers):
         seconds[description] = time.perf_counter() - started
 
     started = time.perf_counter()
-    wishes = PrepareWishes(tokenizer=kind, workers=workers, split="98,1,1")
+    wishes = PrepareOptions(tokenizer=kind, workers=workers, split="98,1,1")
     store = prepare(str(text), text.parent / "data", wishes, force=True, progress=timed)
     whole = time.perf_counter() - started
     own, most_of_a_worker = (

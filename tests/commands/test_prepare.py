@@ -22,7 +22,7 @@ from tests.corpora.server import serving
 from txlcli.cli import app
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.planning import PrepareWishes
+from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import prepare
 
 LINES = [
@@ -313,12 +313,12 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, monkeypatch, token
     for name in ("CHUNK", "WORD_CHUNK"):
         monkeypatch.setattr(f"txlcli.workflows.preparation.preparing.{name}", 1 << 18)
     stores = [
-        prepare(str(text), tmp_path / f"data{n}", PrepareWishes(tokenizer=tokenizer, vocab_size=size, workers=n))
+        prepare(str(text), tmp_path / f"data{n}", PrepareOptions(tokenizer=tokenizer, vocab_size=size, workers=n))
         for n in (1, 2)
     ]
     assert stores[0].fingerprint == stores[1].fingerprint
     assert stores[0].splits == stores[1].splits
-    whole = prepare(str(text), tmp_path / "whole", PrepareWishes(tokenizer=tokenizer, vocab_size=size, split="100,0,0"))
+    whole = prepare(str(text), tmp_path / "whole", PrepareOptions(tokenizer=tokenizer, vocab_size=size, split="100,0,0"))
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 
@@ -327,7 +327,7 @@ def test_an_error_in_a_worker_process_arrives(tmp_path, monkeypatch):
     (tmp_path / "my.txt").write_bytes(b"good\n" * 9 + b"\xff\n")
     with pytest.raises(CorpusInputError, match="byte 45 is not valid UTF-8"):
         prepare(
-            str(tmp_path / "my.txt"), tmp_path / "data", PrepareWishes(tokenizer="word", workers=2, split="100,0,0")
+            str(tmp_path / "my.txt"), tmp_path / "data", PrepareOptions(tokenizer="word", workers=2, split="100,0,0")
         )
     assert list((tmp_path / "data").iterdir()) == []
 
@@ -337,7 +337,7 @@ def test_an_error_in_a_worker_process_arrives(tmp_path, monkeypatch):
 def test_own_characters_come_back(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("own")
     (folder / "text.txt").write_bytes(text.encode())
-    made = prepare(str(folder / "text.txt"), folder, PrepareWishes(tokenizer="char", split="100,0,0"))
+    made = prepare(str(folder / "text.txt"), folder, PrepareOptions(tokenizer="char", split="100,0,0"))
     assert made.vocab.decode(made.ids("train")) == text
 
 

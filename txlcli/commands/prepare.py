@@ -79,9 +79,9 @@ def prepare(
 
     Example: txl prepare stdlib
     """
-    from txlcli.workflows.preparation.planning import PrepareWishes, make_plan
+    from txlcli.workflows.preparation.planning import PrepareOptions, make_plan
 
-    wishes = PrepareWishes(
+    wishes = PrepareOptions(
         source=source,
         name=name,
         tokenizer=tokenizer.value if tokenizer else None,
@@ -94,7 +94,7 @@ def prepare(
         workers=workers,
     )
     if listed:
-        if what is not None or wishes != PrepareWishes() or force:
+        if what is not None or wishes != PrepareOptions() or force:
             raise UsageError("--list shows what is there and goes with --data-dir and --json only")
         _show_list(data_dir, json)
         return

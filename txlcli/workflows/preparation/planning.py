@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import corpora
-from corpora.corpus import Corpus, ReadWishes
+from corpora.corpus import Corpus, ReadOptions
 from txlcli.config.settings import PLAIN_NAME
 from txlcli.data.vocabulary import Kind, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
@@ -17,7 +17,7 @@ SHARES_SUM = 100.0
 
 
 @dataclass(frozen=True)
-class PrepareWishes:
+class PrepareOptions:
     """What the user asked for; None means that the corpus decides."""
 
     source: Path | None = None
@@ -46,7 +46,7 @@ class Plan:
     vocab_size: int | None
     min_count: int
     bpe: bool
-    read: ReadWishes
+    read: ReadOptions
     workers: int
     vocab: Vocab | None = None
     """A vocabulary that is there already; None means that the text gives it."""
@@ -57,7 +57,7 @@ class Plan:
         return self.store.parent / "downloads" / self.corpus.name
 
 
-def make_plan(what: str, data_dir: Path, wishes: PrepareWishes, *, force: bool = False) -> Plan:
+def make_plan(what: str, data_dir: Path, wishes: PrepareOptions, *, force: bool = False) -> Plan:
     """Check the wishes and fill in what the corpus decides.
 
     Raises:
@@ -87,13 +87,13 @@ def make_plan(what: str, data_dir: Path, wishes: PrepareWishes, *, force: bool =
         vocab_size=_at_least(2, "--vocab-size", pieces),
         min_count=_at_least(1, "--min-count", wishes.min_count) or 1,
         bpe=bpe,
-        read=ReadWishes(released=wishes.released_convention, shares=_shares(wishes.split)),
+        read=ReadOptions(released=wishes.released_convention, shares=_shares(wishes.split)),
         workers=_at_least(1, "--workers", wishes.workers) or default_workers(),
         vocab=vocab,
     )
 
 
-def _given_vocabulary(wishes: PrepareWishes) -> Vocab | None:
+def _given_vocabulary(wishes: PrepareOptions) -> Vocab | None:
     """The vocabulary of a file that the user names, which settles everything that would build one."""
     if wishes.vocab is None:
         return None
@@ -110,7 +110,7 @@ def _given_vocabulary(wishes: PrepareWishes) -> Vocab | None:
     return vocabularies.read(wishes.vocab)
 
 
-def _find(what: str, wishes: PrepareWishes) -> tuple[Corpus, Path | None]:
+def _find(what: str, wishes: PrepareOptions) -> tuple[Corpus, Path | None]:
     """The corpus of that name and its source, or the own text at that path."""
     source = wishes.source
     if what not in corpora.CORPORA:
@@ -127,7 +127,7 @@ def _find(what: str, wishes: PrepareWishes) -> tuple[Corpus, Path | None]:
     return corpus, source or (corpus.home() if corpus.home else None)
 
 
-def _refuse_idle(wishes: PrepareWishes, corpus: Corpus, kind: Kind, own: bool) -> None:
+def _refuse_idle(wishes: PrepareOptions, corpus: Corpus, kind: Kind, own: bool) -> None:
     """Refuse options that would change nothing."""
     fixed = f"the {kind} vocabulary of {corpus.name} is fixed" if own else f"--tokenizer is {kind}"
     if wishes.vocab_size is not None and (own or kind not in ("word", "sentencepiece")):
@@ -143,7 +143,7 @@ def _refuse_idle(wishes: PrepareWishes, corpus: Corpus, kind: Kind, own: bool) -
         raise UsageError(f"--released-convention does nothing here; it goes with {known} and their own tokenizer")
 
 
-def _suffix(wishes: PrepareWishes, kind: Kind, own: bool, pieces: int | None, bpe: bool) -> str:
+def _suffix(wishes: PrepareOptions, kind: Kind, own: bool, pieces: int | None, bpe: bool) -> str:
     if kind == "sentencepiece":
         return f"-{'bpe' if bpe else 'sp'}{pieces}"
     if wishes.released_convention:
@@ -151,7 +151,7 @@ def _suffix(wishes: PrepareWishes, kind: Kind, own: bool, pieces: int | None, bp
     return "" if own else f"-{kind}"
 
 
-def _store_name(wishes: PrepareWishes, corpus: Corpus, source: Path | None, suffix: str) -> str:
+def _store_name(wishes: PrepareOptions, corpus: Corpus, source: Path | None, suffix: str) -> str:
     if wishes.name is not None:
         if not re.fullmatch(PLAIN_NAME, wishes.name):
             raise UsageError(f'--name "{wishes.name}" is no plain name; use letters, digits, ".", "-" and "_"')

@@ -19,7 +19,7 @@ from txlcli.errors import CorpusInputError, StoreError
 from txlcli.paper.metrics import metric_of
 from txlcli.workflows.preparation.chunks import CHUNK, between_characters, chunks_of, read
 from txlcli.workflows.preparation.inventory import Inventory, Spool
-from txlcli.workflows.preparation.planning import Plan, PrepareWishes, make_plan
+from txlcli.workflows.preparation.planning import Plan, PrepareOptions, make_plan
 from txlcli.workflows.preparation.sources import Progress, Step, digest, locate
 from txlcli.workflows.preparation.tally import Job, Tally, Tokenizer, decode
 from txlcli.workflows.preparation.vocabulary_rules import (
@@ -55,7 +55,7 @@ def silent(description: str, total: float | None = None, unit: str = "") -> Iter
 
 
 def prepare(
-    what: str, data_dir: Path, wishes: PrepareWishes | None = None, *, force: bool = False, progress: Progress = silent
+    what: str, data_dir: Path, wishes: PrepareOptions | None = None, *, force: bool = False, progress: Progress = silent
 ) -> TokenStore:
     """Prepare a corpus by name, or own text by path, into `data_dir`.
 
@@ -64,7 +64,7 @@ def prepare(
         CorpusInputError: the text cannot be had or read.
         StoreError: the store exists already, or cannot be written.
     """
-    return carry_out(make_plan(what, data_dir, wishes or PrepareWishes(), force=force), progress)
+    return carry_out(make_plan(what, data_dir, wishes or PrepareOptions(), force=force), progress)
 
 
 def carry_out(plan: Plan, progress: Progress = silent) -> TokenStore:
