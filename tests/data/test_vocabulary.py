@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txlcli.data.sentencepiece_model import train
-from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, UsageError, VocabularyError
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -162,4 +162,4 @@ def test_json_is_canonical():
     ("size", "kind"), [(1, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4"), (793_470, "u4")]
 )
 def test_ids_take_the_smallest_type(size, kind):
-    assert smallest_kind(size) == np.dtype(kind)
+    assert smallest_dtype(size) == np.dtype(kind)

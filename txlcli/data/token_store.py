@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from corpora import CORPORA
 from corpora.corpus import SPLITS
-from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
-from txlcli.system.atomic_files import to_the_disk
+from txlcli.system.atomic_files import sync_file
 
 FORMAT = "txl token store"
 VERSION = 1
@@ -270,8 +270,8 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             file.attrs["facts"] = json.dumps({**vars(facts), "conventions": dict(facts.conventions)})
             file.attrs["fingerprint"] = vocab.fingerprint
             file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-            yield StoreWriter(file, smallest_kind(vocab.size))
-        to_the_disk(draft)
+            yield StoreWriter(file, smallest_dtype(vocab.size))
+        sync_file(draft)
         os.replace(draft, path)
     except (OSError, RuntimeError) as error:
         raise StoreError(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from txlcli.errors import VocabularyError
 
 if TYPE_CHECKING:
-    from txlcli.data.sentencepiece_model import PieceModel
+    from txlcli.data.sentencepiece_model import SentencePieceModel
 
 Kind = Literal["byte", "char", "word", "sentencepiece"]
 Ids = NDArray[np.int64]
@@ -56,11 +56,11 @@ class Vocab:
         return self.pieces.size if self.kind == "sentencepiece" else len(self.symbols)
 
     @cached_property
-    def pieces(self) -> "PieceModel":
+    def pieces(self) -> "SentencePieceModel":
         """The SentencePiece model."""
-        from txlcli.data.sentencepiece_model import PieceModel
+        from txlcli.data.sentencepiece_model import SentencePieceModel
 
-        return PieceModel(self.model)
+        return SentencePieceModel(self.model)
 
     @cached_property
     def ids_of(self) -> dict[str, int]:
@@ -203,6 +203,6 @@ class Vocab:
         raise VocabularyError(f'this is no vocabulary of txl (kind "{facts["kind"]}"); a newer txl may have written it')
 
 
-def smallest_kind(size: int) -> np.dtype[Any]:
+def smallest_dtype(size: int) -> np.dtype[Any]:
     """The smallest unsigned integer type that holds ids below `size`."""
     return np.dtype(np.min_scalar_type(max(size - 1, 0)))

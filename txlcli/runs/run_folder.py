@@ -219,7 +219,7 @@ def alone(folder: Path) -> AbstractContextManager[None]:
     except OSError as error:
         if not folder.is_dir():  # a run that is there may lie where nobody can write; it says so itself
             raise _not_written(folder, error) from error
-    return lock_files.alone(
+    return lock_files.exclusive(
         locks / folder.name,
         f"{folder} is being written by another process; wait for it, or take another --name",
     )

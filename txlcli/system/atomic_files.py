@@ -23,14 +23,14 @@ def replacing(path: Path) -> Iterator[Path]:
         yield beside
         if beside.stat().st_mode != mode:
             beside.chmod(mode)
-        to_the_disk(beside)
+        sync_file(beside)
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
 
 
-def to_the_disk(path: Path) -> None:
+def sync_file(path: Path) -> None:
     """Have a file written out: where the power fails later, its name must not stand for an empty one."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())

@@ -10,7 +10,7 @@ from txlcli.errors import BusyError
 
 
 @contextmanager
-def alone(lock: Path, busy: str) -> Iterator[None]:
+def exclusive(lock: Path, busy: str) -> Iterator[None]:
     """Hold a lock file while the block runs; the file stays behind, since others may be waiting for it.
 
     In a folder that cannot be written, or on a file system without locks, the block runs without one.

@@ -28,7 +28,7 @@ def local_world_size() -> int:
     return int(os.environ["LOCAL_WORLD_SIZE"]) if world_size() > 1 else 1
 
 
-def leads() -> bool:
+def is_main() -> bool:
     """Whether this process is the one that talks to people and writes files."""
     return rank() == 0
 
@@ -39,7 +39,7 @@ def is_orphan() -> bool:
 
 
 @contextmanager
-def at_signals(action: signal.Handlers) -> Iterator[None]:
+def handle_signals(action: signal.Handlers) -> Iterator[None]:
     """Do this at Ctrl-C and SIGTERM inside this block.
 
     While processes wait for each other in PyTorch, no handler written in Python is called: only the default ends them.

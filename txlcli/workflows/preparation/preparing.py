@@ -14,7 +14,7 @@ from corpora.corpus import CorpusError, Slice, Text
 from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.sentencepiece_model import train as train_pieces
 from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing
-from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, StoreError
 from txlcli.paper.metrics import metric_of
 from txlcli.workflows.preparation.chunks import CHUNK, between_characters, chunks_of, read
@@ -244,7 +244,7 @@ def _watched(
 def _starts(ends: list[NDArray[np.int64]], tokens: int) -> NDArray[Any]:
     """The first place of each sentence, from the places of the closing boundaries."""
     after = np.concatenate([np.zeros(1, dtype=np.int64), *(block + 1 for block in ends)])
-    return after[after < tokens].astype(smallest_kind(tokens))
+    return after[after < tokens].astype(smallest_dtype(tokens))
 
 
 def _facts(plan: Plan, text: Text, vocab: Vocab, notes: tuple[str, ...], source: str) -> StoreFacts:

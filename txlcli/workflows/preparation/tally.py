@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.vocabulary import Kind, Vocab, smallest_kind
+from txlcli.data.vocabulary import Kind, Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunks import Chunk, Part, read
 
 if TYPE_CHECKING:
-    from txlcli.data.sentencepiece_model import PieceModel
+    from txlcli.data.sentencepiece_model import SentencePieceModel
 
 _ALL_CHARACTERS = 0x110000
 FIRST_LOOK = 1 << 16  # bytes in which nearly all byte values of a chunk are found one by one
@@ -98,7 +98,7 @@ class Tokenizer:
         return Vocab("word", closing, boundary=0 if closing else None, lower_case=self.lower_case)
 
     @cached_property
-    def _pieces(self) -> "PieceModel":
+    def _pieces(self) -> "SentencePieceModel":
         return Vocab("sentencepiece", model=self.model).pieces
 
     def _number_words(self, parts: list[Part]) -> Numbered:
@@ -108,7 +108,7 @@ class Tokenizer:
         numbers.default_factory = numbers.__len__  # a word that is seen first gets the next number
         ids = np.fromiter(map(numbers.__getitem__, words), dtype=np.uint32, count=len(words))
         numbers.default_factory = None  # it holds the dictionary that holds it, which would stay until a collection
-        return list(numbers), np.bincount(ids, minlength=len(numbers)), ids.astype(smallest_kind(len(numbers)))
+        return list(numbers), np.bincount(ids, minlength=len(numbers)), ids.astype(smallest_dtype(len(numbers)))
 
 
 def decode(part: Part) -> str:
@@ -170,7 +170,7 @@ def _number_characters(text: str) -> Numbered:
     present = np.flatnonzero(first >= 0)
     seen = present[np.argsort(first[present])]
     first[seen] = np.arange(seen.size)
-    ids = first[codes].astype(smallest_kind(seen.size))
+    ids = first[codes].astype(smallest_dtype(seen.size))
     return [chr(code) for code in seen.tolist()], np.bincount(ids, minlength=seen.size), ids
 
 
