@@ -318,7 +318,8 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, monkeypatch, token
     ]
     assert stores[0].fingerprint == stores[1].fingerprint
     assert stores[0].splits == stores[1].splits
-    whole = prepare(str(text), tmp_path / "whole", PrepareOptions(tokenizer=tokenizer, vocab_size=size, split="100,0,0"))
+    options = PrepareOptions(tokenizer=tokenizer, vocab_size=size, split="100,0,0")
+    whole = prepare(str(text), tmp_path / "whole", options)
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 

@@ -462,7 +462,8 @@ def test_absolute_positions_have_no_limit_on_distance(model):
         f'[eval] max_distance must be left out, or "none", with position = "{position}", not 3'
     )
     shaw = build("model", position="shaw", n_positions=11)
-    assert Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3)).evaluation_settings().max_distance == 3
+    limited = Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3))
+    assert limited.evaluation_settings().max_distance == 3
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,8 @@ def _show(result: dict[str, Any]) -> None:
 def _lines_of(change: dict[str, Any]) -> str:
     """What a run went on with, and after which step."""
     told = (
-        f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})" for name, (old, new) in change["settings"].items()
+        f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})"
+        for name, (old, new) in change["settings"].items()
     )
     return "\n".join((f"after {change['step']:,}:", *told))
 
