@@ -173,13 +173,13 @@ OUT_OF_RANGE = [
         (
             "train",
             {"schedule": schedule, key: value},
-            f"{key} must be {usual} unless the schedule is {words}, not {value!r}",
+            f"{key} must be {usual} unless schedule = {words}, not {value!r}",
         )
         for schedule, key, value, usual, words in (
-            ("constant", "min_lr_ratio", 0.1, 0.0, "cosine or inverse_sqrt or plateau"),
-            ("constant", "cosine_from", "warmup", "start", "cosine"),
-            ("cosine", "plateau_factor", 0.2, 0.5, "plateau"),
-            ("inverse_sqrt", "plateau_patience", 2, 0, "plateau"),
+            ("constant", "min_lr_ratio", 0.1, 0, '"cosine" or "inverse_sqrt" or "plateau"'),
+            ("constant", "cosine_from", "warmup", '"start"', '"cosine"'),
+            ("cosine", "plateau_factor", 0.2, 0.5, '"plateau"'),
+            ("inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
         )
     ],
     ("train", {"average": "ema"}, "average must be one of none, asgd, exponential, not 'ema'"),
@@ -187,7 +187,7 @@ OUT_OF_RANGE = [
         (
             "train",
             {"average": average, key: value},
-            f"{key} must be {usual} unless the average is {word}, not {value!r}",
+            f'{key} must be {usual} unless average = "{word}", not {value!r}',
         )
         for average, key, value, usual, word in (
             ("none", "average_patience", 3, 5, "asgd"),

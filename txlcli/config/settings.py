@@ -8,9 +8,10 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
+from txlcli.config.optimizers import OPTIMIZERS
 from txlcli.config.ranges import known_words, no_larger_than_sizes, not_negative, positive, require
 from txlcli.errors import UsageError
 
@@ -70,7 +71,7 @@ class TrainSettings:
     cuda_graph: bool = False
     """Record the forward and backward pass of a step as a CUDA graph and repeat it: for models so small that starting
     their kernels takes longer than running them. For one process; not with adaptive softmax, auxiliary losses, flex."""
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
     lr: float = 2.5e-4
     """Peak learning rate."""
@@ -148,13 +149,6 @@ class TrainSettings:
             self.accumulate,
             f"a divisor of batch_size ({self.batch_size})",
         )
-        require(
-            self.momentum == 0 or self.optimizer == "sgd",
-            "train",
-            "momentum",
-            self.momentum,
-            '0 unless optimizer = "sgd"',
-        )
         self._refuse_idle()
         longest = self.seg_len + self.mem_len
         require(
@@ -166,8 +160,12 @@ class TrainSettings:
         )
 
     def _refuse_idle(self) -> None:
-        """Refuse what the chosen schedule and average would ignore."""
+        """Refuse values that the chosen optimizer, schedule and average would ignore."""
+        of_optimizers = sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values())))
         users = {
+            key: ("optimizer", *(name for name, traits in OPTIMIZERS.items() if key in traits.settings))
+            for key in of_optimizers
+        } | {
             "cosine_from": ("schedule", "cosine"),
             "min_lr_ratio": ("schedule", "cosine", "inverse_sqrt", "plateau"),
             "plateau_factor": ("schedule", "plateau"),
@@ -178,7 +176,9 @@ class TrainSettings:
         for key, (choice, *words) in users.items():
             value, usual = getattr(self, key), type(self).__dataclass_fields__[key].default
             good = getattr(self, choice) in words or value == usual
-            require(good, "train", key, value, f"{usual} unless the {choice} is {' or '.join(words)}")
+            default = f'"{usual}"' if isinstance(usual, str) else f"{usual:g}"
+            named = " or ".join(f'"{word}"' for word in words)
+            require(good, "train", key, value, f"{default} unless {choice} = {named}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,7 @@ def training_flops_per_token(
     per_token = 4 * model.d_model * width + terms * seen * width + 2 * model.d_model * model.d_inner
     memory = 2 * mem_len * model.d_model * width
     memory_passes = 2 if model.norm == "post" else 3
-    distances = (mem_len + seg_len) * model.d_model * width if model.position == "relative" else 0
+    distances = (mem_len + seg_len) * model.d_model * width if model.encoding.projects_distances else 0
     layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * lanes)
     return 2.0 * (model.n_layers * layer + 3 * (ends + auxiliary_products(model, vocab_size)))
 
