@@ -128,13 +128,13 @@ def test_json_keeps_everything(pieces):
         copy = Vocab.from_json(vocab.to_json())
         assert copy.to_json() == vocab.to_json()
         assert copy.fingerprint == vocab.fingerprint
-        assert (copy.kind, copy.size, copy.boundary, copy.unknown) == (
-            vocab.kind,
+        assert (copy.tokenizer, copy.size, copy.boundary, copy.unknown) == (
+            vocab.tokenizer,
             vocab.size,
             vocab.boundary,
             vocab.unknown,
         )
-        assert copy.encode("x").tolist() == vocab.encode("x").tolist() if vocab.kind != "byte" else True
+        assert copy.encode("x").tolist() == vocab.encode("x").tolist() if vocab.tokenizer != "byte" else True
 
 
 def test_fingerprints_tell_vocabularies_apart():

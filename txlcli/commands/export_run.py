@@ -96,7 +96,7 @@ def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folde
             save_file(to_hugging_face(model), file, {"format": "pt"})
         (draft / CONFIG).write_text(json_.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / VOCAB).write_text(vocab.to_json(), encoding="utf-8")
-        if vocab.kind == "word":
+        if vocab.tokenizer == "word":
             vocabularies.write_words(vocab, draft / WORDS)
         written = sorted(path.name for path in draft.iterdir())
         for name in written:

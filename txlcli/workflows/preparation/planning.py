@@ -7,7 +7,7 @@ from pathlib import Path
 import corpora
 from corpora.corpus import Corpus, ReadOptions
 from txlcli.config.settings import PLAIN_NAME
-from txlcli.data.vocabulary import Kind, Vocab
+from txlcli.data.vocabulary import TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
 from txlcli.exchange import vocabularies
 from txlcli.workflows.preparation.workers import default_workers
@@ -40,7 +40,7 @@ class Plan:
     source: Path | None
     """The file, folder or archive to read; None means that it is downloaded."""
     store: Path
-    kind: Kind
+    kind: TokenizerName
     own: bool
     """Whether the benchmark's own convention holds."""
     vocab_size: int | None
@@ -67,7 +67,7 @@ def make_plan(what: str, data_dir: Path, wishes: PrepareOptions, *, force: bool 
     """
     corpus, source = _find(what, wishes)
     vocab = _given_vocabulary(wishes)
-    kind: Kind = wishes.tokenizer or (vocab.kind if vocab else corpus.unit)
+    kind: TokenizerName = wishes.tokenizer or (vocab.tokenizer if vocab else corpus.unit)
     own = kind == corpus.unit
     _refuse_idle(wishes, corpus, kind, own)
     pieces = (wishes.vocab_size or PIECES) if kind == "sentencepiece" else wishes.vocab_size
@@ -127,7 +127,7 @@ def _find(what: str, wishes: PrepareOptions) -> tuple[Corpus, Path | None]:
     return corpus, source or (corpus.home() if corpus.home else None)
 
 
-def _refuse_idle(wishes: PrepareOptions, corpus: Corpus, kind: Kind, own: bool) -> None:
+def _refuse_idle(wishes: PrepareOptions, corpus: Corpus, kind: TokenizerName, own: bool) -> None:
     """Refuse options that would change nothing."""
     fixed = f"the {kind} vocabulary of {corpus.name} is fixed" if own else f"--tokenizer is {kind}"
     if wishes.vocab_size is not None and (own or kind not in ("word", "sentencepiece")):
@@ -143,7 +143,7 @@ def _refuse_idle(wishes: PrepareOptions, corpus: Corpus, kind: Kind, own: bool) 
         raise UsageError(f"--released-convention does nothing here; it goes with {known} and their own tokenizer")
 
 
-def _suffix(wishes: PrepareOptions, kind: Kind, own: bool, pieces: int | None, bpe: bool) -> str:
+def _suffix(wishes: PrepareOptions, kind: TokenizerName, own: bool, pieces: int | None, bpe: bool) -> str:
     if kind == "sentencepiece":
         return f"-{'bpe' if bpe else 'sp'}{pieces}"
     if wishes.released_convention:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.vocabulary import Kind, Vocab, smallest_dtype
+from txlcli.data.vocabulary import TokenizerName, Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunks import Chunk, Part, read
 
@@ -54,7 +54,7 @@ Numbered = tuple[list[str] | None, NDArray[np.int64], NDArray[Any]]
 class Tokenizer:
     """How text becomes symbols. Calling it with a job gives the Tally of the job's chunk."""
 
-    kind: Kind
+    kind: TokenizerName
     boundary: str | None = None
     lower_case: bool = False
     model: bytes = b""

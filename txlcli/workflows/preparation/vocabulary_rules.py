@@ -20,7 +20,7 @@ def rule_of(plan: Plan) -> VocabularyRule:
     """The benchmark's own rule, or the rule for own text and other tokenizers; a given vocabulary is a rule itself."""
     corpus, vocab = plan.corpus, plan.vocab
     if vocab is not None:
-        boundary = None if vocab.boundary is None or vocab.kind != "word" else vocab.symbols[vocab.boundary]
+        boundary = None if vocab.boundary is None or vocab.tokenizer != "word" else vocab.symbols[vocab.boundary]
         return VocabularyRule(splits=(), boundary=boundary, lower_case=vocab.lower_case, dropped=vocab.dropped)
     if plan.own:
         return (corpus.released_rule or corpus.rule) if plan.read.released else corpus.rule
@@ -120,12 +120,12 @@ def check_given(inventory: Inventory, vocab: Vocab) -> None:
     Raises:
         VocabularyError: naming the first such symbol.
     """
-    if vocab.kind == "sentencepiece" or vocab.unknown is not None:
+    if vocab.tokenizer == "sentencepiece" or vocab.unknown is not None:
         return
     dropped = {chr(value) for value in vocab.dropped}
     lacking = [symbol for symbol in inventory.numbers if symbol not in vocab.ids_of and symbol not in dropped]
     if lacking:
-        named = f"byte 0x{ord(lacking[0]):02x}" if vocab.kind == "byte" else f'"{lacking[0]}"'
+        named = f"byte 0x{ord(lacking[0]):02x}" if vocab.tokenizer == "byte" else f'"{lacking[0]}"'
         more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
         raise VocabularyError(
             f"the vocabulary of --vocab lacks {named}{more} of this text, and has no symbol for unknown ones; "
@@ -141,7 +141,7 @@ def _built_from(rule: VocabularyRule, text: Text) -> str | None:
 
 def final_ids(inventory: Inventory, vocab: Vocab) -> NDArray[np.int64]:
     """For each symbol number of the inventory its id; -1 for what the vocabulary drops."""
-    if vocab.kind == "sentencepiece":
+    if vocab.tokenizer == "sentencepiece":
         return np.arange(vocab.size)
     other = -1 if vocab.unknown is None else vocab.unknown
     return np.array([vocab.ids_of.get(symbol, other) for symbol in inventory.numbers], dtype=np.int64)
@@ -149,7 +149,7 @@ def final_ids(inventory: Inventory, vocab: Vocab) -> NDArray[np.int64]:
 
 def strangers(inventory: Inventory, vocab: Vocab) -> NDArray[np.bool_]:
     """For each symbol number whether the unknown symbol stands for it; the text's own <unk> is a word like others."""
-    if vocab.kind == "sentencepiece":
+    if vocab.tokenizer == "sentencepiece":
         return np.zeros(vocab.size, dtype=bool)
     has_unknown = vocab.unknown is not None
     return np.array([has_unknown and symbol not in vocab.ids_of for symbol in inventory.numbers], dtype=bool)
