@@ -22,7 +22,7 @@ class PrepareOptions:
 
     source: Path | None = None
     name: str | None = None
-    tokenizer: Kind | None = None
+    tokenizer: TokenizerName | None = None
     vocab_size: int | None = None
     min_count: int | None = None
     sp_type: str | None = None

@@ -17,6 +17,7 @@ from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenS
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, StoreError
 from txlcli.paper.metrics import metric_of
+from txlcli.system.locks import temporary_folder
 from txlcli.workflows.preparation.chunks import CHUNK, between_characters, chunks_of, read
 from txlcli.workflows.preparation.inventory import Inventory, Spool
 from txlcli.workflows.preparation.planning import Plan, PrepareOptions, make_plan
@@ -32,7 +33,6 @@ from txlcli.workflows.preparation.vocabulary_rules import (
     strangers,
 )
 from txlcli.workflows.preparation.workers import mapping
-from txlcli.workflows.preparation.workplace import workplace
 
 SMALL = 16 << 20  # bytes; below it worker processes take longer to start than they save
 WORD_CHUNK = 8 << 20  # bytes; each chunk tells its types anew, which are fewer in longer ones
@@ -77,7 +77,7 @@ def carry_out(plan: Plan, progress: Progress = silent) -> TokenStore:
     folder = plan.store.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with workplace(folder) as work:
+        with temporary_folder(folder, ".preparing-") as work:
             return _Preparation(plan, work, progress).run()
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
