@@ -226,17 +226,17 @@ class SplitCounts:
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: h5py.File, kind: np.dtype[Any]) -> None:
+    def __init__(self, file: h5py.File, dtype: np.dtype[Any]) -> None:
         self._splits = file.create_group("splits")
-        self.kind = kind
+        self.dtype = dtype
 
     def add(self, split: str, counts: SplitCounts, blocks: Iterable[NDArray[Any]]) -> None:
         """Write one split from consecutive blocks of ids, which must give `counts.tokens` ids together."""
         group = self._splits.create_group(split)
-        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.kind)
+        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.dtype)
         digest, done = hashlib.sha256(), 0
         for block in blocks:
-            ids = np.ascontiguousarray(block, dtype=self.kind)
+            ids = np.ascontiguousarray(block, dtype=self.dtype)
             if ids.size:
                 dataset.write_direct(ids, dest_sel=np.s_[done : done + ids.size])
             digest.update(ids.data)

@@ -53,10 +53,10 @@ class Vocab:
     @cached_property
     def size(self) -> int:
         """V, the number of ids."""
-        return self.pieces.size if self.tokenizer == "sentencepiece" else len(self.symbols)
+        return self.sentencepiece.size if self.tokenizer == "sentencepiece" else len(self.symbols)
 
     @cached_property
-    def pieces(self) -> "SentencePieceModel":
+    def sentencepiece(self) -> "SentencePieceModel":
         """The SentencePiece model."""
         from txlcli.data.sentencepiece_model import SentencePieceModel
 
@@ -76,7 +76,7 @@ class Vocab:
         if self.tokenizer == "byte":
             return self.encode_bytes(text.encode("utf-8", errors="surrogateescape"))
         if self.tokenizer == "sentencepiece":
-            return np.array(self.pieces.encode(text), dtype=np.int64)
+            return np.array(self.sentencepiece.encode(text), dtype=np.int64)
         return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
 
     def encode_bytes(self, data: bytes) -> Ids:
@@ -127,7 +127,7 @@ class Vocab:
         if self.tokenizer == "byte":
             return bytes(ord(self.symbols[number]) for number in numbers).decode("utf-8", errors="replace")
         if self.tokenizer == "sentencepiece":
-            return self.pieces.decode(numbers)
+            return self.sentencepiece.decode(numbers)
         if self.tokenizer == "char":
             return "".join(LOST if number == self.unknown else self.symbols[number] for number in numbers)
         words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
@@ -153,12 +153,14 @@ class Vocab:
             after = number
 
     def _bytes_of(self, number: int) -> bytes:
-        return self.pieces.bytes_of(number) if self.tokenizer == "sentencepiece" else bytes([ord(self.symbols[number])])
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.bytes_of(number)
+        return bytes([ord(self.symbols[number])])
 
     def symbol(self, number: int) -> str:
         """A printable name of one token."""
         if self.tokenizer == "sentencepiece":
-            return self.pieces.symbol(number)
+            return self.sentencepiece.symbol(number)
         symbol = self.symbols[number]
         if self.tokenizer == "byte":
             return repr(symbol)[1:-1] if symbol.isascii() else f"\\x{ord(symbol):02x}"

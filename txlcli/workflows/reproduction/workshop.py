@@ -175,7 +175,7 @@ class Workshop:
                 text.source,
                 self.data_dir,
                 PrepareOptions(**options),  # type: ignore[arg-type]
-                progress=console.progress,
+                reporter=console.TerminalReporter(),
             )
 
     def note(self, *words: str) -> None:
