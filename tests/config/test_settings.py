@@ -347,8 +347,8 @@ def test_a_cuda_graph_is_not_for_work_that_differs_from_step_to_step(changed):
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", **changed), train, build("eval", mem_len=0))
     assert str(caught.value) == (
-        "[train] cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose work differs from step "
-        "to step, not True"
+        "[train] cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose operations differ "
+        "between steps, not True"
     )
 
 
