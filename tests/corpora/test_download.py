@@ -73,7 +73,7 @@ def test_the_next_address_is_tried_if_a_connection_always_fails(site, tmp_path, 
     monkeypatch.setattr(http.client.HTTPResponse, "read", failing)
     site.files["other.zip"] = CONTENT
     assert fetch(download(site, "other.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
-    with pytest.raises(CorpusError, match=r"other\.zip: broke off after 0 bytes \(SSLError\)"):
+    with pytest.raises(CorpusError, match=r"other\.zip: interrupted after 0 bytes \(SSLError\)"):
         fetch(download(site, "other.zip"), tmp_path / "again")
 
 
@@ -158,6 +158,6 @@ def test_an_incomplete_file_is_refused_and_can_be_resumed(site, tmp_path):
 
 def test_the_partial_file_is_kept_if_every_attempt_is_interrupted(site, tmp_path):
     site.break_after, site.ranges = 1000, False
-    with pytest.raises(CorpusError, match="broke off after 1,000"):
+    with pytest.raises(CorpusError, match="interrupted after 1,000"):
         fetch(download(site), tmp_path)
     assert (tmp_path / "text.zip.part").stat().st_size == 1000
