@@ -11,8 +11,8 @@ from tests.core.builders import V, draw_tokens, read_segments, small_model, smal
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels import linear as linear_module
 from txlcli.core.kernels.linear import Linear, linear, packing_pays
-from txlcli.core.model.registry import make_reader
 from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.registry import make_reader
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
 
@@ -253,11 +253,11 @@ def test_a_decoder_reads_by_packed_matrices_what_it_reads_without(
     model, tokens = small_model(dtype=torch.float32, std=0.2, **changed), draw_tokens(lanes, 29)
     how = {"lanes": lanes, "mem_len": M, "seg_len": 14, "precision": "fp32" if dtype == torch.float32 else "bf16"}
     packed = Decoder(model, **how)
-    assert all(layer.attention.merged is not None for layer in packed.model.layers)
+    assert all(layer.attention.project_all is not None for layer in packed.model.layers)
     found = [read(packed, tokens, lengths), packed.read_last(tokens, 3)]
     monkeypatch.setattr(linear_module, "NARROWEST", 10**6)
     plain = Decoder(model, **how)
-    assert all(layer.attention.merged is None for layer in plain.model.layers)
+    assert all(layer.attention.project_all is None for layer in plain.model.layers)
     expected = [read(plain, tokens, lengths), plain.read_last(tokens, 3)]
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 

@@ -97,7 +97,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import torch
-from txlcli.core import checkpoint
+from txlcli.core.training import checkpoint
 from txlcli.errors import RunError
 
 path = Path(sys.argv[1])

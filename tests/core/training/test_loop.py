@@ -10,9 +10,8 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.compilation import as_written
 from txlcli.core.reading.scoring import Scores, score
-from txlcli.core.training import checkpoint, step
+from txlcli.core.training import checkpoint
 from txlcli.core.training import loop as training_module
 from txlcli.core.training import reports as reports_module
 from txlcli.core.training.data_parallel import ALONE
@@ -143,26 +142,26 @@ def test_compiled_layers_train_the_same(tmp_path, dropout, kind):
 def test_while_memory_grows_layers_run_as_written_and_flex_attention_gives_way():
     model = new_model(model_settings(), V, seed=1, device=CPU)
     layer, seen = model.layers[0], []
-    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), layer.attention.kind)))
+    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), model.attention_kind)))
     layer.compile(backend="eager")
     model.attend_by("flex")
-    with as_written(model):
+    with model.uncompiled():
         model(draw_tokens(2, L, seed=1), model.first_memory(2, M), mem_len=M)
     assert seen == [(False, "auto")]
     assert model.attention_kind == "flex"
 
 
-def test_a_compiled_training_runs_as_written_until_its_memory_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_module, "compile_layers", lambda _model: None)
-    lengths, real = [], step.as_written
+def test_a_compiled_training_runs_uncompiled_until_its_memory_is_full(tmp_path):
+    model = new_model(model_settings(), V, seed=1, device=CPU)
+    lengths, uncompiled = [], model.uncompiled
 
-    def noted(model):
+    def noted():
         lengths.append(training.memories[0][0].shape[1])
-        return real(model)
+        return uncompiled()
 
-    monkeypatch.setattr(step, "as_written", noted)
+    model.compile_layers, model.uncompiled = lambda: None, noted
     ids = draw_split(LANES * 6 * L + 1, seed=5)
-    training = new_training(tmp_path, ids=ids, compile=True, valid=False, max_steps=5)
+    training = new_training(tmp_path, ids=ids, model=model, compile=True, valid=False, max_steps=5)
     for _ in range(5):
         training.update()
     assert lengths == [0, 5]  # M is 7

@@ -19,9 +19,9 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.registry import make_reader, sized_for
 from txlcli.core.model.rnn import differentiable, gather_weights
 from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Lanes, Scores, score
 from txlcli.core.training.segments import Place, Tokens, TrainingSegments
 

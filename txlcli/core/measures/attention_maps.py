@@ -77,7 +77,8 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
         return None if bias is None else (bias * attention.scale).to(query.dtype).to(dtype)[:, None]
 
     with torch.autocast(query.device.type, enabled=False):
-        wide, keys = query.to(dtype), keys[..., : query.shape[2]].to(dtype)  # a decoder's may end in zeros
+        wide = (query * attention.scale).to(dtype)
+        keys = keys[..., : query.shape[2]].to(dtype)  # a decoder's may end in zeros
         a = _by_distance(wide @ keys.mT, terms.reach)
         b = c = d = None
         if (u := biased(terms.content_bias)) is not None:
@@ -269,7 +270,7 @@ class _Sums:
                 handle.remove()
 
     def _see(self, layer: int, attention: Attention, inputs: tuple[Any, ...], _: Tensor) -> None:
-        query, (keys, _values), terms = inputs
+        query, (keys, _values), terms, *_attend = inputs
         seg_len, key_len = query.shape[2], keys.shape[2]
         row_bytes = attention.n_heads * (key_len + seg_len) * torch.promote_types(keys.dtype, torch.float32).itemsize
         step = max(1, SCORE_BYTES // row_bytes)

@@ -16,8 +16,8 @@ from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import DTYPES
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_reader
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.reading.windows import window_decoder
 from txlcli.core.training.loop import Training

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.compilation import compile_layers
 from txlcli.core.kernels.device import send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint, resume_state
 from txlcli.core.training.averaging import NoAverage, make_average
 from txlcli.core.training.checkpoint import Checkpoint
@@ -74,10 +72,9 @@ class Training:
         model.recompute(settings.recompute)
         on_one_cpu = self.device.type == "cpu" and world.size == 1
         model.embedding.gradient_of_rows = on_one_cpu and model.settings.tie_embeddings
-        if isinstance(model, TransformerXL):
-            model.attend_by(settings.attention)
-            if settings.compile:
-                compile_layers(model)
+        model.attend_by(settings.attention)
+        if settings.compile:
+            model.compile_layers()
         self.descent = Descent(model, settings)
         self.average = make_average(model, settings) if world.leads else NoAverage(model)
         self.plateau = Plateau(settings)

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.compilation import as_written
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.data_parallel import Objective
 from txlcli.core.training.graph_step import RecordedPass
 from txlcli.core.training.optimizer_step import Descent
@@ -53,11 +51,10 @@ class TrainingPass:
     def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
         """The mean loss (0-d) of inputs and targets, (B, L) each, by the weights as they are; changes nothing."""
         model, settings = self._model, self._settings
-        written = as_written(model) if isinstance(model, TransformerXL) else contextlib.nullcontext()
         was_training = model.training
         model.eval()
         try:
-            with autocast(model.device, settings.precision), written:
+            with autocast(model.device, settings.precision), model.uncompiled():
                 hidden, _ = model(inputs, memory, mem_len=settings.mem_len)
                 return model.losses(hidden, targets).mean()
         finally:
@@ -76,8 +73,8 @@ class TrainingPass:
 
     def _as_fits(self, memory: Memory) -> contextlib.AbstractContextManager[object]:
         """While memory grows it has another length at each step: no shape to compile for."""
-        if self._settings.compile and isinstance(self._model, TransformerXL) and self._grows(memory):
-            return as_written(self._model)
+        if self._settings.compile and self._grows(memory):
+            return self._model.uncompiled()
         return contextlib.nullcontext()
 
     def _grows(self, memory: Memory) -> bool:
