@@ -72,7 +72,7 @@ class TxlGroup(TyperGroup):
             if result == CTRL_C:  # what Typer makes of it
                 raise KeyboardInterrupt
         except TxlError as error:
-            if not torchrun.leads():  # the leading process finds the same, and ends the others once it has said so
+            if not torchrun.is_main():  # the leading process finds the same, and ends the others once it has said so
                 time.sleep(SECONDS_TO_LEAD)
             console.complain(str(error))
             sys.exit(error.exit_code)

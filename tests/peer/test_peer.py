@@ -66,7 +66,7 @@ def run_txl(*arguments):
 def predictions(run, tokens, seg_len):
     """Log-probabilities (B, T, V) as an evaluation of the run computes them."""
     opened = loading.open_run(run, Path("runs"), device="cpu", precision="fp32")
-    how = opened.run.settings.reading()
+    how = opened.run.settings.evaluation_settings()
     decoder = Decoder(
         opened.model,
         lanes=len(tokens),

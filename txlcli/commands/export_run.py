@@ -46,7 +46,7 @@ def export_run(
     opened = loading.open_run(run_name, runs_dir, device=Device.cpu.value, precision="fp32")
     run, model = opened.run, opened.model
     boundary = opened.vocab.boundary
-    config = huggingface.config_of(model.settings, run.settings.reading(), model.vocab_size, boundary)
+    config = huggingface.config_of(model.settings, run.settings.evaluation_settings(), model.vocab_size, boundary)
     assert isinstance(model, TransformerXL)  # nothing else has a configuration
     _check_free(folder, force=force)
     files = _write(model, opened.vocab, config, folder)
@@ -96,7 +96,7 @@ def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folde
             save_file(to_hugging_face(model), file, {"format": "pt"})
         (draft / CONFIG).write_text(json_.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / VOCAB).write_text(vocab.to_json(), encoding="utf-8")
-        if vocab.kind == "word":
+        if vocab.tokenizer == "word":
             vocabularies.write_words(vocab, draft / WORDS)
         written = sorted(path.name for path in draft.iterdir())
         for name in written:

@@ -89,7 +89,7 @@ def import_run(
         vocab_fingerprint=words.fingerprint,
         vocab_size=words.size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
-        metric=metrics.metric_of(words.kind),
+        metric=metrics.metric_of(words.tokenizer),
     )
     _write(run, words, tensors, path, force=force)
     result = _as_result(run, words, system, source, token_store, data_dir)

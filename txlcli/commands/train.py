@@ -89,7 +89,7 @@ def train(
             raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
-        if not torchrun.leads():
+        if not torchrun.is_main():
             run = run_changes.changed(run_folder.find(resume, runs_dir), changes)
             follow.follow(run.settings, going_on=run, device=device, data_dir=data_dir)
             return
@@ -99,14 +99,14 @@ def train(
     elif dry_run:
         if max_minutes is not None:
             raise UsageError("--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps")
-        if torchrun.leads():
+        if torchrun.is_main():
             settings = start.loaded(recipe_source, changes, until_step=max_steps)
             folder = start.new_folder(recipe_source, name, runs_dir, force=force)
             _forecast(
                 recipe_source, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json
             )
         return
-    elif not torchrun.leads():
+    elif not torchrun.is_main():
         settings = start.loaded(recipe_source, changes)
         follow.follow(settings, going_on=None, device=device, data_dir=data_dir)
         return

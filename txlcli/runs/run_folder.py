@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import ABSOLUTE_POSITIONS
+from txlcli.config.encodings import scores_distances
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
 from txlcli.system import locks as lock_files
@@ -219,7 +219,7 @@ def alone(folder: Path) -> AbstractContextManager[None]:
     except OSError as error:
         if not folder.is_dir():  # a run that is there may lie where nobody can write; it says so itself
             raise _not_written(folder, error) from error
-    return lock_files.alone(
+    return lock_files.exclusive(
         locks / folder.name,
         f"{folder} is being written by another process; wait for it, or take another --name",
     )
@@ -359,7 +359,9 @@ def last_written(folder: Path) -> float:
 def _without_idle(table: dict[str, Any]) -> dict[str, Any]:
     """A card's settings without the limit on distance that runs with absolute positions could have, to no effect."""
     model, reading = table.get("model"), table.get("eval")
-    if not (isinstance(model, dict) and isinstance(reading, dict) and model.get("position") in ABSOLUTE_POSITIONS):
+    if not (isinstance(model, dict) and isinstance(reading, dict) and isinstance(model.get("position"), str)):
+        return table
+    if scores_distances(model["position"]):
         return table
     return {**table, "eval": {key: value for key, value in reading.items() if key != "max_distance"}}
 

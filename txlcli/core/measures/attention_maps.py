@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.distance_space import DistanceSpace
 from txlcli.core.model.attention import Attention, ScoreTerms
@@ -319,4 +320,4 @@ class _Sums:
 
 def terms_of(position: str) -> tuple[str, ...]:
     """The terms that Figure 7 compares, as far as this encoding has them; none where the score is (a) alone."""
-    return {"relative": ("a", "b", "d"), "shaw": ("a", "b")}.get(position, ())
+    return ENCODINGS[position].score_terms

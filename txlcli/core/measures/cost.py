@@ -114,7 +114,7 @@ def _layer_products(model: TransformerSettings, *, keys: float, max_distance: in
     width = model.n_heads * model.d_head
     projections = 4 * model.d_model * width  # query, key, value, output
     distances = keys if max_distance is None else min(keys, max_distance + 1)
-    attention = (2 * keys + (distances if model.knows_distances else 0)) * width
+    attention = (2 * keys + (distances if model.scores_distances else 0)) * width
     return projections + attention + 2 * model.d_model * model.d_inner
 
 
@@ -133,11 +133,11 @@ def training_flops_per_token(
     assert isinstance(model, TransformerSettings)
     width = model.n_heads * model.d_head
     seen = mem_len + (seg_len + 1) / 2  # keys, on average
-    terms = 3 if model.knows_distances else 2  # content score, weighted values, position score
+    terms = 3 if model.scores_distances else 2  # content score, weighted values, position score
     per_token = 4 * model.d_model * width + terms * seen * width + 2 * model.d_model * model.d_inner
     memory = 2 * mem_len * model.d_model * width
     memory_passes = 2 if model.norm == "post" else 3
-    distances = (mem_len + seg_len) * model.d_model * width if model.position == "relative" else 0
+    distances = (mem_len + seg_len) * model.d_model * width if model.encoding.projects_distances else 0
     layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * lanes)
     return 2.0 * (model.n_layers * layer + 3 * (ends + auxiliary_products(model, vocab_size)))
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from txlcli.config.settings import AttentionKind
+from txlcli.config.settings import AttentionBackend
 from txlcli.core.kernels.attention_lanes import LaneAttention
 from txlcli.core.kernels.attention_torch import flex, sdpa
 from txlcli.core.kernels.distance_space import Workspace
@@ -12,7 +12,7 @@ from txlcli.core.model import attention as definition
 from txlcli.core.model.attention import Attend, Attention, Product
 
 
-def choose(name: AttentionKind, workspace: Workspace, *, recompute: bool) -> tuple[Attend, Product]:
+def choose(name: AttentionBackend, workspace: Workspace, *, recompute: bool) -> tuple[Attend, Product]:
     """Return the functions that compute attention and its projections with a backend.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import AttentionKind, LossPart
+from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, bands
 from txlcli.core.model.losses import counted_positions
 
@@ -72,11 +72,11 @@ class LanguageModel(nn.Module, ABC):
         return False
 
     @property
-    def attention_kind(self) -> AttentionKind | None:
+    def attention_kind(self) -> AttentionBackend | None:
         """The attention backend; None for a model without attention."""
         return None
 
-    def attend_by(self, kind: AttentionKind) -> None:
+    def attend_by(self, kind: AttentionBackend) -> None:
         """Compute attention with this backend from now on; a model without attention ignores it."""
 
     def compile_layers(self) -> None:

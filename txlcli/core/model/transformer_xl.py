@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import AttentionKind, LossPart
+from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.distance_space import Workspace
@@ -269,13 +269,13 @@ class TransformerXL(LanguageModel):
             layer.pack(dtype)
 
     @property
-    def attention_kind(self) -> AttentionKind:
+    def attention_kind(self) -> AttentionBackend:
         """The attention backend."""
         return self._backend
 
-    def attend_by(self, kind: AttentionKind) -> None:
+    def attend_by(self, kind: AttentionBackend) -> None:
         """Compute attention with this backend from now on; the function stays the same."""
-        self._backend: AttentionKind = kind
+        self._backend: AttentionBackend = kind
         attend, product = backends.choose(kind, self.workspace, recompute=self._recompute)
         for layer in self.layers:
             layer.attention.attend, layer.attention.product = attend, product

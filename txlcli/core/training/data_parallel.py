@@ -143,7 +143,7 @@ def join(device: torch.device) -> World:
         devices, processes = torch.cuda.device_count(), torchrun.local_world_size()
         if processes > devices:
             raise UsageError(f"{processes} processes want {processes} CUDA devices, there are {devices}; take fewer")
-    with torchrun.at_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
+    with torchrun.handle_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_STEP)
         hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
     return World(torchrun.rank(), torchrun.world_size(), hosts)

@@ -38,7 +38,7 @@ def with_changes(run: Run, before: Run, step: int) -> Run:
     if not new:
         return run
     for name, (old, value) in new.items():
-        console.say(f"{name} is {recipe.in_words(value)} from here on; it was {recipe.in_words(old)}")
+        console.say(f"{name} is {recipe.format_value(value)} from here on; it was {recipe.format_value(old)}")
     *earlier, last = (*run.changes, run_folder.Change(step, new))
     if earlier and earlier[-1].step == step:  # no step was taken with those
         last = earlier.pop().followed_by(new)

@@ -35,7 +35,7 @@ def follow(settings: Settings, *, going_on: Run | None, device: Device, data_dir
     from txlcli.runs.loading import open_store
 
     there = plan.checked_device(settings, device, processes=torchrun.world_size())
-    with torchrun.at_signals(signal.SIG_DFL):
+    with torchrun.handle_signals(signal.SIG_DFL):
         world = data_parallel.join(there)  # the leading process comes once the store is there
         store = open_store(settings.corpus.store, data_dir)
         _check_text(store, world)
@@ -50,7 +50,7 @@ def follow(settings: Settings, *, going_on: Run | None, device: Device, data_dir
         training = Training(model, settings.train, segments, None, Path(), {}, world)
         if saved is not None:
             training.restore(saved)
-        with torchrun.at_signals(signal.SIG_IGN):  # the leading process hears them as well, and decides
+        with torchrun.handle_signals(signal.SIG_IGN):  # the leading process hears them as well, and decides
             training.follow()
 
 

@@ -25,7 +25,7 @@ def store_for(settings: Settings, data_dir: Path) -> "TokenStore":
     corpus = corpora.CORPORA.get(name)
     if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
         console.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
-        return prepare(name, data_dir, progress=console.progress)
+        return prepare(name, data_dir, reporter=console.TerminalReporter())
     return open_store(name, data_dir)
 
 
