@@ -11,12 +11,13 @@ from tests.core.builders import V, draw_tokens, read_segments, small_model, smal
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels import linear as linear_module
 from txlcli.core.kernels.linear import Linear, linear, packing_pays
+from txlcli.core.kernels.private import has_onednn
 from txlcli.core.model.registry import make_reader
 from txlcli.core.reading.decoder import Decoder
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
 
-needs_onednn = pytest.mark.skipif(not linear_module._has_onednn(), reason="PyTorch has no oneDNN here")
+needs_onednn = pytest.mark.skipif(not has_onednn(), reason="PyTorch has no oneDNN here")
 
 
 @pytest.fixture
@@ -34,13 +35,13 @@ class Watched:
     """How many products went to oneDNN."""
 
     def __init__(self, monkeypatch):
-        self.count, multiply = 0, linear_module._multiply
+        self.count, multiply = 0, linear_module.onednn_linear
 
         def counted(*tensors):
             self.count += 1
             return multiply(*tensors)
 
-        monkeypatch.setattr(linear_module, "_multiply", counted)
+        monkeypatch.setattr(linear_module, "onednn_linear", counted)
 
 
 def turned(rows):
@@ -156,7 +157,7 @@ def test_other_products_are_pytorch_s_own(everywhere, monkeypatch, case):
 @pytest.mark.parametrize(
     ("cpuinfo", "capability", "expected"),
     [
-        ("vendor_id\t: AuthenticAMD\n", "AVX512", linear_module._has_onednn()),
+        ("vendor_id\t: AuthenticAMD\n", "AVX512", has_onednn()),
         ("vendor_id\t: AuthenticAMD\n", "AVX2", False),
         ("vendor_id\t: GenuineIntel\n", "AVX512", False),
         (None, "AVX512", False),  # no Linux

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.distance_space import SHORT, DistanceSpace, Workspace
+from txlcli.core.kernels.private import softmax_backward
 from txlcli.core.model.dropout import keep_mask
 
 CACHE_BYTES = 4 << 20
@@ -241,7 +242,7 @@ class _Attention(torch.autograd.Function):
             if mask is not None:
                 used = probability * part.of_scores(mask)
                 grad_probability.mul_(part.of_scores(mask))
-            grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
+            grad_score = softmax_backward(grad_probability, probability)
             _multiply_into(part.of_queries(grad_content), grad_score, _dense(part.of_keys(key)))
             _collect(part, grad_key, grad_score.mT, part.biased(query, content_bias))
             _collect(part, grad_value, used.mT, _dense(grad_out))

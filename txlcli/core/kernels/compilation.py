@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import UsageError
 
@@ -22,7 +23,7 @@ def compile_layers(model: TransformerXL) -> None:
         UsageError: PyTorch cannot compile for the model's device here.
     """
     check_compiler(model.device, "compile", "leave out --compile, or --set train.compile=false for a run")
-    torch._dynamo.config.optimize_ddp = False  # which would cut layers where several processes average gradients
+    compile_across_ddp_buckets()
     for layer in model.layers:
         layer.compile(dynamic=False)
 

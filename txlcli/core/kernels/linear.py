@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from txlcli.core.kernels.private import has_onednn, onednn_has_bf16, onednn_linear, onednn_reorder
+
 NARROWEST = 192
 """Columns of a matrix below which oneDNN gains nothing (measured)."""
 
@@ -52,12 +54,12 @@ class Packed:
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Packed":
         """The numbers that the weight and the bias hold now."""
-        matrix = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        matrix = onednn_reorder(weight.detach())
         return cls(matrix, None if bias is None else bias.detach().clone())
 
     def multiply(self, rows: Tensor) -> Tensor:
         """What `linear` gives, without a gradient: (..., in) -> (..., out)."""
-        return _multiply(rows.to(self.matrix.dtype), self.matrix, self.bias)
+        return onednn_linear(rows.to(self.matrix.dtype), self.matrix, self.bias)
 
 
 class Linear(nn.Linear):
@@ -92,7 +94,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled():
         product: Tensor = _Linear.apply(rows, weight, bias, dtype)
         return product
-    return _multiply(rows, weight, bias)
+    return onednn_linear(rows, weight, bias)
 
 
 def _onednn_format(rows: Tensor, weight: Tensor) -> torch.dtype | None:
@@ -117,7 +119,7 @@ def onednn_is_faster() -> bool:
     except OSError:
         return False
     measured = "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return measured and _has_onednn()
+    return measured and has_onednn()
 
 
 def packing_pays(weight: Tensor, dtype: torch.dtype) -> bool:
@@ -125,23 +127,6 @@ def packing_pays(weight: Tensor, dtype: torch.dtype) -> bool:
     if weight.shape[1] < NARROWEST or weight.device.type != "cpu":
         return False
     return onednn_is_faster() if dtype == torch.float32 else dtype == torch.bfloat16 and onednn_has_bf16()
-
-
-@functools.cache
-def onednn_has_bf16() -> bool:
-    """Whether oneDNN has kernels for bf16 on this machine."""
-    return _has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _has_onednn() -> bool:
-    """Whether PyTorch has been built with it, and has its operators by these names."""
-    names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return product
 
 
 class _Linear(torch.autograd.Function):
@@ -152,7 +137,7 @@ class _Linear(torch.autograd.Function):
         cast = rows.to(dtype)
         ctx.save_for_backward(cast, weight)
         ctx.format_of_rows = rows.dtype
-        product = _multiply(cast, weight.to(dtype), None if bias is None else bias.to(dtype))
+        product = onednn_linear(cast, weight.to(dtype), None if bias is None else bias.to(dtype))
         return product.detach()  # no view, so that it may be changed in place
 
     @staticmethod
@@ -163,7 +148,7 @@ class _Linear(torch.autograd.Function):
         grad = grad_outputs[0]
         flat = grad.flatten(0, -2)  # (T, out)
         return (
-            _multiply(grad, weight.to(rows.dtype).mT, None).to(ctx.format_of_rows) if for_rows else None,
+            onednn_linear(grad, weight.to(rows.dtype).mT, None).to(ctx.format_of_rows) if for_rows else None,
             (flat.mT @ rows.flatten(0, -2)).to(weight.dtype) if for_weight else None,
             flat.sum(dim=0).to(weight.dtype) if for_bias else None,
             None,
