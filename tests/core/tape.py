@@ -32,7 +32,7 @@ class Tape(TorchDispatchMode):
                         old.data.copy_(new)
 
 
-def recorded(run, device):
+def capture(run, device):
     """Stands for `recording.recorded`: as there, `run` runs before it is recorded, and nothing of that may be kept."""
     assert device.type == "cpu"
     for _ in range(2):

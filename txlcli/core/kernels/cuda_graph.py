@@ -10,7 +10,7 @@ from torch import Tensor
 WARM_UP = 2  # runs before a recording, in which libraries set themselves up
 
 
-def recorded(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+def capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """What does the same as `run` by repeating a recording of its kernels; it gives the same tensor each time.
 
     On a CPU it is `run` itself, and where CUDA cannot record, with a warning. Recording runs it a few times.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.cuda_graph import recorded
+from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 
@@ -60,7 +60,7 @@ class FixedStep:
         self._reach.fill_(reach)
         self._position.copy_(position)
         if self._run is None:
-            self._run = recorded(self._layers, self._embedded.device)
+            self._run = capture(self._layers, self._embedded.device)
         return self._run().clone()
 
     def _layers(self) -> Tensor:
