@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from txlcli.core.kernels import device
-from txlcli.core.kernels.device import autocast, check_precision, check_room, describe, pick_device
+from txlcli.core.kernels.device import autocast, check_free_memory, check_precision, describe, pick_device
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 
@@ -66,20 +66,20 @@ def test_cuda_multiplies_fp16():
 
 def test_more_than_a_cpu_has_free_is_refused(monkeypatch):
     monkeypatch.setattr(device, "_free_bytes", lambda: 3 << 30)
-    check_room(3 << 30, CPU)
-    check_room(7 << 30, CUDA)  # which says so itself
+    check_free_memory(3 << 30, CPU)
+    check_free_memory(7 << 30, CUDA)  # which says so itself
     with pytest.raises(MemoryError, match=r"^tried to allocate 3\.5 GiB, of 3\.0 GiB that are free$") as caught:
-        check_room(7 << 29, CPU)
+        check_free_memory(7 << 29, CPU)
     assert is_out_of_memory(caught.value)
 
 
 def test_where_nothing_says_what_is_free_all_is_tried(monkeypatch):
     monkeypatch.setattr(device, "_free_bytes", lambda: None)
-    check_room(1 << 60, CPU)
+    check_free_memory(1 << 60, CPU)
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says it so")
 def test_what_is_free_is_read_from_linux():
-    assert check_room(1, CPU) is None
+    assert check_free_memory(1, CPU) is None
     with pytest.raises(MemoryError):
-        check_room(1 << 60, CPU)
+        check_free_memory(1 << 60, CPU)

@@ -42,7 +42,7 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 
 
-def check_room(size: int, device: torch.device) -> None:
+def check_free_memory(size: int, device: torch.device) -> None:
     """Refuse to take more bytes than a CPU has free: Linux would promise them, and later end the process.
 
     Raises:
