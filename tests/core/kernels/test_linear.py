@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.core.builders import V, draw_tokens, read_segments, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels import linear as linear_module
-from txlcli.core.kernels.linear import Linear, linear, packing_pays
+from txlcli.core.kernels.linear import Linear, linear, should_pack
 from txlcli.core.kernels.private import has_onednn
 from txlcli.core.model.registry import make_reader
 from txlcli.core.reading.decoder import Decoder
@@ -216,8 +216,8 @@ def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, w
 @pytest.mark.parametrize("case", ["narrow", "float64", "another machine"])
 def test_a_matrix_is_packed_where_that_pays(everywhere, monkeypatch, case):
     weight = draw(OUTPUTS, INPUTS)
-    assert packing_pays(weight, torch.float32)
-    assert packing_pays(weight, torch.bfloat16) == linear_module.onednn_has_bf16()
+    assert should_pack(weight, torch.float32)
+    assert should_pack(weight, torch.bfloat16) == linear_module.onednn_has_bf16()
     dtype = torch.float32
     if case == "narrow":
         monkeypatch.setattr(linear_module, "NARROWEST", INPUTS + 1)
@@ -225,8 +225,8 @@ def test_a_matrix_is_packed_where_that_pays(everywhere, monkeypatch, case):
         dtype = torch.float64
     else:
         monkeypatch.setattr(linear_module, "onednn_is_faster", lambda: False)
-    assert not packing_pays(weight, dtype)
-    assert not packing_pays(weight.to("meta"), dtype)
+    assert not should_pack(weight, dtype)
+    assert not should_pack(weight.to("meta"), dtype)
 
 
 def test_a_matrix_that_is_not_packed_is_cast_and_the_weight_left_alone():

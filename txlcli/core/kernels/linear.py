@@ -70,7 +70,7 @@ class Linear(nn.Linear):
 
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this matrix."""
-        if packing_pays(self.weight, dtype):
+        if should_pack(self.weight, dtype):
             self.packed = Packed.of(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
         else:
             self.cast(dtype)
@@ -122,7 +122,7 @@ def onednn_is_faster() -> bool:
     return measured and has_onednn()
 
 
-def packing_pays(weight: Tensor, dtype: torch.dtype) -> bool:
+def should_pack(weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether products with a matrix (out, in) take less time if it is packed in this number format."""
     if weight.shape[1] < NARROWEST or weight.device.type != "cpu":
         return False

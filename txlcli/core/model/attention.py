@@ -16,7 +16,7 @@ from txlcli.core.kernels.attention_lanes import attend_by_lanes
 from txlcli.core.kernels.attention_torch import flex, reference, sdpa
 from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.kernels.distance_space import Workspace
-from txlcli.core.kernels.linear import Linear, Packed, packing_pays
+from txlcli.core.kernels.linear import Linear, Packed, should_pack
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Attention(nn.Module):
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this sublayer."""
         matrices = (self.w_q, self.w_k_content, self.w_v)
-        if packing_pays(self.w_q.weight, dtype):
+        if should_pack(self.w_q.weight, dtype):
             self.merged = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
         for matrix in matrices:  # they still project what only some positions are asked of
             matrix.cast(dtype)
