@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import RnnSettings
+from txlcli.core.kernels.gated_sum import gated_sum
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.module_list import ModuleList
-from txlcli.core.model.recurrence import gated_sum
 from txlcli.core.reading.reader import Reader
 
 State = tuple[Tensor, Tensor]
