@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.distance_space import HALF_DTYPES, PaddedScoreBuffer, Workspace
+from txlcli.core.kernels.dropout_mask import keep_mask
 from txlcli.core.kernels.private import softmax_backward
-from txlcli.core.model.dropout import keep_mask
 
 CACHE_BYTES = 4 << 20
 """Scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)."""

@@ -12,9 +12,10 @@ from txlcli.config.settings import AttentionKind, LossPart
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear
+from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.model.attention import Attention, ScoreTerms
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.dropout import Dropout, rectify_and_drop
+from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.losses import AuxiliaryLosses, counted_positions
 from txlcli.core.model.module_list import ModuleList
@@ -31,7 +32,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
-        inner = rectify_and_drop(self.ff_1(hidden), self.dropout)  # (B, L, F)
+        inner = relu_dropout(self.ff_1(hidden), self.dropout)  # (B, L, F)
         projected: Tensor = self.ff_2(inner)
         return projected
 
