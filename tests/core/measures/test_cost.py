@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
 from tests.core.work_counters import unseen_flops_per_token
+from txlcli.config.bands import bands
 from txlcli.core.measures.cost import (
     band_share,
     counted_shares,
@@ -20,7 +21,6 @@ from txlcli.core.measures.cost import (
     window_flops_per_prediction,
     zipf_shares,
 )
-from txlcli.core.model.adaptive import bands
 
 B, L, M = 3, 5, 7
 

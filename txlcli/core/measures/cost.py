@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
-from txlcli.core.model.adaptive import Band, bands
 
 COUNTED = 5_000_000  # tokens; more change no share that matters
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import autocast
 from txlcli.core.kernels.linear import kept_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
-from txlcli.core.model.adaptive import bands
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.transformer_xl import TransformerXL
 
