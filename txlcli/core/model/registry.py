@@ -7,10 +7,11 @@ import torch
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.rnn import RecurrentModel, StateReader
+from txlcli.core.model.rnn import RecurrentModel
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.state_reader import StateReader
 
 
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
