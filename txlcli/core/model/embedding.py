@@ -15,6 +15,7 @@ from txlcli.core.model.dropout import WordDropout
 
 
 def band_matrix(rows: int, columns: int) -> nn.Parameter:
+    """Create a parameter without initial values."""
     return nn.Parameter(torch.empty(rows, columns))
 
 

@@ -64,7 +64,7 @@ def forecast(
         vocab_size,
         seg_len=train.seg_len,
         mem_len=train.mem_len,
-        lanes=train.batch_size,
+        batch_size=train.batch_size,
         shares=shares,
     )
     peak = peak_flops_per_s(device, train.precision)
