@@ -116,7 +116,7 @@ def test_a_cpu_records_nothing():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA can record here")
 def test_where_nothing_can_be_recorded_tokens_are_read_all_the_same():
     run = torch.zeros(3).clone
-    with pytest.warns(UserWarning, match="no CUDA graph could be recorded"):
+    with pytest.warns(UserWarning, match="no CUDA graph could be captured"):
         assert capture(run, torch.device("cuda")) is run
     assert torch.equal(run(), torch.zeros(3))
 

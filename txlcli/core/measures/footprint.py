@@ -14,7 +14,7 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import autocast
-from txlcli.core.kernels.linear import kept_casts
+from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
@@ -115,7 +115,7 @@ def _saved_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
                 stand_in.attend_by(train.attention)
         weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
-        casts = contextlib.nullcontext() if device.type == "cpu" else kept_casts()
+        casts = contextlib.nullcontext() if device.type == "cpu" else cached_casts()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _precision(train), casts:
             memory = stand_in.full_memory(lanes, train.mem_len)
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
