@@ -17,7 +17,7 @@ from tests.core.measures.test_attention_maps import FIRST, R, how, observe, stre
 from tests.core.model.test_attention import KINDS, attend, by_kind, draw, draw_inputs, shifted
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels import attention_inputs, attention_torch, device, distance_space
-from txlcli.core.kernels.distance_space import DistanceSpace, Workspace
+from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace
 from txlcli.core.reading import past
 
 B, L, M, H = 2, 5, 11, 3
@@ -42,7 +42,7 @@ def test_only_a_cpu_takes_rows_of_any_length():
 def test_scores_by_distance_are_seen_by_key_in_rows_of_any_length(monkeypatch, seg_len, reach, known):
     lay_out(monkeypatch)
     known = known and min(known, reach)
-    space = DistanceSpace(draw(1), rows=B * H, seg_len=seg_len, key_len=K, reach=reach, fill=-math.inf, known=known)
+    space = PaddedScoreBuffer(draw(1), rows=B * H, seg_len=seg_len, key_len=K, reach=reach, fill=-math.inf, known=known)
     score = draw(B * H, seg_len, reach)
     space.by_distance.copy_(score)
     np.testing.assert_array_equal(space.by_key, shifted(score, seg_len, K))

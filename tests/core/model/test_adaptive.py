@@ -11,8 +11,8 @@ from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
+from txlcli.config.bands import Band, bands
 from txlcli.config.settings import TrainSettings
-from txlcli.core.model.adaptive import Band, bands
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.training.loop import Training

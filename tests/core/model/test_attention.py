@@ -11,7 +11,7 @@ from tests.core import oracle
 from txlcli.core.kernels import attention_lanes
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.attention_lanes import LaneAttention
-from txlcli.core.kernels.distance_space import DistanceRows, DistanceSpace, Workspace
+from txlcli.core.kernels.distance_space import DenseScoreBuffer, PaddedScoreBuffer, Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attention, ScoreTerms, distance_encoding, split_heads
 
@@ -85,7 +85,7 @@ def test_distance_encoding_is_sines_then_cosines_even_at_long_distances(width):
 
 @pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
 def test_relative_shift_equals_its_definition_index_by_index(seg_len, key_len):
-    space = DistanceSpace(draw(1), rows=B * H, seg_len=seg_len, key_len=key_len, reach=key_len, fill=-math.inf)
+    space = PaddedScoreBuffer(draw(1), rows=B * H, seg_len=seg_len, key_len=key_len, reach=key_len, fill=-math.inf)
     score = draw(B * H, seg_len, key_len)
     space.by_distance.copy_(score)
     np.testing.assert_array_equal(space.by_key, shifted(score, seg_len, key_len))
@@ -93,7 +93,7 @@ def test_relative_shift_equals_its_definition_index_by_index(seg_len, key_len):
 
 @pytest.mark.parametrize("reach", range(1, M + L))
 def test_distances_out_of_reach_are_not_seen(reach):
-    space = DistanceSpace(draw(1), rows=B * H, seg_len=L, key_len=M + L, reach=reach, fill=-math.inf)
+    space = PaddedScoreBuffer(draw(1), rows=B * H, seg_len=L, key_len=M + L, reach=reach, fill=-math.inf)
     score = draw(B * H, L, reach)
     space.by_distance.copy_(score)
     np.testing.assert_array_equal(space.by_key, shifted(score, L, M + L))
@@ -102,7 +102,7 @@ def test_distances_out_of_reach_are_not_seen(reach):
 
 
 def test_relative_shift_is_a_view():
-    space = DistanceSpace(draw(1), rows=H, seg_len=L, key_len=M + L, reach=M + L, fill=0.0)
+    space = PaddedScoreBuffer(draw(1), rows=H, seg_len=L, key_len=M + L, reach=M + L, fill=0.0)
     assert space.by_key.untyped_storage().data_ptr() == space.by_distance.untyped_storage().data_ptr()
 
 
@@ -389,19 +389,19 @@ def test_a_workspace_forgets_gradients_that_were_not_finite(monkeypatch, passes)
 def test_a_workspace_lends_a_space_to_one_at_a_time_and_serves_training_after_evaluation():
     workspace = Workspace()
 
-    def take(purpose, reach=9):
-        return workspace.take(purpose, draw(1), rows=H, seg_len=L, key_len=M + L, reach=reach)
+    def acquire(purpose, reach=9):
+        return workspace.acquire(purpose, draw(1), rows=H, seg_len=L, key_len=M + L, reach=reach)
 
     with torch.inference_mode():
-        first, second = (take("gradients") for _ in range(2))
+        first, second = (acquire("gradients") for _ in range(2))
     assert first is not second
-    workspace.put_back(first)
-    assert take("scores") is not first
-    again = take("gradients")
+    workspace.release(first)
+    assert acquire("scores") is not first
+    again = acquire("gradients")
     assert again is first
     again.by_key.copy_(draw(H, L, M + L))  # in inference mode made, outside it changed
-    workspace.put_back(again)
-    assert take("gradients", reach=8) is not first
+    workspace.release(again)
+    assert acquire("gradients", reach=8) is not first
 
 
 @pytest.mark.parametrize("kind", ["rows", "space"])
@@ -411,15 +411,16 @@ def test_scores_by_distance_are_seen_by_key_whatever_their_memory(kind, reach, s
     key_len = M + L
     sizes = {"rows": B * H, "seg_len": seg_len, "key_len": key_len, "reach": reach}
     space = (
-        DistanceRows(draw(1), **sizes, known=reach)
+        DenseScoreBuffer(draw(1), **sizes, known=reach)
         if kind == "rows"
-        else DistanceSpace(draw(1), **sizes, fill=-math.inf)
+        else PaddedScoreBuffer(draw(1), **sizes, fill=-math.inf)
     )
     for seed in (3, 4):  # the second time it was used before
         score = draw(B * H, seg_len, reach, seed=seed)
         space.by_distance.copy_(score)
         np.testing.assert_array_equal(
-            space.seen(torch.empty(B * H, seg_len, key_len, dtype=torch.float64)), shifted(score, seg_len, key_len)
+            space.masked_by_key(torch.empty(B * H, seg_len, key_len, dtype=torch.float64)),
+            shifted(score, seg_len, key_len),
         )
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tests.core.builders import V, draw_tokens, small_model
-from txlcli.core.kernels.cuda_graph import WARM_UP, recorded
+from txlcli.core.kernels.cuda_graph import WARM_UP, capture
 from txlcli.core.reading.decoder import Decoder
 
 B, L, M, T = 2, 5, 7, 53
@@ -100,14 +100,14 @@ def test_no_operation_of_a_step_knows_how_long_the_text_is():
 
 def test_a_cpu_records_nothing():
     run = torch.zeros(3).clone
-    assert recorded(run, CPU) is run
+    assert capture(run, CPU) is run
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA can record here")
 def test_where_nothing_can_be_recorded_tokens_are_read_all_the_same():
     run = torch.zeros(3).clone
-    with pytest.warns(UserWarning, match="no CUDA graph could be recorded"):
-        assert recorded(run, torch.device("cuda")) is run
+    with pytest.warns(UserWarning, match="no CUDA graph could be captured"):
+        assert capture(run, torch.device("cuda")) is run
     assert torch.equal(run(), torch.zeros(3))
 
 
@@ -131,7 +131,7 @@ def test_a_recording_casts_weights_itself(monkeypatch):
         found.append(torch.is_autocast_cache_enabled())
         return torch.ones(1)
 
-    repeat = recorded(run, torch.device("cuda"))
+    repeat = capture(run, torch.device("cuda"))
     assert found == [False] * (WARM_UP + 1)
     assert torch.is_autocast_cache_enabled()
     repeat()

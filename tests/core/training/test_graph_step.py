@@ -53,11 +53,11 @@ def recordings(monkeypatch):
     """Counts what is recorded."""
     made = []
 
-    def recorded(run, device):
+    def capture(run, device):
         made.append(device)
-        return tape.recorded(run, device)
+        return tape.capture(run, device)
 
-    monkeypatch.setattr(graph_step, "recorded", recorded)
+    monkeypatch.setattr(graph_step, "capture", capture)
     return made
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.distance_space import DistanceSpace
+from txlcli.core.kernels.distance_space import PaddedScoreBuffer
 from txlcli.core.model.attention import Attention, ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
@@ -95,7 +95,7 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
 def _by_distance(score: Tensor, reach: int) -> Tensor:
     """(H, l, K) scores by key -> (H, l, n) by distance, the farthest first; -inf where no key stands."""
     heads, queries, key_len = score.shape
-    space = DistanceSpace(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
+    space = PaddedScoreBuffer(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
     space.by_key.copy_(score)
     return space.by_distance
 

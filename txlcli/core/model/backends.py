@@ -7,7 +7,7 @@ from txlcli.config.settings import AttentionBackend
 from txlcli.core.kernels.attention_lanes import LaneAttention
 from txlcli.core.kernels.attention_torch import flex, sdpa
 from txlcli.core.kernels.distance_space import Workspace
-from txlcli.core.kernels.linear import Linear, Packed, packing_pays
+from txlcli.core.kernels.linear import Linear, Packed, should_pack
 from txlcli.core.model import attention as definition
 from txlcli.core.model.attention import Attend, Attention, Product
 
@@ -37,7 +37,7 @@ def pack(attention: Attention, dtype: torch.dtype) -> None:
     if attention.product is definition.plain_product:
         return  # the definition reads the parameters themselves
     matrices = [attention.w_q, attention.w_k_content, attention.w_v]
-    if packing_pays(attention.w_q.weight, dtype):
+    if should_pack(attention.w_q.weight, dtype):
         packed = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
 
         def project_all(segment: Tensor) -> tuple[Tensor, ...]:

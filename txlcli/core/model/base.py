@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import AttentionBackend, LossPart
-from txlcli.core.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, bands
+from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.losses import counted_positions
+from txlcli.core.model.softmax import AdaptiveSoftmax
 
 Memory = list[Tensor]
 """What a model keeps of the segments before, without gradient; the first axis of each tensor is the batch."""

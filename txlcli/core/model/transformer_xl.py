@@ -19,10 +19,12 @@ from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear
+from txlcli.core.kernels.private import compile_across_ddp_buckets
+from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attend, Attention, Rotation, ScoreTerms
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.dropout import Dropout, rectify_and_drop
+from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.losses import AuxiliaryLosses, counted_positions
 from txlcli.core.model.module_list import ModuleList
@@ -39,7 +41,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
-        inner = rectify_and_drop(self.ff_1(hidden), self.dropout)  # (B, L, F)
+        inner = relu_dropout(self.ff_1(hidden), self.dropout)  # (B, L, F)
         projected: Tensor = self.ff_2(inner)
         return projected
 
@@ -290,7 +292,7 @@ class TransformerXL(LanguageModel):
             UsageError: PyTorch cannot compile for the model's device here.
         """
         check_compiler(self.device, "compile", "leave out --compile, or --set train.compile=false for a run")
-        torch._dynamo.config.optimize_ddp = False  # it would cut layers where several processes average gradients
+        compile_across_ddp_buckets()
         for layer in self.layers:
             layer.compile(dynamic=False)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from txlcli.config.model_settings import MemoryStart
 from txlcli.config.settings import SameLength
-from txlcli.core.kernels.device import DTYPES, check_room
+from txlcli.core.kernels.device import DTYPES, check_free_memory
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.graph_step import FixedStep
@@ -79,7 +79,7 @@ class Decoder(Reader):
         self._window = Window(mem_len + slack)
         shape = (lanes, settings.n_heads, self._window.capacity, settings.d_head)
         dtype = model.dtype if precision == "fp32" else DTYPES[precision]
-        check_room(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
+        check_free_memory(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
         with torch.inference_mode():
             self._buffers = [SlidingBuffer(shape, self._window, model.device, dtype) for _ in model.layers]
             self.reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)

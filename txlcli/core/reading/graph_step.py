@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from txlcli.core.kernels.attention_slots import SlotAttention
-from txlcli.core.kernels.cuda_graph import recorded
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer
@@ -66,7 +65,7 @@ class FixedStep:
         self._position.copy_(position)
         self._in_stream.fill_(in_stream)
         if self._run is None:
-            self._run = recorded(self._layers, self._embedded.device)
+            self._run = capture(self._layers, self._embedded.device)
         return self._run().clone()
 
     def _layers(self) -> Tensor:

@@ -6,10 +6,11 @@ from typing import Any
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.rnn import RecurrentModel, StateReader
+from txlcli.core.model.rnn import RecurrentModel
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.state_reader import StateReader
 
 
 def _decoder(model: Any, how: EvalSettings, *, lanes: int, precision: str) -> Reader:

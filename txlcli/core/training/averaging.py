@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.private import lerp_all
 
 
 class Average(ABC):
@@ -43,7 +44,7 @@ class Average(ABC):
     def _mix(self, share: float) -> None:
         """Move the mean by this share towards the weights."""
         self.steps += 1
-        torch._foreach_lerp_(list(self._values.values()), list(self._parameters.values()), share)
+        lerp_all(list(self._values.values()), list(self._parameters.values()), share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.cuda_graph import recorded
+from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.model.base import LanguageModel, Memory
 
 Pass = Callable[[Tensor, Tensor, Memory], Tensor]
@@ -38,7 +38,7 @@ class RecordedPass:
             self._inputs, self._targets = inputs.clone(), targets.clone()
             self._memory = [one.clone() for one in memory]
             with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
-                self._repeat = recorded(self._once, inputs.device)
+                self._repeat = capture(self._once, inputs.device)
             self._gradients = [(one, one.grad) for one in self._model.parameters()]
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
