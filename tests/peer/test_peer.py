@@ -151,7 +151,7 @@ def test_fifty_steps_of_adam_give_the_peers_losses(kind):
     optimizer = torch.optim.Adam(theirs.parameters(), lr=lr)
     memory = None
     for step in range(steps):
-        tokens = torch.from_numpy(segments.at(training.place))  # (B, L + 1)
+        tokens = torch.from_numpy(segments.at(training.position))  # (B, L + 1)
         read, wanted = tokens[:, :-1], tokens[:, 1:]
         out = theirs(read, mems=memory)
         memory = out.mems

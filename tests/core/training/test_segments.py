@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txlcli.core.training.segments import Place, TrainingSegments, scored_stream
+from txlcli.core.training.segments import StreamPosition, TrainingSegments, scored_stream
 from txlcli.errors import TrainingError
 
 
 def epoch_of(segments, number=0):
     """One epoch as whole lanes: inputs and targets (B, lane length)."""
-    parts = [segments.at(Place(number, segment)) for segment in range(segments.per_epoch)]  # (B, L + 1) each
+    parts = [segments.at(StreamPosition(number, segment)) for segment in range(segments.per_epoch)]  # (B, L + 1) each
     return np.hstack([part[:, :-1] for part in parts]), np.hstack([part[:, 1:] for part in parts])
 
 
@@ -47,8 +47,8 @@ def test_segments_by_hand():
     # 24 tokens, 2 lanes: 23 // 2 = 11 predictions each, in segments of 5, 5 and 1.
     segments = TrainingSegments(np.arange(24), lanes=2, seg_len=5)
     assert segments.per_epoch == 3
-    assert segments.at(Place(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
-    assert segments.at(Place(0, 2)).tolist() == [[10, 11], [21, 22]]
+    assert segments.at(StreamPosition(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
+    assert segments.at(StreamPosition(0, 2)).tolist() == [[10, 11], [21, 22]]
 
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100))
@@ -63,24 +63,24 @@ def test_no_token_is_lost_inside_an_epoch_but_the_remainder(lanes, seg_len, coun
 @given(seg_len=st.integers(1, 11), count=st.integers(4, 40))
 def test_places_follow_each_other_through_the_epochs(seg_len, count):
     segments = TrainingSegments(np.arange(count), lanes=3, seg_len=seg_len)
-    place, places = Place(), []
+    place, places = StreamPosition(), []
     for _ in range(2 * segments.per_epoch + 1):
         places.append((place.epoch, place.segment))
-        place = segments.next_place(place)
+        place = segments.next_position(place)
     assert places == [(e, s) for e in range(2) for s in range(segments.per_epoch)] + [(2, 0)]
 
 
 def test_a_segment_is_a_function_of_its_place():
     starts = np.array([0, 4, 5, 11, 18])
     one, other = (TrainingSegments(np.arange(23), lanes=2, seg_len=3, sentence_starts=starts, seed=3) for _ in range(2))
-    for place in (Place(2, 1), Place(0, 3), Place(2, 1), Place(1, 0)):
+    for place in (StreamPosition(2, 1), StreamPosition(0, 3), StreamPosition(2, 1), StreamPosition(1, 0)):
         np.testing.assert_array_equal(one.at(place), other.at(place))
     np.testing.assert_array_equal(epoch_of(one, 1), epoch_of(other, 1))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
 def test_segments_are_int64_whatever_the_store_holds(dtype):
-    assert TrainingSegments(np.arange(9, dtype=dtype), lanes=2, seg_len=3).at(Place()).dtype == np.int64
+    assert TrainingSegments(np.arange(9, dtype=dtype), lanes=2, seg_len=3).at(StreamPosition()).dtype == np.int64
 
 
 LENGTHS = [4, 1, 6, 7, 5, 2, 3, 8, 1, 4]

@@ -29,7 +29,7 @@ from txlcli.core.training.data_parallel import ALONE, Objective, Order, World, p
 from txlcli.core.training.optimizer import Plateau, scheduled_lr
 from txlcli.core.training.optimizer_step import Descent
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
-from txlcli.core.training.segments import Place, TrainingSegments
+from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.step import TrainingPass
 from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
@@ -82,7 +82,7 @@ class Training:
         self.average = make_average(model, settings) if world.leads else NoAverage(model)
         self.plateau = Plateau(settings)
         self.step = 0
-        self.place = Place()
+        self.position = StreamPosition()
         self.validated = 0  # the step of the last validation
         self.best_nats = math.inf
         self.memories = self._empty_memories()
@@ -187,7 +187,7 @@ class Training:
         return self._update()
 
     def _update(self) -> tuple[Tensor, Tensor, int]:
-        if self.place.segment == 0:
+        if self.position.segment == 0:
             self.memories = self._empty_memories()  # every epoch starts with nothing to remember
         self.model.train()
         mine = range(self._parts[0].start, self._parts[-1].stop)
@@ -212,12 +212,12 @@ class Training:
             self._check_gradients(grad_norm)
         self.descent.step(self.lr(self.step))
         self.average.update()
-        self.place = self.segments.next_place(self.place)
+        self.position = self.segments.next_position(self.position)
         return total, grad_norm, self.settings.batch_size * inputs.shape[1]
 
     def _read(self, lanes: range) -> tuple[Tensor, Tensor]:
         """What lanes of the next step read and predict, (lanes, L) each."""
-        on_host = torch.from_numpy(self.segments.at(self.place, lanes))  # (lanes, L + 1)
+        on_host = torch.from_numpy(self.segments.at(self.position, lanes))  # (lanes, L + 1)
         on_device = send(on_host, self.device)
         targets = on_host if self.model.targets_device.type == "cpu" else on_device
         return on_device[:, :-1], targets[:, 1:]
@@ -238,7 +238,7 @@ class Training:
     @property
     def epoch(self) -> float:
         """Epochs read so far."""
-        return self.place.epoch + self.place.segment / self.segments.per_epoch
+        return self.position.epoch + self.position.segment / self.segments.per_epoch
 
     def _step_report(self, interval: Interval) -> StepReport:
         loss_nats, tokens_per_s = interval.mean()
@@ -305,7 +305,7 @@ class Training:
         state = {
             **self.identity,
             "step": self.step,
-            "place": asdict(self.place),
+            "place": asdict(self.position),
             "validated": self.validated,
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
             "average": {"kind": self.settings.average, **self.average.state()},
@@ -358,7 +358,7 @@ class Training:
         if not saved.group("rng"):
             raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
         self.step = state["step"]
-        self.place = Place(**state["place"])
+        self.position = StreamPosition(**state["place"])
         self.validated = state["validated"]
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])

@@ -43,7 +43,7 @@ def segments_per_epoch(lane_len: int, seg_len: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """Where training is in its text: epoch, and segment within the epoch, both from 0."""
 
     epoch: int = 0
@@ -83,13 +83,13 @@ class TrainingSegments:
         """Segments in one epoch; the last may be shorter than L."""
         return segments_per_epoch(self.lane_len, self._seg_len)
 
-    def next_place(self, place: Place) -> Place:
+    def next_position(self, place: StreamPosition) -> StreamPosition:
         """The place after `place`."""
         if place.segment + 1 < self.per_epoch:
-            return Place(place.epoch, place.segment + 1)
-        return Place(place.epoch + 1, 0)
+            return StreamPosition(place.epoch, place.segment + 1)
+        return StreamPosition(place.epoch + 1, 0)
 
-    def at(self, place: Place, lanes: range | None = None) -> NDArray[np.int64]:
+    def at(self, place: StreamPosition, lanes: range | None = None) -> NDArray[np.int64]:
         """The tokens at a place, (B, L + 1): all but the last are read, all but the first are predicted.
 
         Args:
