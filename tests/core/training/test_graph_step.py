@@ -35,7 +35,7 @@ def trained(model_changes, *, steps=20, **changed):
     )
     model = new_model(model_settings(**model_changes), V, seed=1, device=CPU)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8)
-    segments = TrainingSegments(ids, lanes=LANES, seg_len=settings.seg_len)
+    segments = TrainingSegments(ids, batch_size=LANES, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=None, identity={})
     model.embedding.gradient_of_rows = False  # as on CUDA
     told = [[float(number) for number in training.update()[:2]] for _ in range(steps)]

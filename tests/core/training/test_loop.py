@@ -56,7 +56,9 @@ def new_training(
     if model is None:
         drawn = model_settings(dropout=dropout, attention_dropout=dropout, **(shape or {}))
         model = new_model(drawn, V, seed=settings.seed, device=CPU)
-    segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed)
+    segments = TrainingSegments(
+        ids, batch_size=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed
+    )
     split = ValidSplit(*scored_stream(draw_split(31, seed=6), None)) if valid else None
     return Training(model, settings, segments, split, folder, {"recipe": "tiny"}, world)
 

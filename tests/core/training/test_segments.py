@@ -45,7 +45,7 @@ def test_a_count_beyond_the_end_scores_all():
 
 def test_segments_by_hand():
     # 24 tokens, 2 lanes: 23 // 2 = 11 predictions each, in segments of 5, 5 and 1.
-    segments = TrainingSegments(np.arange(24), lanes=2, seg_len=5)
+    segments = TrainingSegments(np.arange(24), batch_size=2, seg_len=5)
     assert segments.per_epoch == 3
     assert segments.at(StreamPosition(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
     assert segments.at(StreamPosition(0, 2)).tolist() == [[10, 11], [21, 22]]
@@ -53,7 +53,7 @@ def test_segments_by_hand():
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100))
 def test_no_token_is_lost_inside_an_epoch_but_the_remainder(lanes, seg_len, count):
-    inputs, targets = epoch_of(TrainingSegments(np.arange(count), lanes=lanes, seg_len=seg_len))
+    inputs, targets = epoch_of(TrainingSegments(np.arange(count), batch_size=lanes, seg_len=seg_len))
     used = (count - 1) // lanes * lanes
     assert inputs.flatten().tolist() == list(range(used))  # lane after lane: contiguous, nothing twice
     assert targets.flatten().tolist() == list(range(1, used + 1))
@@ -62,7 +62,7 @@ def test_no_token_is_lost_inside_an_epoch_but_the_remainder(lanes, seg_len, coun
 
 @given(seg_len=st.integers(1, 11), count=st.integers(4, 40))
 def test_places_follow_each_other_through_the_epochs(seg_len, count):
-    segments = TrainingSegments(np.arange(count), lanes=3, seg_len=seg_len)
+    segments = TrainingSegments(np.arange(count), batch_size=3, seg_len=seg_len)
     place, places = StreamPosition(), []
     for _ in range(2 * segments.per_epoch + 1):
         places.append((place.epoch, place.segment))
@@ -72,7 +72,9 @@ def test_places_follow_each_other_through_the_epochs(seg_len, count):
 
 def test_a_segment_is_a_function_of_its_place():
     starts = np.array([0, 4, 5, 11, 18])
-    one, other = (TrainingSegments(np.arange(23), lanes=2, seg_len=3, sentence_starts=starts, seed=3) for _ in range(2))
+    one, other = (
+        TrainingSegments(np.arange(23), batch_size=2, seg_len=3, sentence_starts=starts, seed=3) for _ in range(2)
+    )
     for place in (StreamPosition(2, 1), StreamPosition(0, 3), StreamPosition(2, 1), StreamPosition(1, 0)):
         np.testing.assert_array_equal(one.at(place), other.at(place))
     np.testing.assert_array_equal(epoch_of(one, 1), epoch_of(other, 1))
@@ -80,7 +82,7 @@ def test_a_segment_is_a_function_of_its_place():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
 def test_segments_are_int64_whatever_the_store_holds(dtype):
-    assert TrainingSegments(np.arange(9, dtype=dtype), lanes=2, seg_len=3).at(StreamPosition()).dtype == np.int64
+    assert TrainingSegments(np.arange(9, dtype=dtype), batch_size=2, seg_len=3).at(StreamPosition()).dtype == np.int64
 
 
 LENGTHS = [4, 1, 6, 7, 5, 2, 3, 8, 1, 4]
@@ -90,7 +92,7 @@ STARTS = np.cumsum([0, *LENGTHS[:-1]])
 def sentence_epoch(number, *, seed=3, seg_len=5, starts=STARTS):
     """The text of one epoch read by one lane, with its last target."""
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)  # a token says which sentence it is from
-    segments = TrainingSegments(ids, lanes=1, seg_len=seg_len, sentence_starts=starts, seed=seed)
+    segments = TrainingSegments(ids, batch_size=1, seg_len=seg_len, sentence_starts=starts, seed=seed)
     inputs, targets = epoch_of(segments, number)
     np.testing.assert_array_equal(inputs[0, 1:], targets[0, :-1])
     return [*inputs[0].tolist(), int(targets[0, -1])]
@@ -125,7 +127,7 @@ def test_sentence_starts_may_be_of_any_integer_type(dtype):
 @pytest.mark.parametrize(("count", "lanes"), [(0, 1), (1, 1), (7, 7), (3, 5)])
 def test_a_text_too_short_for_the_lanes_is_refused(count, lanes):
     with pytest.raises(TrainingError) as caught:
-        TrainingSegments(np.arange(count), lanes=lanes, seg_len=5)
+        TrainingSegments(np.arange(count), batch_size=lanes, seg_len=5)
     assert str(caught.value) == (
         f"the training split has {count} tokens, too few for {lanes} lanes; "
         "lower train.batch_size or prepare a longer text"
@@ -133,6 +135,6 @@ def test_a_text_too_short_for_the_lanes_is_refused(count, lanes):
 
 
 def test_the_shortest_text_gives_every_lane_one_prediction():
-    inputs, targets = epoch_of(TrainingSegments(np.arange(8), lanes=7, seg_len=5))
+    inputs, targets = epoch_of(TrainingSegments(np.arange(8), batch_size=7, seg_len=5))
     assert inputs.tolist() == [[0], [1], [2], [3], [4], [5], [6]]
     assert targets.tolist() == [[1], [2], [3], [4], [5], [6], [7]]

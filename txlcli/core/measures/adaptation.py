@@ -229,7 +229,7 @@ def score_dynamic(
 def head_segments(ids: Tokens, how: EvalSettings, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets (B, L) of the first segments of a split, `count` at most, in the evaluation's own shape."""
     lanes = min(how.batch_size, max(1, len(ids) // (2 * how.seg_len)))
-    segments = TrainingSegments(ids, lanes=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
+    segments = TrainingSegments(ids, batch_size=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
     for number in range(min(count, segments.per_epoch - 1)):
         tokens = torch.from_numpy(segments.at(StreamPosition(0, number))).to(device)
         yield tokens[:, :-1], tokens[:, 1:]

@@ -32,9 +32,9 @@ def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -
     return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
 
 
-def lane_length(tokens: int, lanes: int) -> int:
+def lane_length(tokens: int, batch_size: int) -> int:
     """Predictions of each lane in an epoch of a training split."""
-    return (tokens - 1) // lanes
+    return (tokens - 1) // batch_size
 
 
 def segments_per_epoch(lane_len: int, seg_len: int) -> int:
@@ -55,7 +55,7 @@ class TrainingSegments:
 
     Args:
         ids: the split, (N,), in memory or mapped.
-        lanes: B.
+        batch_size: B.
         seg_len: L.
         sentence_starts: with it, every epoch reads the sentences in a new order.
         seed: decides these orders.
@@ -65,16 +65,16 @@ class TrainingSegments:
     """
 
     def __init__(
-        self, ids: Tokens, *, lanes: int, seg_len: int, sentence_starts: Tokens | None = None, seed: int = 0
+        self, ids: Tokens, *, batch_size: int, seg_len: int, sentence_starts: Tokens | None = None, seed: int = 0
     ) -> None:
-        self._ids, self._lanes, self._seg_len = ids, lanes, seg_len
+        self._ids, self._batch_size, self._seg_len = ids, batch_size, seg_len
         self._starts, self._seed = sentence_starts, seed
         self._order: _SentenceOrder | None = None
-        self.lane_len = lane_length(len(ids), lanes)
+        self.lane_len = lane_length(len(ids), batch_size)
         """Predictions of a lane in an epoch."""
         if self.lane_len < 1:
             raise TrainingError(
-                f"the training split has {len(ids)} tokens, too few for {lanes} lanes; "
+                f"the training split has {len(ids)} tokens, too few for {batch_size} lanes; "
                 "lower train.batch_size or prepare a longer text"
             )
 
@@ -98,7 +98,7 @@ class TrainingSegments:
         """
         first = place.segment * self._seg_len
         length = min(self._seg_len, self.lane_len - first)
-        wanted = range(self._lanes) if lanes is None else lanes
+        wanted = range(self._batch_size) if lanes is None else lanes
         windows = [self._window(place.epoch, lane * self.lane_len + first, length + 1) for lane in wanted]
         return np.stack(windows).astype(np.int64)
 
