@@ -42,7 +42,7 @@ def stopped_and_resumed(folder, steps, **changed):
 def saved_after(folder, steps, **changed):
     """A checkpoint for others to go on from."""
     _carry_out(_training(folder, **changed), until=steps)
-    return sorted(checkpoint.load(Path(folder) / "last.safetensors").tensors) if WORLD.leads else []
+    return sorted(checkpoint.load(Path(folder) / "last.safetensors").tensors) if WORLD.is_rank_zero else []
 
 
 def kinds_of_models(folder):
@@ -94,9 +94,9 @@ def new_model_of(*, seed, dropout=0.0):
 
 
 def _carry_out(training, **until):
-    if WORLD.leads:
+    if WORLD.is_rank_zero:
         return run(training, **until)
-    training.follow()
+    training.execute_commands()
     return []
 
 

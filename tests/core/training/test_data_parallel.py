@@ -17,7 +17,7 @@ from torch import distributed
 from tests.core.several.checks import CPU, KINDS, kind_of_model, new_model_of
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
 from txlcli.core.training import checkpoint
-from txlcli.core.training.data_parallel import ALONE, World, parts_of_a_step
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
 from txlcli.errors import RecipeError, UsageError
 
 if not distributed.is_available():
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_two_has_the_memory_of_all_lanes_and_both_generators(two
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_trains_in_two_processes(two, kind):
-    training = kind_of_model(kind, ALONE)
+    training = kind_of_model(kind, SINGLE_PROCESS)
     losses = [float(training.update()[0]) for _ in range(2)]
     assert two["kinds"][kind]["losses"] == pytest.approx(losses, abs=1e-5)
     assert two["kinds"][kind]["apart"] == 0
@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_finite_ends_all_processes(two):
 
 @pytest.mark.parametrize(("lanes", "accumulate", "processes"), [(1, 1, 1), (6, 1, 3), (22, 2, 4), (7, 1, 5)])
 def test_the_parts_of_a_step_are_all_lanes_and_differ_by_one_at_most(lanes, accumulate, processes):
-    parts = parts_of_a_step(train_settings(batch_size=lanes, accumulate=accumulate), processes)
+    parts = micro_batches(train_settings(batch_size=lanes, accumulate=accumulate), processes)
     assert len(parts) == accumulate * processes
     assert [lane for part in parts for lane in part] == list(range(lanes))
     assert np.ptp([len(part) for part in parts]) <= 1
@@ -166,4 +166,4 @@ def test_without_torchrun_a_process_is_alone(monkeypatch):
 
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")  # some clusters set it for everything
-    assert data_parallel.join(CPU) == ALONE
+    assert data_parallel.join(CPU) == SINGLE_PROCESS

@@ -15,7 +15,7 @@ from txlcli.core.reading.scoring import Scores, score
 from txlcli.core.training import checkpoint, step
 from txlcli.core.training import loop as training_module
 from txlcli.core.training import reports as reports_module
-from txlcli.core.training.data_parallel import ALONE
+from txlcli.core.training.data_parallel import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.core.training.segments import TrainingSegments, scored_stream
@@ -46,7 +46,7 @@ def train_settings(**changed):
 
 
 def new_training(
-    folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, shape=None, world=ALONE, **changed
+    folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, shape=None, world=SINGLE_PROCESS, **changed
 ):
     """A fresh training on a text that fills the lanes exactly."""
     settings = train_settings(**changed)

@@ -33,7 +33,7 @@ LOST = ("Connection", "Broken pipe")
 """Words of errors that mean a process is gone."""
 
 
-class Order(IntEnum):
+class Command(IntEnum):
     """What all processes do next."""
 
     update = 0
@@ -55,16 +55,16 @@ class World:
     """The same processes, for what goes from host to host whatever the GPUs do."""
 
     @property
-    def leads(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether the others follow this process."""
         return self.rank == 0
 
-    def give(self, order: Order, number: float = 0.0) -> None:
+    def send_command(self, command: Command, number: float = 0.0) -> None:
         """Tell the others what comes next, with a number that it needs."""
         if self.size > 1:
-            distributed.broadcast(torch.tensor([order, number], dtype=torch.float64), src=0, group=self.hosts)
+            distributed.broadcast(torch.tensor([command, number], dtype=torch.float64), src=0, group=self.hosts)
 
-    def share(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         """The leading process's text, on all of them."""
         texts = [text]
         if self.size > 1:
@@ -72,7 +72,7 @@ class World:
         return texts[0]
 
     @contextmanager
-    def leading(self) -> Iterator[None]:
+    def ending_others(self) -> Iterator[None]:
         """The others are told when this block ends.
 
         Not where it ends by an error in the midst of a step, in which they would not listen: such an error ends the
@@ -84,16 +84,16 @@ class World:
         try:
             yield
         except (TxlError, GeneratorExit):
-            self.give(Order.end)
+            self.send_command(Command.end)
             raise
         except RuntimeError as error:
             lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST)
             if self.size == 1 or not lost:
                 raise
             raise TrainingError("another process has ended; go on with --resume from the last checkpoint") from error
-        self.give(Order.end)
+        self.send_command(Command.end)
 
-    def take(self) -> tuple[Order, float]:
+    def receive_command(self) -> tuple[Command, float]:
         """Wait for what the leading process says."""
         told = torch.empty(2, dtype=torch.float64)
         try:
@@ -101,14 +101,14 @@ class World:
         except RuntimeError as error:
             raise TrainingError("the leading process has ended") from error
         order, number = told.tolist()
-        return Order(int(order)), number
+        return Command(int(order)), number
 
-    def add_up(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         """Make a tensor the sum of what all processes have."""
         if self.size > 1:
             distributed.all_reduce(tensor)
 
-    def collect(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    def gather(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """The tensors of all processes by rank, on the leading one; nothing on the others.
 
         Args:
@@ -118,7 +118,7 @@ class World:
         if self.size == 1:
             return [tensor]
         tensor = tensor.detach().cpu().contiguous()
-        if not self.leads:
+        if not self.is_rank_zero:
             distributed.send(tensor, dst=0, group=self.hosts)
             return []
         tensors = [tensor]
@@ -128,7 +128,7 @@ class World:
         return tensors
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 def join(device: torch.device) -> World:
@@ -138,7 +138,7 @@ def join(device: torch.device) -> World:
         UsageError: the machine has fewer CUDA devices than processes.
     """
     if torchrun.world_size() == 1:
-        return ALONE
+        return SINGLE_PROCESS
     if device.type == "cuda":
         devices, processes = torch.cuda.device_count(), torchrun.local_world_size()
         if processes > devices:
@@ -149,7 +149,7 @@ def join(device: torch.device) -> World:
     return World(torchrun.rank(), torchrun.world_size(), hosts)
 
 
-def parts_of_a_step(settings: TrainSettings, processes: int) -> list[range]:
+def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
     """The lanes of each part of a step, those of one process after those of the one before.
 
     Their numbers differ by one at most.

@@ -25,7 +25,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint, resume_state
 from txlcli.core.training.averaging import NoAverage, make_average
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.core.training.data_parallel import ALONE, Objective, Order, World, parts_of_a_step
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, Objective, World, micro_batches
 from txlcli.core.training.optimizer import Plateau, scheduled_lr
 from txlcli.core.training.optimizer_step import Descent
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
@@ -63,12 +63,12 @@ class Training:
         valid: ValidSplit | None,
         folder: Path,
         identity: dict[str, Any],
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
         self.valid, self.folder, self.identity, self.world = valid, folder, identity, world
         self.device = model.device
-        self._all_parts = parts_of_a_step(settings, world.size)
+        self._all_parts = micro_batches(settings, world.size)
         first = world.rank * settings.accumulate
         self._parts = self._all_parts[first : first + settings.accumulate]
         model.recompute(settings.recompute)
@@ -79,7 +79,7 @@ class Training:
             if settings.compile:
                 compile_layers(model)
         self.descent = Descent(model, settings)
-        self.average = make_average(model, settings) if world.leads else NoAverage(model)
+        self.average = make_average(model, settings) if world.is_rank_zero else NoAverage(model)
         self.plateau = Plateau(settings)
         self.step = 0
         self.position = StreamPosition()
@@ -88,7 +88,7 @@ class Training:
         self.memories = self._empty_memories()
         self._objective = Objective(model, world)
         self._pass = TrainingPass(model, settings, self._objective, self.descent, processes=world.size)
-        if not world.leads:
+        if not world.is_rank_zero:
             torch.manual_seed(self._seed_from_here())
 
     @property
@@ -122,17 +122,17 @@ class Training:
         Raises:
             TrainingError: the loss or a gradient is not finite; the last checkpoint is the last good one.
         """
-        with self.world.leading():
+        with self.world.ending_others():
             yield from self._run(report_every, should_stop, until_step, on_valid_tokens)
 
-    def follow(self) -> None:
+    def execute_commands(self) -> None:
         """Do what the leading process orders, until it ends."""
         while True:
-            order, number = self.world.take()
-            if order == Order.update:
+            order, number = self.world.receive_command()
+            if order == Command.update:
                 self.plateau.scale = number
                 self._update()
-            elif order == Order.save:
+            elif order == Command.save:
                 self._collect()
             else:
                 return
@@ -183,7 +183,7 @@ class Training:
 
     def update(self) -> tuple[Tensor, Tensor, int]:
         """Take one optimizer step: mean loss (0-d), gradient norm before clipping (0-d), tokens."""
-        self.world.give(Order.update, self.plateau.scale)
+        self.world.send_command(Command.update, self.plateau.scale)
         return self._update()
 
     def _update(self) -> tuple[Tensor, Tensor, int]:
@@ -203,7 +203,7 @@ class Training:
                     progress=self.step / self.settings.max_steps,
                 )
             total += loss * (len(part) / self.settings.batch_size)
-        self.world.add_up(total)
+        self.world.all_reduce(total)
         if self._sees_every_step and not total.isfinite():
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
         self.step += 1
@@ -229,7 +229,7 @@ class Training:
     @property
     def _sees_every_step(self) -> bool:
         """Whether this process looks at the numbers of a step at once: on CUDA that would stall the queue."""
-        return self.device.type == "cpu" and self.world.leads
+        return self.device.type == "cpu" and self.world.is_rank_zero
 
     def lr(self, step: int) -> float:
         """The learning rate of update number `step`."""
@@ -322,7 +322,7 @@ class Training:
             TrainingError: the weights, the memory or the loss that they give are not finite; the older checkpoint
                 stays.
         """
-        self.world.give(Order.save)
+        self.world.send_command(Command.save)
         memory, rng = self._collect()
         if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
@@ -374,7 +374,7 @@ class Training:
         return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
 
     def _restore_average(self, saved: Checkpoint) -> None:
-        if not self.world.leads:
+        if not self.world.is_rank_zero:
             return
         state = saved.state.get("average", {"kind": "none"})  # files written before there were averages have none
         if state["kind"] != self.settings.average:

@@ -25,7 +25,7 @@ def collect_memories(world: World, memories: Sequence[Memory], parts: Sequence[r
     for number, memory in enumerate(memories):
         lanes = [len(part) for part in parts[number :: len(memories)]]  # of this part in each process
         for layer, tensor in enumerate(memory):
-            for rank, one in enumerate(world.collect(tensor, lanes)):
+            for rank, one in enumerate(world.gather(tensor, lanes)):
                 found[f"{rank * len(memories) + number}.{layer}"] = one
     return found
 
@@ -49,7 +49,7 @@ def collect_generators(world: World, device: torch.device) -> dict[str, Tensor]:
     return {
         _generator(kind, rank): one
         for kind, state in states.items()
-        for rank, one in enumerate(world.collect(state, [len(state)] * world.size))
+        for rank, one in enumerate(world.gather(state, [len(state)] * world.size))
     }
 
 
