@@ -1,4 +1,4 @@
-"""Every packaged recipe takes steps: as deep as it is, with its dropout, loss, schedule and optimizer, but narrow."""
+"""Every packaged recipe trains: narrow, but with its own depth, dropout, loss, schedule and optimizer."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ CUTOFFS = (11, 24, 31)
 
 
 def narrow(model):
-    """The same model with few words and few channels."""
+    """Return the same model with a small vocabulary and few channels."""
     sizes = {"d_model": 16, "d_embed": None, "cutoffs": CUTOFFS[: len(model.cutoffs)], "div_val": min(model.div_val, 2)}
     if model.arch == "transformer":
         sizes |= {"n_heads": 2, "d_head": 8, "d_inner": 24}
@@ -38,12 +38,12 @@ def training_of(name, precision):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", recipe.packaged_names())
-def test_the_first_steps_of_a_recipe_are_finite_and_move_every_weight(name, precision):
+def test_the_first_steps_of_a_recipe_are_finite_and_change_every_weight(name, precision):
     training = training_of(name, precision)
     before = {name: weight.clone() for name, weight in training.model.named_parameters()}
     for _ in range(STEPS):
         loss, norm, _ = training.update()
         assert 0 < loss.item() < 3 * math.log(V)
         assert 0 < norm.item() < 1e4
-    unmoved = [name for name, weight in training.model.named_parameters() if torch.equal(weight, before[name])]
-    assert unmoved == []
+    unchanged = [name for name, weight in training.model.named_parameters() if torch.equal(weight, before[name])]
+    assert unchanged == []
