@@ -151,7 +151,7 @@ def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int)
     steps = -(-settings.mem_len // settings.seg_len) + repeat + 1
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
     ids = _draw_tokens(model, (length,)).cpu().numpy()
-    segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=settings.seg_len)
+    segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(-(-settings.mem_len // settings.seg_len)):
         training.update()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from txlcli.core.kernels.attention_slots import SlotAttention
+from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer
