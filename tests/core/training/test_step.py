@@ -12,7 +12,7 @@ import torch
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.cuda_graph import recorded
+from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
 
@@ -28,7 +28,7 @@ MODELS = {
 }
 
 
-def trained(model_changes, *, steps=20, capture_graph=recorded, **changed):
+def trained(model_changes, *, steps=20, capture_graph=capture, **changed):
     """Return losses and gradient norms of the steps, and the weights and memory after them."""
     settings = TrainSettings(
         **{"seg_len": L, "mem_len": M, "batch_size": LANES, "max_steps": steps, "lr": 0.01, "clip": 0.5, **changed}
@@ -49,7 +49,7 @@ def assert_a_graph_trains_the_same(model_changes, **changed):
 
     def capture_graph(run, device):
         captured.append(device)
-        return tape.recorded(run, device)
+        return tape.capture(run, device)
 
     numbers, tensors = trained(model_changes, **changed)
     with_graph, tensors_with_graph = trained(model_changes, cuda_graph=True, capture_graph=capture_graph, **changed)
