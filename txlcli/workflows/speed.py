@@ -128,7 +128,7 @@ class Bench:
             self.model.vocab_size,
             seg_len=train.seg_len,
             mem_len=train.mem_len,
-            lanes=train.batch_size,
+            batch_size=train.batch_size,
         )
         lanes, whole = f"{train.batch_size} lanes", self.settings.train.batch_size
         if train.batch_size < whole:

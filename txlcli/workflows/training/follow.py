@@ -51,11 +51,11 @@ def follow(settings: Settings, *, going_on: Run | None, device: Device, data_dir
         if saved is not None:
             training.restore(saved)
         with torchrun.handle_signals(signal.SIG_IGN):  # the leading process hears them as well, and decides
-            training.follow()
+            training.execute_commands()
 
 
 def _check_text(store: "TokenStore", world: "World") -> None:
     """Refuse another text than the leading process reads, perhaps on another machine."""
     digest = store.info("train").sha256
-    if world.share(digest) != digest:
+    if world.broadcast(digest) != digest:
         raise StoreError(f"{store.path} on this machine holds another train split than on the leading one; copy that")

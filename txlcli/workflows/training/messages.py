@@ -43,7 +43,7 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
             )
     segments = TrainingSegments(
         store.ids("train"),
-        lanes=settings.train.batch_size,
+        batch_size=settings.train.batch_size,
         seg_len=settings.train.seg_len,
         sentence_starts=starts,
         seed=settings.train.seed,

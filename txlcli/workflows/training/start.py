@@ -230,7 +230,7 @@ def _begun(run: Run, store: "TokenStore", device_choice: Device, *, until_step: 
             "remembered; lower train.batch_size or train.seg_len"
         )
     world = join(device)
-    world.share(store.info("train").sha256)
+    world.broadcast(store.info("train").sha256)
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)  # it may be too large, too
     return _training(model, run, store, segments, valid, world)
 
@@ -256,7 +256,7 @@ def _resumed(
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
     segments, valid = messages.text_of(settings, store)
     world = join(device)
-    world.share(store.info("train").sha256)
+    world.broadcast(store.info("train").sha256)
     training = _training(model, run, store, segments, valid, world)
     training.restore(saved)
     _check_unfinished(run, training, until_step)
