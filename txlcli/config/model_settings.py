@@ -119,7 +119,8 @@ class TransformerSettings(ModelSettings):
     """What layer normalisation adds to the variance; 1e-12 in the released TF code."""
     position: Annotated[str, ENCODINGS] = "relative"
     """What is known of the order of tokens: Transformer-XL's relative encoding, Shaw et al.'s (a learned vector per
-    distance), Vaswani et al.'s (sinusoids of positions), Al-Rfou et al.'s (a learned vector per position and layer)."""
+    distance), Vaswani et al.'s (sinusoids of positions), Al-Rfou et al.'s (a learned vector per position and layer),
+    or Su et al.'s ("rotary": queries and keys are rotated by their positions)."""
     n_positions: int | None = None
     """Learned vectors: distances with one of their own ("shaw"), or positions of a segment ("learned")."""
     tie_biases: bool = True
