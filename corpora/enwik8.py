@@ -18,9 +18,9 @@ from corpora.locate import cut_prefix, one_file
 SIZE = 100_000_000
 
 
-def read(place: Path, wishes: ReadOptions) -> Text:
-    """The three splits of enwik8 or of a prefix of it."""
-    return cut_prefix(one_file(place, "enwik8"), SIZE, "enwik8")
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the three splits of enwik8 or of a prefix of it."""
+    return cut_prefix(one_file(source, "enwik8"), SIZE, "enwik8")
 
 
 CORPUS = Corpus(

@@ -18,9 +18,9 @@ from corpora.locate import split_files, text_of_files
 FILES = {split: f"ptb.{split}.txt" for split in SPLITS}
 
 
-def read(place: Path, wishes: ReadOptions) -> Text:
-    """The splits of Penn Treebank that `place` holds."""
-    return text_of_files(split_files(place, FILES, "ptb"))
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the splits of Penn Treebank in `source`."""
+    return text_of_files(split_files(source, FILES, "ptb"))
 
 
 CORPUS = Corpus(

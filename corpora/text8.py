@@ -19,9 +19,9 @@ SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
 BLOCK = 1 << 20
 
 
-def read(place: Path, wishes: ReadOptions) -> Text:
-    """The three splits of text8 or of a prefix of it."""
-    path = one_file(place, "text8")
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the three splits of text8 or of a prefix of it."""
+    path = one_file(source, "text8")
     text = cut_prefix(path, SIZE, "text8")
     _refuse_other_symbols(path)
     return text

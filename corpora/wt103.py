@@ -19,9 +19,9 @@ from corpora.locate import split_files, text_of_files
 FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 
 
-def read(place: Path, wishes: ReadOptions) -> Text:
-    """The splits of WikiText-103 that `place` holds."""
-    return text_of_files(split_files(place, FILES, "wt103"))
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the splits of WikiText-103 in `source`."""
+    return text_of_files(split_files(source, FILES, "wt103"))
 
 
 def detokenize(text: str) -> str:

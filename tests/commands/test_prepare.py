@@ -601,7 +601,7 @@ def test_an_empty_split_file_is_named(txl, tmp_path):
 def test_a_vocab_size_that_is_too_large_is_refused(txl, book, tmp_path):
     result = txl(book, "--tokenizer", "sentencepiece", "--vocab-size", 9999)
     assert result.exit_code == 2
-    assert "9999 pieces do not fit this text" in only_line(result)
+    assert "--vocab-size 9999 does not fit this text" in only_line(result)
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -612,8 +612,8 @@ def test_a_vocab_size_that_is_too_small_is_refused_with_the_smallest_possible(tx
     assert result.exit_code == 2
     least = 256 + 2 + characters  # bytes, <eos> and <unk>, characters
     assert only_line(result) == (
-        "error: 200 pieces are too few for this text: its characters, and the 256 bytes that stand for others, "
-        f"take {least}; give --vocab-size {least} or more"
+        "error: --vocab-size 200 is too small for this text: its characters and the 256 byte pieces need "
+        f"{least}; give --vocab-size {least} or more"
     )
     assert list((tmp_path / "data").iterdir()) == []
     assert txl(*arguments, least).exit_code == 0

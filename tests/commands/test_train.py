@@ -710,7 +710,7 @@ USAGE = [
     (["tiny.toml", "--set", "train.learning_rate=1"], '[train] has no key "learning_rate" (known: seg_len, mem_len, '),
     (
         ["tiny.toml", "--set", "model.arch=lstm"],
-        '[model] has no key "n_heads"; it is of another arch than "lstm", leave it out',
+        '[model] has no key "n_heads"; it does not apply to arch = "lstm", leave it out',
     ),
     (["tiny.toml", "--set", "train.mem_len=-1"], "[train] mem_len must be 0 or more, not -1"),
     (["tiny.toml", "--set", "train.seg_len=0"], "[train] seg_len must be greater than 0, not 0"),

@@ -38,7 +38,7 @@ def test_a_registered_encoding_is_accepted_as_position(register):
         section("model", {**SHAPE, "position": "ring"})
 
 
-def test_its_own_requirements_and_those_of_its_traits_are_checked(register):
+def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked(register):
     register("rings", EncodingTraits(learned_vectors=True, score_terms=("a", "d"), check=refuse_one_layer))
     with pytest.raises(RecipeError, match="n_layers must be 2 or more with rings"):
         TransformerSettings(**SHAPE | {"n_layers": 1}, position="rings", n_positions=3)
@@ -66,7 +66,7 @@ def test_a_name_is_registered_once(register):
         (None, False),
     ],
 )
-def test_distances_are_scored_by_relative_encodings_only(position, scored):
+def test_only_relative_encodings_score_distances(position, scored):
     assert scores_distances(position) is scored
     assert scores_distances([position]) is False  # a damaged file may hold anything
 
@@ -78,6 +78,6 @@ def test_rotary_refuses_an_odd_head_width():
 
 
 @pytest.mark.parametrize("value", [3, True, ["relative"]])
-def test_a_position_that_is_no_text_is_refused(value):
+def test_a_position_that_is_not_text_is_refused(value):
     with pytest.raises(RecipeError, match="position must be a word, not"):
         section("model", {**SHAPE, "position": value})

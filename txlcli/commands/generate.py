@@ -187,7 +187,7 @@ def _from_split(
 ) -> _Start:
     """A piece of the test split up to token `at`, a random one where None, and the `tokens` that follow it."""
     import corpora
-    from corpora.corpus import as_it_is
+    from corpora.corpus import unchanged
 
     store = opened.store(data_dir)
     tell_learned(opened, store, SPLIT)
@@ -207,7 +207,7 @@ def _from_split(
         context=[int(token) for token in ids[max(0, at - context) : at]],
         continuation=[int(token) for token in ids[at : at + tokens]],
         title=f"{store.name} test, token {at:,}",
-        detokenize=None if spelling is as_it_is else spelling,
+        detokenize=None if spelling is unchanged else spelling,
         position=at,
     )
 

@@ -42,7 +42,7 @@ def prepare(
     ] = None,
     tokenizer: Annotated[
         TokenizerChoice | None,
-        typer.Option("--tokenizer", help="[default: the corpus's own; byte for your own text]"),
+        typer.Option("--tokenizer", help="How text is split into tokens [default: the corpus's own]."),
     ] = None,
     vocab_size: Annotated[
         int | None,
@@ -62,7 +62,7 @@ def prepare(
         str | None, typer.Option("--split", help="Shares of train, valid and test in percent [default: 90,5,5].")
     ] = None,
     released_convention: Annotated[
-        bool, typer.Option("--released-convention", help="Split enwik8 and lm1b like the released code of the paper.")
+        bool, typer.Option("--released-convention", help="Treat enwik8 and lm1b like the released code of the paper.")
     ] = False,
     vocab: Annotated[
         Path | None,
