@@ -20,7 +20,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_reader, sized_for
-from txlcli.core.model.rnn import differentiable, gather_weights
+from txlcli.core.model.rnn import flatten_lstm_weights, lstms_in_training_mode
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.scoring import Lanes, Scores, score
 from txlcli.core.training.segments import Place, Tokens, TrainingSegments
@@ -201,7 +201,7 @@ def score_dynamic(
     if settings.lr == 0:  # nothing is learned, so no gradient is needed
         return score(model, inputs, targets, how, precision=precision, on_tokens=on_tokens)
     adapted = copy.deepcopy(model).eval()
-    gather_weights(adapted)
+    flatten_lstm_weights(adapted)
     trained, parameters = [one.detach() for one in model.predicting_weights], adapted.predicting_weights
     typical = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
     scales = [one + typical for one in rms]
@@ -242,7 +242,7 @@ def _losses(
     limits = {}
     if not model.settings.recurrent_state:
         limits = {"key_limit": key_limit(how.same_length, how.mem_len), "max_distance": how.max_distance}
-    with differentiable(model):
+    with lstms_in_training_mode(model):
         hidden, memory = model(inputs, memory, mem_len=how.mem_len, **limits)
     return model.losses(hidden, targets), memory
 

@@ -39,7 +39,7 @@ def make_reader(model: LanguageModel, how: EvalSettings, *, lanes: int, precisio
         UsageError: the model has learned fewer positions than a segment has.
     """
     if isinstance(model, RecurrentModel):
-        return StateReader(model, lanes=lanes, seg_len=how.seg_len, precision=precision)
+        return StateReader(model, batch_size=lanes, seg_len=how.seg_len, precision=precision)
     assert isinstance(model, TransformerXL)
     return Decoder(
         model,
