@@ -117,8 +117,7 @@ def test_a_gpu_keeps_scores_that_blocks_of_queries_skip_on_a_cpu(monkeypatch):
     monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", 1)
     settings = model_settings()
     on_cpu, on_gpu = (
-        step_bytes(settings, V, train_settings(), device=torch.device(device_type))["activations"]
-        for name in ("cpu", "cuda")
+        step_bytes(settings, V, train_settings(), device=torch.device(name))["activations"] for name in ("cpu", "cuda")
     )
     assert on_cpu == saved_by_a_real_step(settings, B, "fp32")
     assert on_gpu - on_cpu == 4 * 2 * B * 3 * L * (L - 1) / 2  # N = 2, H = 3: the keys after each query
