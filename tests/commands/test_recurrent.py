@@ -102,7 +102,7 @@ def test_generation_repeats_itself_for_the_same_seed(here, arch):
 
 def test_speed_times_all_but_table_9(here):
     result = done("speed", "lstm", "--repeat", 1)
-    assert "a model that carries a state has no attention length: Table 9 is left out" in result.stderr
+    assert "Table 9 is left out: a model with a recurrent state has no attention length" in result.stderr
     assert "XL" not in result.stdout
     assert "run runs/lstm on cpu (" in result.stdout
     told = json_of("speed", "qrnn.toml", "--repeat", 1)
@@ -133,7 +133,7 @@ def test_a_plan_counts_the_recurrent_layers(here, arch):
     assert "parameters, recurrent layers" in table
 
 
-CARRIES = 'runs/{arch} carries a state (arch = "{arch}"), which is all its memory; leave out '
+CARRIES = 'runs/{arch} has a recurrent state (arch = "{arch}") and no attention; leave out '
 STATE = 'arch = "{arch}": its state is its memory, not 5'
 REFUSED = [
     (["eval", "{arch}", "--mem-len", "5"], CARRIES + "--mem-len"),
@@ -146,15 +146,15 @@ REFUSED = [
     (["eval", "{arch}", "--plot", "curve.svg"], CARRIES + "--plot"),
     (
         ["speed", "{arch}", "--attn-len", "800"],
-        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --attn-len",
+        "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out --attn-len",
     ),
     (
         ["speed", "{arch}", "--attention", "sdpa"],
-        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --attention",
+        "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out --attention",
     ),
     (
         ["speed", "{arch}", "--plot", "speed.svg"],
-        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --plot",
+        "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out --plot",
     ),
     (
         ["train", "{arch}.toml", "--set", "train.mem_len=5"],

@@ -1,4 +1,4 @@
-"""The bands of a vocabulary: how adaptive embedding and adaptive softmax divide the ids (Grave et al. 2016)."""
+"""The bands of a vocabulary, in which adaptive embedding and adaptive softmax divide the ids (Grave et al. 2016)."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,18 +15,18 @@ class Band:
     end: int
     width: int
     projection: int | None
-    """Number of the embedding's projection to model width; None where there is none."""
+    """Number of the embedding's projection to model width, or None."""
     shared: bool
-    """Whether the softmax uses the embedding's projection."""
+    """True if the softmax uses the embedding's projection."""
 
     @property
     def size(self) -> int:
-        """Ids in the band, n."""
+        """Number of ids in the band, n."""
         return self.end - self.first
 
 
 def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
-    """The bands of a vocabulary, the head first.
+    """Return the bands of a vocabulary, the head first.
 
     Raises:
         RecipeError: a cutoff lies beyond the vocabulary.
@@ -41,7 +41,7 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     for number, ((first, end), shared) in enumerate(zip(edges, tied, strict=True)):
         width = settings.embed_width // settings.div_val**number
         always = settings.div_val > 1 and settings.project_same_width
-        # Bands of one width are parts of one embedding, with one projection.
+        # Bands of equal width are parts of one embedding, with one projection.
         projection = (number if settings.div_val > 1 else 0) if always or width != settings.d_model else None
         all_bands.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
     return all_bands

@@ -150,9 +150,9 @@ def test_choosing_among_the_vectors_of_all_bands_embeds_the_same(kind):
     # As a GPU does, which is not asked which tokens lie in a band. Ids are repeated, and a band has none.
     for tokens in (draw_tokens(3, 7), draw_tokens(3, 7, vocab_size=11)):
         found = []
-        for way in ("_vectors", "_choose"):
+        for method in ("embed_each_band", "embed_all_bands"):
             model = adaptive_model(**kind)
-            vectors = getattr(model.embedding, way)(tokens)
+            vectors = getattr(model.embedding, method)(tokens)
             vectors.backward(torch.arange(vectors.numel(), dtype=vectors.dtype).view_as(vectors))
             found.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
         for one, other in zip(*found, strict=True):

@@ -241,7 +241,7 @@ def test_16_bits_are_close_and_the_state_stays_in_32(kind):
     found = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
     assert found.dtype == torch.float32
     assert 0 < (found - expected).abs().max() < 0.05
-    assert {tensor.dtype for tensor in reader._memory} == {torch.float32}
+    assert {tensor.dtype for tensor in reader.state} == {torch.float32}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):
         _, memory = model(tokens, model.first_memory(B, 0), mem_len=0)

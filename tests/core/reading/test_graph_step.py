@@ -21,6 +21,7 @@ POSITIONS = {
     "shaw": {"position": "shaw", "n_positions": 6},
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
+    "rotary": {"position": "rotary", "d_head": 12},
 }
 
 

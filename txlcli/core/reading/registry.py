@@ -26,7 +26,7 @@ def _decoder(model: Any, how: EvalSettings, *, lanes: int, precision: str) -> Re
 
 
 def _state_reader(model: Any, how: EvalSettings, *, lanes: int, precision: str) -> Reader:
-    return StateReader(model, lanes=lanes, seg_len=how.seg_len, precision=precision)
+    return StateReader(model, batch_size=lanes, seg_len=how.seg_len, precision=precision)
 
 
 READERS: dict[type[LanguageModel], Callable[..., Reader]] = {TransformerXL: _decoder, RecurrentModel: _state_reader}
