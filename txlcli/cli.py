@@ -95,7 +95,7 @@ class TxlGroup(TyperGroup):
                 raise
             wanted = re.search(r"(tried|unable) to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
             how_much = f" ({wanted[0][0].lower()}{wanted[0][1:]})" if wanted else ""
-            console.complain(f"out of memory{how_much}; take fewer lanes, shorter lengths or a smaller model")
+            console.complain(f"out of memory{how_much}; use a smaller batch size, shorter lengths or a smaller model")
             sys.exit(TxlError.exit_code)
         finally:
             signal.signal(signal.SIGTERM, before)

@@ -10,6 +10,9 @@ import typer
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import MOST_SEED
 from txlcli.errors import UsageError
+from txlcli.workflows import command_lines
+
+DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 
 
 class Device(StrEnum):
@@ -56,9 +59,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting of the recipe; repeatable."),
 ]
-
-DATA_DIR = Path("data")
-RUNS_DIR = Path("runs")
 
 
 def parse_lengths(option: str, text: str, *, least: int) -> list[int]:

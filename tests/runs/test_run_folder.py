@@ -84,7 +84,7 @@ def test_a_name_that_is_taken_is_refused(runs_dir):
     create(runs_dir, "mine")
     before = (runs_dir / "mine" / "run.json").read_bytes()
     message = refusal(create, runs_dir, "mine", metric="ppl")
-    assert message == f"{runs_dir / 'mine'} exists; go on with --resume mine, or replace it with --force"
+    assert message == f"{runs_dir / 'mine'} exists; resume it with --resume mine, or replace it with --force"
     assert (runs_dir / "mine" / "run.json").read_bytes() == before
 
 
@@ -306,7 +306,7 @@ def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
     create(runs_dir, "mine", force=True)  # killed before its first checkpoint ...
     assert run_folder.names(runs_dir) == ["mine"]
     newest = create(runs_dir, "mine", force=True)  # ... and tried again
-    run_folder.undo(newest)
+    run_folder.restore_replaced(newest)
     assert (old.folder / "last.safetensors").read_text() == "weights"
 
 
@@ -317,7 +317,7 @@ def test_a_run_whose_replacement_is_gone_without_a_trace_takes_its_place_again(r
     shutil.rmtree(old.folder)  # as a user does who wants no half-made run, or as a kill leaves it
     assert run_folder.new_folder(runs_dir, name=None, recipe_name="enwik8") == runs_dir / "enwik8-2"
     message = refusal(create, runs_dir, "enwik8")
-    assert message == "runs/enwik8 exists; go on with --resume enwik8, or replace it with --force"
+    assert message == "runs/enwik8 exists; resume it with --resume enwik8, or replace it with --force"
     assert run_folder.open_run(old.folder) == old
     assert (old.folder / "last.safetensors").read_text() == "weights"
 

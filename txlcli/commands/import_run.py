@@ -243,14 +243,14 @@ def _write(run: Run, words: "Vocab", tensors: "dict[str, Tensor]", source: Path,
         "step": 0,
         "imported_from": source.name,
     }
-    with run_folder.alone(run.folder):
+    with run_folder.locked(run.folder):
         run_folder.create(run, words.to_json(), force=force)
         try:
             checkpoint.save(run.folder / run_folder.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
         except BaseException:
-            run_folder.undo(run)
+            run_folder.restore_replaced(run)
             raise
-        run_folder.settle(run)
+        run_folder.delete_replaced(run)
 
 
 def _as_result(

@@ -177,7 +177,7 @@ def _list(
     if json:
         console.show_json({"scale": size.name, "peak_flops_per_s": costs.peak, "items": rows})
         return
-    from txlcli.workflows.training.forecast import duration
+    from txlcli.views.forecast import duration
 
     lines = [
         [

@@ -149,14 +149,14 @@ def check_free(folder: Path, *, force: bool, instead: str | None = None) -> None
     """
     if folder.exists():
         if not force:
-            instead = instead or f"go on with --resume {folder.name}"
+            instead = instead or f"resume it with --resume {folder.name}"
             raise RunError(f"{folder} exists; {instead}, or replace it with --force")
         if not (folder / CARD).is_file():
             raise RunError(f"{folder} exists and is not a run; choose another --name")
 
 
 def create(run: Run, vocab_text: str, *, force: bool) -> None:
-    """Make the folder of a new run. A run that it replaces waits aside until `settle` or `undo`.
+    """Make the folder of a new run. A run that it replaces waits aside until `delete_replaced` or `restore_replaced`.
 
     Args:
         run: what its card will say.
@@ -178,7 +178,7 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
         _write_text(folder / VOCAB, vocab_text)
         update(run)
     except BaseException:
-        undo(run)
+        restore_replaced(run)
         raise
 
 
@@ -206,7 +206,7 @@ def _make_folder(folder: Path) -> None:
         raise _not_written(folder, error) from error
 
 
-def alone(folder: Path) -> AbstractContextManager[None]:
+def locked(folder: Path) -> AbstractContextManager[None]:
     """Be the only process that writes a run, from before its folder is made, while the block runs.
 
     Raises:
@@ -221,21 +221,21 @@ def alone(folder: Path) -> AbstractContextManager[None]:
             raise _not_written(folder, error) from error
     return lock_files.alone(
         locks / folder.name,
-        f"{folder} is being written by another process; wait for it, or take another --name",
+        f"{folder} is being written by another process; wait for it, or choose another --name",
     )
 
 
 def replaces(run: Run) -> bool:
-    """Whether another run waits aside, which `settle` would delete and `undo` put back."""
+    """Whether another run waits aside, which `delete_replaced` would delete and `restore_replaced` put back."""
     return _aside(run.folder).exists()
 
 
-def settle(run: Run) -> None:
+def delete_replaced(run: Run) -> None:
     """The new run has saved weights: delete the one that it replaced."""
     shutil.rmtree(_aside(run.folder), ignore_errors=True)
 
 
-def undo(run: Run) -> None:
+def restore_replaced(run: Run) -> None:
     """The new run came to nothing: remove it, and put back the one that it replaced."""
     shutil.rmtree(run.folder, ignore_errors=True)
     _put_back(run.folder)

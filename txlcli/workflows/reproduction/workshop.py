@@ -24,10 +24,11 @@ from txlcli.workflows.preparation.planning import PrepareWishes
 from txlcli.workflows.preparation.preparing import prepare
 from txlcli.workflows.reproduction.evaluations import Kept, KeptEvaluations, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
-from txlcli.workflows.training import start
+from txlcli.workflows.training import resume, start
+from txlcli.workflows.training.execution import Limits
 
 FIRST_SEED = 1111
-TABLES_FOLLOW = start.Until(more_follows=True, going_on="the same command goes on")
+TABLES_FOLLOW = Limits(caller_continues=True, resume_hint="the same command goes on")
 
 
 @dataclasses.dataclass
@@ -95,22 +96,21 @@ class Workshop:
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.note("train", model.recipe, "--name", name, "--seed", str(seed), *words)
-        where: dict[str, Any] = {"device": self.device, "data_dir": self.data_dir, "runs_dir": self.runs_dir}
+        where: dict[str, Any] = {
+            "device": self.device.value,
+            "data_dir": self.data_dir,
+            "runs_dir": self.runs_dir,
+            "limits": TABLES_FOLLOW,
+            "reporter": console.TerminalReporter(),
+        }
         if not run_folder.has_weights(folder):  # a training that was killed before it saved any left a folder
-            start.learn(
-                model.recipe,
-                changes,
-                name=name,
-                force=(folder / run_folder.CARD).is_file(),
-                until=TABLES_FOLLOW,
-                **where,
-            )
+            start.train(model.recipe, changes, name=name, force=(folder / run_folder.CARD).is_file(), **where)
             return run_folder.open_run(folder)
         run = run_folder.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            start.go_on(str(folder), [], until=TABLES_FOLLOW, **where)
+            resume.resume(str(folder), [], **where)
         return run
 
     def evaluated(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
