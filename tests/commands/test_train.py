@@ -774,7 +774,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_named(here, spoil, message):
 
 def test_a_folder_that_is_no_run_is_refused(here):
     message = refusal("train", "--resume", "novel", code=1)
-    assert message == "novel is not a run: it has no run.json; a run is what txl train writes"
+    assert message == "novel is not a run: it has no run.json; name a folder that txl train wrote"
 
 
 def test_a_store_of_another_vocabulary_is_refused(here):
@@ -824,7 +824,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(here):
     checkpoint.save(here / "runs/other/last.safetensors", foreign)
     expected = (
         "runs/other/last.safetensors: the weights belong to another vocabulary than runs/other; "
-        "put its own checkpoint back"
+        "restore its own checkpoint"
     )
     assert refusal("train", "--resume", "other", code=1) == expected
     assert refusal("eval", "other", code=1) == expected
