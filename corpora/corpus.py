@@ -52,7 +52,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class ReadWishes:
+class ReadOptions:
     """What a reader may be asked for: the released convention, or shares of train, valid and test in percent."""
 
     released: bool = False
@@ -92,7 +92,7 @@ class Corpus:
     licence: str
     unit: Unit
     """What the benchmark's own tokens are."""
-    read: Callable[[Path, ReadWishes], Text]
+    read: Callable[[Path, ReadOptions], Text]
     """Gets a file or an (unpacked) folder; raises CorpusError."""
     rule: VocabularyRule
     conventions: Mapping[str, str]

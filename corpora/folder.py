@@ -14,7 +14,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule
+from corpora.corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
 from corpora.locate import missing_note, printable, split_of, text_files
 from corpora.signatures import refuse_beside_text, refuse_packed
 
@@ -24,7 +24,7 @@ CHARACTER = 4  # bytes of one in UTF-8, at most
 JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
+def read(place: Path, wishes: ReadOptions) -> Text:
     """The splits of a file or folder."""
     if place.is_file():
         files = [place]

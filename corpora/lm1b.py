@@ -14,7 +14,7 @@ Digests     sha256 and size of the archive as several public projects pin them; 
 import re
 from pathlib import Path
 
-from corpora.corpus import Corpus, Download, ReadWishes, Slice, Text, VocabularyRule, whole
+from corpora.corpus import Corpus, Download, ReadOptions, Slice, Text, VocabularyRule, whole
 from corpora.english import join_english
 from corpora.locate import missing_note, split_files, text_files
 
@@ -23,7 +23,7 @@ TRAIN = re.compile(r"news\.en-\d{5}-of-\d{5}")
 HELDOUT = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-00000-of-00050"}
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
+def read(place: Path, wishes: ReadOptions) -> Text:
     """The splits of the benchmark that `place` holds: by the names of its shards, else by names like train and test."""
     near = text_files(place if place.is_dir() else place.parent)
     vocabulary = next((path for path in near if path.name == VOCABULARY_FILE), None)

@@ -12,7 +12,7 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule, whole
+from corpora.corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule, whole
 from corpora.locate import text_files
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -25,7 +25,7 @@ def home() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
+def read(place: Path, wishes: ReadOptions) -> Text:
     """Whole source files, shared out over train, valid and test."""
     files = [path for path in text_files(place) if path.suffix == ".py" and _belongs(path.relative_to(place))]
     slices = [

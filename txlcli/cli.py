@@ -72,7 +72,7 @@ class TxlGroup(TyperGroup):
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
         except TxlError as error:
-            if not torchrun.leads():  # rank 0 reports the same error and then ends the others
+            if not torchrun.is_main():  # rank 0 reports the same error and then ends the others
                 time.sleep(SECONDS_FOR_RANK_0)
             console.complain(str(error))
             sys.exit(error.exit_code)

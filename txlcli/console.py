@@ -36,7 +36,7 @@ def _plain(file: TextIO) -> Console:
 
 def say(message: str) -> None:
     """Write one line about what is going on to stderr; of several processes one does so."""
-    if torchrun.leads():
+    if torchrun.is_main():
         _err().print(message)
 
 

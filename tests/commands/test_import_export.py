@@ -356,8 +356,7 @@ def test_an_imported_run_cannot_be_resumed(here):
     done("export", "adaptive", "hf")
     done("import", "hf")
     assert refusal("train", "--resume", "hf", code=1) == (
-        "runs/hf/last.safetensors: no such checkpoint; best.safetensors holds weights only, "
-        "which no training can go on from"
+        "runs/hf/last.safetensors: no such checkpoint; best.safetensors holds weights only, which cannot be resumed"
     )
 
 

@@ -129,7 +129,7 @@ def test_a_dry_run_counts_the_recurrent_layers(here, arch):
     assert plan["step_bytes"]["activations"] > 0
     assert plan["mem_len"] is None
     table = done("train", f"{arch}.toml", "--dry-run").stdout
-    assert "a state carried along" in table
+    assert "recurrent state" in table
     assert "parameters, recurrent layers" in table
 
 
@@ -174,12 +174,12 @@ REFUSED = [
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(case[0][2:]) for case in REFUSED])
-def test_what_means_nothing_for_a_state_is_refused(here, arch, arguments, message):
+def test_options_without_meaning_for_a_recurrent_state_are_refused(here, arch, arguments, message):
     assert message.format(arch=arch) in refusal(*(word.format(arch=arch) for word in arguments))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_it_cannot_be_exported(here, arch):
+def test_a_recurrent_model_cannot_be_exported(here, arch):
     message = refusal("export", arch, "out", code=1)
-    assert message == "only Transformer-XL itself has a place in Hugging Face's layout; this run is a baseline"
+    assert message == "only Transformer-XL can be exported to Hugging Face; this run is a baseline"
     assert not (here / "out").exists()

@@ -762,7 +762,7 @@ def foreign(path):
         (damaged, "damaged checkpoint ("),
         (newer, "written by a newer txl (format 2); update txl to read it"),
         (foreign, "a safetensors file, but not a checkpoint of txl"),
-        (lambda path: path.unlink(), "no such checkpoint; best.safetensors holds weights only, which no"),
+        (lambda path: path.unlink(), "no such checkpoint; best.safetensors holds weights only, which can"),
         (lambda path: path.write_bytes(path.with_name("best.safetensors").read_bytes()), "holds weights only"),
         (lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()), "the weights belong"),
     ],

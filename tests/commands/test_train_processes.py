@@ -93,7 +93,7 @@ def test_torchrun_is_refused_for_other_commands(here):
     ("arguments", "error"),
     [
         (["--set", "train.lrr=3"], '[train] has no key "lrr"; did you mean "lr"?'),
-        (["--set", "train.batch_size=1"], "train.batch_size = 1 is too few lanes for 2 processes; take fewer of them"),
+        (["--set", "train.batch_size=1"], "train.batch_size = 1 is too small for 2 processes; use fewer of them"),
         (["--resume", "nothing"], "leave out the recipe, --name, --force and --dry-run"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_process_that_dies_ends_the_training_with_the_command_to_resume(here):
     wait_for((here / "runs/tiny/last.safetensors").exists)
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 1)
-    assert "error: another process has ended; go on with --resume from the last checkpoint" in stderr
+    assert "error: another process has ended; resume from the last checkpoint with --resume" in stderr
     wait_for(lambda: not processes_in(here))
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 20
 

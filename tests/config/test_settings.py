@@ -173,13 +173,13 @@ OUT_OF_RANGE = [
         (
             "train",
             {"schedule": schedule, key: value},
-            f"{key} must be {usual} unless the schedule is {words}, not {value!r}",
+            f"{key} must be {usual} unless schedule = {words}, not {value!r}",
         )
         for schedule, key, value, usual, words in (
-            ("constant", "min_lr_ratio", 0.1, 0.0, "cosine or inverse_sqrt or plateau"),
-            ("constant", "cosine_from", "warmup", "start", "cosine"),
-            ("cosine", "plateau_factor", 0.2, 0.5, "plateau"),
-            ("inverse_sqrt", "plateau_patience", 2, 0, "plateau"),
+            ("constant", "min_lr_ratio", 0.1, 0, '"cosine" or "inverse_sqrt" or "plateau"'),
+            ("constant", "cosine_from", "warmup", '"start"', '"cosine"'),
+            ("cosine", "plateau_factor", 0.2, 0.5, '"plateau"'),
+            ("inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
         )
     ],
     ("train", {"average": "ema"}, "average must be one of none, asgd, exponential, not 'ema'"),
@@ -187,7 +187,7 @@ OUT_OF_RANGE = [
         (
             "train",
             {"average": average, key: value},
-            f"{key} must be {usual} unless the average is {word}, not {value!r}",
+            f'{key} must be {usual} unless average = "{word}", not {value!r}',
         )
         for average, key, value, usual, word in (
             ("none", "average_patience", 3, 5, "asgd"),
@@ -445,24 +445,25 @@ def test_absolute_positions_must_be_known_from_training(model, train, evaluation
 def test_a_reading_is_the_recipe_s_with_the_trained_length_as_limit_of_distance():
     parts = build("corpus"), build("model"), build("train", seg_len=5, mem_len=7)
     open_ended, limited = (Settings(*parts, build("eval", max_distance=limit)) for limit in (None, 3))
-    assert open_ended.reading() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
-    assert limited.reading(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
+    assert open_ended.evaluation_settings() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
+    assert limited.evaluation_settings(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
     state = Settings(build("corpus"), build_rnn("lstm"), build("train", mem_len=0), build("eval", mem_len=0))
-    assert state.reading(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
+    assert state.evaluation_settings(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
 
 
 @pytest.mark.parametrize("model", [{"position": "sinusoid"}, {"position": "learned", "n_positions": 11}])
 def test_absolute_positions_have_no_limit_on_distance(model):
     position = model["position"]
     parts = build("corpus"), build("model", **model), build("train")
-    assert Settings(*parts, build("eval")).reading().max_distance is None
+    assert Settings(*parts, build("eval")).evaluation_settings().max_distance is None
     with pytest.raises(RecipeError) as caught:
         Settings(*parts, build("eval", max_distance=3))
     assert str(caught.value) == (
         f'[eval] max_distance must be left out, or "none", with position = "{position}", not 3'
     )
     shaw = build("model", position="shaw", n_positions=11)
-    assert Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3)).reading().max_distance == 3
+    limited = Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3))
+    assert limited.evaluation_settings().max_distance == 3
 
 
 @pytest.mark.parametrize(

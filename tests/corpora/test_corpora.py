@@ -7,9 +7,9 @@ import pytest
 
 import corpora
 from corpora import english, folder, lm1b, stdlib, wt103
-from corpora.corpus import SPLITS, CorpusError, ReadWishes, Slice
+from corpora.corpus import SPLITS, CorpusError, ReadOptions, Slice
 
-PLAIN = ReadWishes()
+PLAIN = ReadOptions()
 
 
 def content(pieces: tuple[Slice, ...]) -> bytes:
@@ -150,7 +150,7 @@ def test_lm1b_takes_its_shards_in_order_and_two_heldout_ones(tmp_path):
 
 
 def test_the_released_lm1b_validates_on_the_test_shard(tmp_path):
-    text = lm1b.read(lm1b_folder(tmp_path), ReadWishes(released=True))
+    text = lm1b.read(lm1b_folder(tmp_path), ReadOptions(released=True))
     assert texts(text)["valid"] == texts(text)["test"] == b"held 0\n"
 
 
@@ -216,7 +216,7 @@ def test_a_file_is_cut_at_line_ends(tmp_path):
 def test_a_byte_order_mark_moves_no_cut(tmp_path):
     text = "a line of text\n" * 200 + "語" * 333
     (tmp_path / "marked.txt").write_text("\ufeff" + text, encoding="utf-8")
-    parts = texts(folder.read(tmp_path / "marked.txt", ReadWishes(shares=(50, 40, 10))))
+    parts = texts(folder.read(tmp_path / "marked.txt", ReadOptions(shares=(50, 40, 10))))
     assert "".join(part.decode() for part in parts.values()) == text
     assert parts["train"].endswith(b"text\n")
 
@@ -224,14 +224,14 @@ def test_a_byte_order_mark_moves_no_cut(tmp_path):
 def test_text_without_line_ends_is_cut_at_blanks(tmp_path):
     path = tmp_path / "one-line.txt"
     path.write_text("word " * 500)
-    parts = texts(folder.read(path, ReadWishes(shares=(60, 20, 20))))
+    parts = texts(folder.read(path, ReadOptions(shares=(60, 20, 20))))
     assert all(part.endswith(b" ") for part in parts.values())
 
 
 def test_text_without_blanks_is_cut_between_characters(tmp_path):
     path = tmp_path / "dense.txt"
     path.write_text("語" * 333, encoding="utf-8")
-    parts = texts(folder.read(path, ReadWishes(shares=(61, 19, 20))))
+    parts = texts(folder.read(path, ReadOptions(shares=(61, 19, 20))))
     assert "".join(part.decode() for part in parts.values()) == "語" * 333
 
 
@@ -265,7 +265,7 @@ def test_json_is_text_and_that_is_said(tmp_path):
 @pytest.mark.parametrize("shares", [(0, 50, 50), (50, 0, 50), (50, 50, 0), (0, 0, 100)])
 def test_no_text_is_lost_beside_a_split_that_is_left_out(tmp_path, shares):
     (tmp_path / "book.txt").write_text("a line\n" * 99)
-    parts = texts(folder.read(tmp_path / "book.txt", ReadWishes(shares=shares)))
+    parts = texts(folder.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
     assert b"".join(parts.values()) == (tmp_path / "book.txt").read_bytes()
     assert all(part.endswith(b"\n") for part in parts.values())
 
@@ -273,9 +273,9 @@ def test_no_text_is_lost_beside_a_split_that_is_left_out(tmp_path, shares):
 def test_shares_of_nothing_leave_the_split_out(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("a\n" * 100)
-    assert list(folder.read(path, ReadWishes(shares=(80, 0, 20))).splits) == ["train", "test"]
-    assert list(folder.read(path, ReadWishes(shares=(80, 20, 0))).splits) == ["train", "valid"]
-    assert texts(folder.read(path, ReadWishes(shares=(100, 0, 0)))) == {"train": path.read_bytes()}
+    assert list(folder.read(path, ReadOptions(shares=(80, 0, 20))).splits) == ["train", "test"]
+    assert list(folder.read(path, ReadOptions(shares=(80, 20, 0))).splits) == ["train", "valid"]
+    assert texts(folder.read(path, ReadOptions(shares=(100, 0, 0)))) == {"train": path.read_bytes()}
 
 
 def test_a_folder_is_read_recursively_in_order_without_hidden_files(tmp_path):
@@ -292,9 +292,9 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     for name in ("train.txt", "valid.txt"):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + b"the fox\n" * 3)
     assert texts(folder.read(tmp_path, PLAIN)) == dict.fromkeys(("train", "valid"), b"the fox\n" * 3)
-    cut = texts(folder.read(tmp_path, ReadWishes(shares=(80, 10, 10))))
+    cut = texts(folder.read(tmp_path, ReadOptions(shares=(80, 10, 10))))
     assert b"".join(cut.values()) == b"the fox\n" * 6
-    assert texts(folder.read(tmp_path / "train.txt", ReadWishes(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
+    assert texts(folder.read(tmp_path / "train.txt", ReadOptions(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
 
 
 def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
@@ -340,7 +340,7 @@ def test_what_lies_beside_text_is_not_read_as_text(tmp_path, head, kind):
     assert str(refused.value) == (
         f"{tmp_path}/other: {kind} is no text; keep the text in a folder of its own, or name a file of it"
     )
-    by_name = folder.read(tmp_path / "other", ReadWishes(shares=(100, 0, 0)))
+    by_name = folder.read(tmp_path / "other", ReadOptions(shares=(100, 0, 0)))
     assert texts(by_name) == {"train": head + b"\0" * 20}
 
 
@@ -401,7 +401,7 @@ def test_names_of_which_only_some_say_a_split_are_refused_without_shares(tmp_pat
     assert str(refused.value) == (
         f"{tmp_path}: {said}; rename or move such files, or give --split 90,5,5 to cut the whole text"
     )
-    parts = texts(folder.read(tmp_path, ReadWishes(shares=(60, 20, 20))))
+    parts = texts(folder.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
     assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
 
 
@@ -435,7 +435,7 @@ def test_an_archive_is_no_text_of_one_s_own(tmp_path, shares):
     an_archive(tmp_path / "books.zip")
     for place in (tmp_path, tmp_path / "books.zip"):
         with pytest.raises(CorpusError, match=r"books\.zip: an archive or compressed file is no text; unpack it first"):
-            folder.read(place, ReadWishes(shares=shares))
+            folder.read(place, ReadOptions(shares=shares))
 
 
 def test_a_compressed_corpus_is_no_prefix_of_it(tmp_path):

@@ -174,7 +174,7 @@ FULL_DISK = """
     from pathlib import Path
     from tests.data.test_token_store import FACTS, VOCAB
     from txlcli.errors import StoreError
-    from txlcli.token_store import SplitCounts, writing
+    from txlcli.data.token_store import SplitCounts, writing
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
         with writing(Path(sys.argv[1]), FACTS, VOCAB) as writer:

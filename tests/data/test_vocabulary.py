@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txlcli.data.sentencepiece_model import train
-from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, UsageError, VocabularyError
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -128,13 +128,13 @@ def test_json_keeps_everything(pieces):
         copy = Vocab.from_json(vocab.to_json())
         assert copy.to_json() == vocab.to_json()
         assert copy.fingerprint == vocab.fingerprint
-        assert (copy.kind, copy.size, copy.boundary, copy.unknown) == (
-            vocab.kind,
+        assert (copy.tokenizer, copy.size, copy.boundary, copy.unknown) == (
+            vocab.tokenizer,
             vocab.size,
             vocab.boundary,
             vocab.unknown,
         )
-        assert copy.encode("x").tolist() == vocab.encode("x").tolist() if vocab.kind != "byte" else True
+        assert copy.encode("x").tolist() == vocab.encode("x").tolist() if vocab.tokenizer != "byte" else True
 
 
 def test_fingerprints_tell_vocabularies_apart():
@@ -162,4 +162,4 @@ def test_json_is_canonical():
     ("size", "kind"), [(1, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4"), (793_470, "u4")]
 )
 def test_ids_take_the_smallest_type(size, kind):
-    assert smallest_kind(size) == np.dtype(kind)
+    assert smallest_dtype(size) == np.dtype(kind)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txlcli import console
-from txlcli.config.model_settings import ABSOLUTE_POSITIONS
+from txlcli.config.encodings import ENCODINGS
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -166,8 +166,8 @@ def _mean(heads: list[dict[str, Any]], key: str) -> float:
 
 
 def _caption(result: dict[str, Any]) -> str:
-    absolute = result["position"] in ABSOLUTE_POSITIONS
-    far = "" if absolute else f"max_distance = {result['max_distance']}, "
+    traits = ENCODINGS[result["position"]]
+    far = f"max_distance = {result['max_distance']}, " if traits.scores_distances else ""
     said = [
         f"L = {result['seg_len']}, M = {result['mem_len']}, up to {result['attn_len_max']:,} keys per query, "
         f"same_length = {result['same_length']}, {far}{result['precision']}.",
@@ -179,6 +179,6 @@ def _caption(result: dict[str, Any]) -> str:
         said.append(f"Figure 6: heads {shown} from token {result['figure6']['at']:,} on.")
     if result["figure7"] is not None and "d" not in result["figure7"]:
         said.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
-    if absolute:
+    if not traits.score_terms:
         said.append(f'Figure 7: none; position = "{result["position"]}" scores by term (a) alone.')
     return "\n".join(said)

@@ -215,7 +215,7 @@ def _from_split(
 def _reader(opened: "OpenRun") -> "Reader":
     from txlcli.core.reading.sampling import reader_of_one_text
 
-    return reader_of_one_text(opened.model, opened.run.settings.reading(), precision=opened.precision)
+    return reader_of_one_text(opened.model, opened.run.settings.evaluation_settings(), precision=opened.precision)
 
 
 def _draw(reader: "Reader", start: _Start, how: "Sampling", *, count: int, seed: int) -> Iterable[int]:

@@ -12,8 +12,7 @@ from txlcli.config import recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import Force, Json
 from txlcli.paper import metrics
-from txlcli.system.atomic_files import replacing
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder, replacing
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 CAPTION = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"

@@ -67,7 +67,7 @@ def reproduce(
     folder = out if out is not None else Path(f"reproduction-{scale.value}")
     _make_folder(folder)
     new_sections = []
-    with locks.alone(folder / LOCK, f"another process writes into {folder}; wait for it, or give another --out"):
+    with locks.exclusive(folder / LOCK, f"another process writes into {folder}; wait for it, or give another --out"):
         by_name = _open_folder(folder, scale.value)
         shop = Workshop(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir, folder=folder)
         for number, name in enumerate(names, 1):

@@ -131,7 +131,7 @@ def _show(result: dict[str, Any]) -> None:
         [f"last train{named}", *losses("last_train")],
         [f"test{named}", *losses("test")],
         ["tokens/s", *counts("tokens_per_s")],
-        *([name, *map(recipe.in_words, values)] for name, values in result["settings"].items()),
+        *([name, *map(recipe.format_value, values)] for name, values in result["settings"].items()),
     ]
     changed = any(one["changes"] for one in facts)
     if changed:
@@ -146,7 +146,8 @@ def _show(result: dict[str, Any]) -> None:
 def _lines_of(change: dict[str, Any]) -> str:
     """What a run went on with, and after which step."""
     told = (
-        f"{name} {recipe.in_words(new)} (was {recipe.in_words(old)})" for name, (old, new) in change["settings"].items()
+        f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})"
+        for name, (old, new) in change["settings"].items()
     )
     return "\n".join((f"after {change['step']:,}:", *told))
 

@@ -119,7 +119,7 @@ def measure(
         _refuse_attention(title, {"--attn-len": attn_len, "--attention": attention, "--plot": plot})
         lengths = []
     else:
-        settings.check_windows(attn_lens or [], subject=title)
+        settings.check_attn_lens(attn_lens or [], subject=title)
         lengths = attn_lens or _lengths_of_table_9(settings.model.longest_window)
         settings = _attending(settings, cast("TransformerXL", model), attention)
     used = precision.value if precision else settings.train.precision

@@ -92,7 +92,7 @@ def train(
             raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a resumed run keeps its train.seed; start a new run instead")
-        if not torchrun.leads():
+        if not torchrun.is_main():
             follow.follow_resumed(resume_run, changes, **where, runs_dir=runs_dir)
             return
         result = resume.resume(resume_run, changes, **where, runs_dir=runs_dir, limits=limits, **outputs)
@@ -103,7 +103,7 @@ def train(
             raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
         _forecast(recipe_source, changes, **where, **new, max_steps=max_steps, processes=processes, json=json)
         return
-    elif not torchrun.leads():
+    elif not torchrun.is_main():
         follow.follow_new(recipe_source, changes, **where)
         return
     else:
@@ -113,7 +113,7 @@ def train(
 
 
 def _forecast(recipe_source: str, changes: list[str], *, processes: int, json: bool, **options: Any) -> None:
-    if not torchrun.leads():
+    if not torchrun.is_main():
         return
     processes = max(processes, torchrun.world_size())
     reporter = console.TerminalReporter()

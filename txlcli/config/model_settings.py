@@ -2,13 +2,12 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from txlcli.config.encodings import ENCODINGS, EncodingTraits
 from txlcli.config.ranges import known_words, no_larger_than_sizes, positive, require
 
 MemoryStart = Literal["empty", "zeros"]
-ABSOLUTE_POSITIONS = ("sinusoid", "learned")
-"""The words of `position` for those that count from the beginning of a segment, and know no distances."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +83,9 @@ class ModelSettings:
         return False
 
     @property
-    def knows_distances(self) -> bool:
-        """Whether the model knows how far a key is from a query, so that a limit on distance means something."""
-        return not (self.recurrent_state or self.absolute_positions)
+    def scores_distances(self) -> bool:
+        """True if attention scores depend on the distance between query and key, so `max_distance` applies."""
+        return False
 
     def share(self, key: str) -> float:
         """A share of dropout that is `dropout` where it is left out."""
@@ -118,7 +117,7 @@ class TransformerSettings(ModelSettings):
     latter without that last one (released code)."""
     norm_eps: float = 1e-5
     """What layer normalisation adds to the variance; 1e-12 in the released TF code."""
-    position: Literal["relative", "shaw", "sinusoid", "learned"] = "relative"
+    position: Annotated[str, ENCODINGS] = "relative"
     """What is known of the order of tokens: Transformer-XL's relative encoding, Shaw et al.'s (a learned vector per
     distance), Vaswani et al.'s (sinusoids of positions), Al-Rfou et al.'s (a learned vector per position and layer)."""
     n_positions: int | None = None
@@ -136,19 +135,29 @@ class TransformerSettings(ModelSettings):
     1, and the rows that stand for tail bands 0."""
 
     @property
+    def encoding(self) -> EncodingTraits:
+        """Traits of the position encoding."""
+        return ENCODINGS[self.position]
+
+    @property
     def is_transformer_xl(self) -> bool:
-        """Whether this is the model of section 3, and no baseline."""
-        return self.position == "relative" and not self.auxiliary_losses
+        """True if this is the model of section 3, and no baseline."""
+        return self.encoding.transformer_xl and not self.auxiliary_losses
 
     @property
     def longest_window(self) -> int | None:
-        """As many tokens as positions were learned for."""
-        return self.n_positions if self.position == "learned" else None
+        """Number of learned positions; None if positions are not learned."""
+        return self.n_positions if self.absolute_positions else None
 
     @property
     def absolute_positions(self) -> bool:
-        """Those of Vaswani et al. and of Al-Rfou et al."""
-        return self.position in ABSOLUTE_POSITIONS
+        """True if positions count from the start of a segment (Vaswani et al., Al-Rfou et al.)."""
+        return self.encoding.absolute_positions
+
+    @property
+    def scores_distances(self) -> bool:
+        """True if attention scores depend on the distance between query and key, so `max_distance` applies."""
+        return self.encoding.scores_distances
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -156,11 +165,14 @@ class TransformerSettings(ModelSettings):
         positive("model", self, "n_heads", "d_head", "d_inner", "n_positions", "norm_eps")
         require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
         self._check_shares("attention_dropout", "inner_dropout")
-        learned = self.position in ("shaw", "learned")
+        learned = self.encoding.learned_vectors
         wish = "a number of vectors to learn" if learned else f'left out with position = "{self.position}"'
         require((self.n_positions is not None) == learned, "model", "n_positions", self.n_positions, wish)
-        only = self.tie_biases or self.position == "relative"
-        require(only, "model", "tie_biases", self.tie_biases, 'left out unless position = "relative"')
+        only = self.tie_biases or self.encoding.has_biases
+        with_biases = " or ".join(f'"{name}"' for name, traits in ENCODINGS.items() if traits.has_biases)
+        require(only, "model", "tie_biases", self.tie_biases, f"left out unless position = {with_biases}")
+        if self.encoding.check is not None:
+            self.encoding.check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

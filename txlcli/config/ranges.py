@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from txlcli.errors import RecipeError, did_you_mean
 
@@ -42,11 +42,18 @@ def no_larger_than_sizes(section: str, instance: Any, *, but: str | None = None)
             require(value <= MOST_COUNT, section, field.name, value, f"at most {MOST_COUNT}")
 
 
+def words_of(field_type: Any) -> tuple[str, ...] | None:
+    """Return the words that a field accepts: of a Literal, or the names of the table in Annotated[str, table]."""
+    if get_origin(field_type) is Literal:
+        return get_args(field_type)
+    return tuple(field_type.__metadata__[0]) if get_origin(field_type) is Annotated else None
+
+
 def known_words(section: str, instance: Any) -> None:
-    """Refuse words that are not among those of their field's type, with a suggestion."""
+    """Refuse words that their field does not accept, with a suggestion."""
     for field in dataclasses.fields(instance):
-        known, value = get_args(field.type), getattr(instance, field.name)
-        if get_origin(field.type) is Literal and value not in known:
+        known, value = words_of(field.type), getattr(instance, field.name)
+        if known is not None and value not in known:
             raise RecipeError(
                 f"[{section}] {field.name} must be one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}"
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
+from txlcli.config.ranges import words_of
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
 
@@ -201,7 +202,7 @@ def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, 
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
-def in_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A setting as people read it."""
     if value is None:
         return "-"
@@ -225,7 +226,7 @@ def _section(kind: type, section: str, keys: Mapping[str, Any]) -> Any:
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in keys:
             raise RecipeError(f'[{section}] needs the key "{name}"')
-    types_ = typing.get_type_hints(kind)
+    types_ = typing.get_type_hints(kind, include_extras=True)
     return kind(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
 
 
@@ -243,7 +244,7 @@ def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
     if type(None) in options and value in OFF_WORDS:
         return None
     for option in options:
-        if typing.get_origin(option) is typing.Literal:
+        if words_of(option) is not None:
             if isinstance(value, str):
                 return value  # the dataclass checks the word and suggests one
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -254,7 +255,8 @@ def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
                 return tuple(value)
         elif option is not type(None) and type(value) is option:
             return value
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    lists = {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
-    wish = " or ".join((names | lists).get(option, "a word") for option in options if option is not type(None))
+    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    names |= {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
+    named = ["a word" if words_of(option) else names[option] for option in options if option is not type(None)]
+    wish = " or ".join(named)
     raise RecipeError(f"[{section}] {key} must be {wish}, not {value!r}")

@@ -8,9 +8,10 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
+from txlcli.config.optimizers import OPTIMIZERS
 from txlcli.config.ranges import known_words, no_larger_than_sizes, not_negative, positive, require
 from txlcli.errors import UsageError
 
@@ -36,7 +37,7 @@ class CorpusSettings:
 
 
 LossPart = Literal["full", "half"]
-AttentionKind = Literal["auto", "reference", "sdpa", "flex"]
+AttentionBackend = Literal["auto", "reference", "sdpa", "flex"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
 
@@ -60,7 +61,7 @@ class TrainSettings:
     recompute: bool = False
     """Compute attention probabilities and logits again in the backward pass, piece by piece, instead of keeping them:
     the same gradients in less memory, for a few percent more operations."""
-    attention: AttentionKind = "auto"
+    attention: AttentionBackend = "auto"
     """How attention is computed; the function is the same. auto: txl's own, lane by lane on a CPU; reference: written
     out; sdpa: PyTorch's fused attention with the position score as its mask; flex: FlexAttention, on CUDA and without
     dropout of attention."""
@@ -70,7 +71,7 @@ class TrainSettings:
     cuda_graph: bool = False
     """Record the forward and backward pass of a step as a CUDA graph and repeat it: for models so small that starting
     their kernels takes longer than running them. For one process; not with adaptive softmax, auxiliary losses, flex."""
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
     lr: float = 2.5e-4
     """Peak learning rate."""
@@ -148,13 +149,6 @@ class TrainSettings:
             self.accumulate,
             f"a divisor of batch_size ({self.batch_size})",
         )
-        require(
-            self.momentum == 0 or self.optimizer == "sgd",
-            "train",
-            "momentum",
-            self.momentum,
-            '0 unless optimizer = "sgd"',
-        )
         self._refuse_idle()
         longest = self.seg_len + self.mem_len
         require(
@@ -166,8 +160,12 @@ class TrainSettings:
         )
 
     def _refuse_idle(self) -> None:
-        """Refuse what the chosen schedule and average would ignore."""
+        """Refuse values that the chosen optimizer, schedule and average would ignore."""
+        of_optimizers = sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values())))
         users = {
+            key: ("optimizer", *(name for name, traits in OPTIMIZERS.items() if key in traits.settings))
+            for key in of_optimizers
+        } | {
             "cosine_from": ("schedule", "cosine"),
             "min_lr_ratio": ("schedule", "cosine", "inverse_sqrt", "plateau"),
             "plateau_factor": ("schedule", "plateau"),
@@ -178,7 +176,9 @@ class TrainSettings:
         for key, (choice, *words) in users.items():
             value, usual = getattr(self, key), type(self).__dataclass_fields__[key].default
             good = getattr(self, choice) in words or value == usual
-            require(good, "train", key, value, f"{usual} unless the {choice} is {' or '.join(words)}")
+            default = f'"{usual}"' if isinstance(usual, str) else f"{usual:g}"
+            named = " or ".join(f'"{word}"' for word in words)
+            require(good, "train", key, value, f"{default} unless {choice} = {named}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,18 +263,18 @@ class Settings:
             wish = "false with model.cutoffs or model.auxiliary_losses, whose work differs from step to step"
             require(steady or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, wish)
 
-    def reading(self, **changes: object) -> EvalSettings:
+    def evaluation_settings(self, **changes: object) -> EvalSettings:
         """[eval] with changes; `max_distance` becomes the trained L + M where nothing else is said.
 
         A model that carries a state has no distances, and one with absolute positions none that it knows.
         """
         reading = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
-        if reading.max_distance is None and self.model.knows_distances:
+        if reading.max_distance is None and self.model.scores_distances:
             reading = dataclasses.replace(reading, max_distance=self.train.seg_len + self.train.mem_len)
         return reading
 
     @property
-    def knows_memory(self) -> bool:
+    def supports_memory(self) -> bool:
         """Whether the model can be read with a memory: absolute positions need one in training."""
         return self.train.mem_len > 0 or not self.model.absolute_positions
 
@@ -289,10 +289,10 @@ class Settings:
         Raises:
             UsageError: no memory makes sense.
         """
-        if mem_len and not self.knows_memory:
+        if mem_len and not self.supports_memory:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
-    def check_windows(self, attn_lens: Iterable[int], *, subject: object) -> None:
+    def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
         """Refuse windows, `--attn-len` of a command, that are longer than the positions that a model has learned.
 
         Args:
@@ -319,10 +319,10 @@ class Settings:
         fits = known is None or valid_seg_len is None or valid_seg_len <= known
         require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({known})")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
-        require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
+        require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
         far = self.eval.max_distance
         wish = f'left out, or "none", with position = "{model.position}"'
-        require(far is None or model.knows_distances, "eval", "max_distance", far, wish)
+        require(far is None or model.scores_distances, "eval", "max_distance", far, wish)
 
     def _refuse_memory(self) -> None:
         """A model that carries a state has no use for lengths of memory and attention."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from txlcli.data.loss_file import replace_file
 from txlcli.errors import UsageError
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder
 
 FORMAT = "txl losses by context"
 VERSION = 1

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.errors import StoreError, UsageError
-from txlcli.system.atomic_files import replacing
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder, replacing
 
 FORMAT = 1
 

@@ -16,7 +16,7 @@ LONGEST_LINE = 4000  # bytes of one training sentence
 TRAINING_THREADS = 4
 
 
-class PieceModel:
+class SentencePieceModel:
     """A trained model. Every text has exactly one encoding, which decodes to that text."""
 
     def __init__(self, model: bytes) -> None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from corpora import CORPORA
 from corpora.corpus import SPLITS
-from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
-from txlcli.system.atomic_files import to_the_disk
+from txlcli.system.atomic_files import sync_file
 
 FORMAT = "txl token store"
 VERSION = 1
@@ -226,17 +226,17 @@ class SplitCounts:
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: h5py.File, kind: np.dtype[Any]) -> None:
+    def __init__(self, file: h5py.File, dtype: np.dtype[Any]) -> None:
         self._splits = file.create_group("splits")
-        self.kind = kind
+        self.dtype = dtype
 
     def add(self, split: str, counts: SplitCounts, blocks: Iterable[NDArray[Any]]) -> None:
         """Write one split from consecutive blocks of ids, which must give `counts.tokens` ids together."""
         group = self._splits.create_group(split)
-        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.kind)
+        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.dtype)
         digest, done = hashlib.sha256(), 0
         for block in blocks:
-            ids = np.ascontiguousarray(block, dtype=self.kind)
+            ids = np.ascontiguousarray(block, dtype=self.dtype)
             if ids.size:
                 dataset.write_direct(ids, dest_sel=np.s_[done : done + ids.size])
             digest.update(ids.data)
@@ -270,8 +270,8 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             file.attrs["facts"] = json.dumps({**vars(facts), "conventions": dict(facts.conventions)})
             file.attrs["fingerprint"] = vocab.fingerprint
             file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-            yield StoreWriter(file, smallest_kind(vocab.size))
-        to_the_disk(draft)
+            yield StoreWriter(file, smallest_dtype(vocab.size))
+        sync_file(draft)
         os.replace(draft, path)
     except (OSError, RuntimeError) as error:
         raise StoreError(

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from txlcli.errors import VocabularyError
 
 if TYPE_CHECKING:
-    from txlcli.data.sentencepiece_model import PieceModel
+    from txlcli.data.sentencepiece_model import SentencePieceModel
 
-Kind = Literal["byte", "char", "word", "sentencepiece"]
+TokenizerName = Literal["byte", "char", "word", "sentencepiece"]
 Ids = NDArray[np.int64]
 LOST = "\N{REPLACEMENT CHARACTER}"
 
@@ -30,7 +30,7 @@ class Vocab:
 
     def __init__(
         self,
-        kind: Kind,
+        tokenizer: TokenizerName,
         symbols: Sequence[str] = (),
         *,
         boundary: int | None = None,
@@ -39,7 +39,7 @@ class Vocab:
         dropped: bytes = b"",
         model: bytes = b"",
     ) -> None:
-        self.kind: Kind = kind
+        self.tokenizer: TokenizerName = tokenizer
         self.symbols = list(symbols)
         self.boundary, self.unknown = boundary, unknown
         self.lower_case, self.dropped = lower_case, dropped
@@ -53,14 +53,14 @@ class Vocab:
     @cached_property
     def size(self) -> int:
         """V, the number of ids."""
-        return self.pieces.size if self.kind == "sentencepiece" else len(self.symbols)
+        return self.sentencepiece.size if self.tokenizer == "sentencepiece" else len(self.symbols)
 
     @cached_property
-    def pieces(self) -> "PieceModel":
+    def sentencepiece(self) -> "SentencePieceModel":
         """The SentencePiece model."""
-        from txlcli.data.sentencepiece_model import PieceModel
+        from txlcli.data.sentencepiece_model import SentencePieceModel
 
-        return PieceModel(self.model)
+        return SentencePieceModel(self.model)
 
     @cached_property
     def ids_of(self) -> dict[str, int]:
@@ -73,11 +73,11 @@ class Vocab:
         Raises:
             VocabularyError: a symbol has no id, and there is no unknown id to stand for it.
         """
-        if self.kind == "byte":
+        if self.tokenizer == "byte":
             return self.encode_bytes(text.encode("utf-8", errors="surrogateescape"))
-        if self.kind == "sentencepiece":
-            return np.array(self.pieces.encode(text), dtype=np.int64)
-        return self._look_up(self.split_words(text) if self.kind == "word" else text)
+        if self.tokenizer == "sentencepiece":
+            return np.array(self.sentencepiece.encode(text), dtype=np.int64)
+        return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
 
     def encode_bytes(self, data: bytes) -> Ids:
         """The ids of raw bytes; for byte vocabularies only.
@@ -115,7 +115,7 @@ class Vocab:
 
     def _lacks(self, symbol: str) -> VocabularyError:
         return VocabularyError(
-            f"the vocabulary ({self.kind}, {self.size:,} symbols) lacks {symbol}; leave it out of the text"
+            f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {symbol}; leave it out of the text"
         )
 
     def decode(self, ids: Iterable[int] | Ids) -> str:
@@ -124,11 +124,11 @@ class Vocab:
         Words are joined by blanks, a boundary becomes a line end.
         """
         numbers = [int(number) for number in ids]
-        if self.kind == "byte":
+        if self.tokenizer == "byte":
             return bytes(ord(self.symbols[number]) for number in numbers).decode("utf-8", errors="replace")
-        if self.kind == "sentencepiece":
-            return self.pieces.decode(numbers)
-        if self.kind == "char":
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.decode(numbers)
+        if self.tokenizer == "char":
             return "".join(LOST if number == self.unknown else self.symbols[number] for number in numbers)
         words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
         return words.replace(" \n", "\n").replace("\n ", "\n")
@@ -141,7 +141,7 @@ class Vocab:
             after: the id before them, which decides whether a word begins with a blank; None at the beginning of a
                 text.
         """
-        if self.kind in ("byte", "sentencepiece"):
+        if self.tokenizer in ("byte", "sentencepiece"):
             characters = codecs.getincrementaldecoder("utf-8")("replace")
             for number in ids:
                 yield characters.decode(self._bytes_of(number))
@@ -153,14 +153,16 @@ class Vocab:
             after = number
 
     def _bytes_of(self, number: int) -> bytes:
-        return self.pieces.bytes_of(number) if self.kind == "sentencepiece" else bytes([ord(self.symbols[number])])
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.bytes_of(number)
+        return bytes([ord(self.symbols[number])])
 
     def symbol(self, number: int) -> str:
         """A printable name of one token."""
-        if self.kind == "sentencepiece":
-            return self.pieces.symbol(number)
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.symbol(number)
         symbol = self.symbols[number]
-        if self.kind == "byte":
+        if self.tokenizer == "byte":
             return repr(symbol)[1:-1] if symbol.isascii() else f"\\x{ord(symbol):02x}"
         return symbol if symbol.isprintable() else repr(symbol)[1:-1]
 
@@ -171,11 +173,11 @@ class Vocab:
 
     def to_json(self) -> str:
         """The one representation on disk: canonical JSON, one line."""
-        facts: dict[str, Any] = {"kind": self.kind, "boundary": self.boundary, "unknown": self.unknown}
-        if self.kind == "byte":
+        facts: dict[str, Any] = {"kind": self.tokenizer, "boundary": self.boundary, "unknown": self.unknown}
+        if self.tokenizer == "byte":
             facts["bytes"] = [ord(symbol) for symbol in self.symbols]
             facts["dropped"] = list(self.dropped)
-        elif self.kind == "sentencepiece":
+        elif self.tokenizer == "sentencepiece":
             facts["model"] = base64.b64encode(self.model).decode()
         else:
             facts["symbols"] = self.symbols
@@ -203,6 +205,6 @@ class Vocab:
         raise VocabularyError(f'this is no vocabulary of txl (kind "{facts["kind"]}"); a newer txl may have written it')
 
 
-def smallest_kind(size: int) -> np.dtype[Any]:
+def smallest_dtype(size: int) -> np.dtype[Any]:
     """The smallest unsigned integer type that holds ids below `size`."""
     return np.dtype(np.min_scalar_type(max(size - 1, 0)))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.model.adaptive import Band, bands
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RecipeError, RunError
 

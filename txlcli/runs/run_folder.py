@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import ABSOLUTE_POSITIONS
+from txlcli.config.encodings import scores_distances
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
-from txlcli.system import locks as lock_files
+from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
 
 FORMAT = 1
@@ -215,14 +215,14 @@ def locked(folder: Path) -> AbstractContextManager[None]:
         BusyError: another process writes it.
         RunError: the folder of the locks cannot be created.
     """
-    locks = folder.parent / LOCKS
+    lock_folder = folder.parent / LOCKS
     try:
-        locks.mkdir(parents=True, exist_ok=True)
+        lock_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if not folder.is_dir():  # writing to a run that exists reports its own error
             raise _not_written(folder, error) from error
-    return lock_files.alone(
-        locks / folder.name,
+    return locks.exclusive(
+        lock_folder / folder.name,
         f"{folder} is being written by another process; wait for it, or choose another --name",
     )
 
@@ -361,7 +361,9 @@ def last_written(folder: Path) -> float:
 def _without_idle_limit(table: dict[str, Any]) -> dict[str, Any]:
     """Remove eval.max_distance from settings with absolute positions: earlier versions allowed it, without effect."""
     model, evaluation = table.get("model"), table.get("eval")
-    if not (isinstance(model, dict) and isinstance(evaluation, dict) and model.get("position") in ABSOLUTE_POSITIONS):
+    if not (isinstance(model, dict) and isinstance(evaluation, dict) and isinstance(model.get("position"), str)):
+        return table
+    if scores_distances(model["position"]):
         return table
     return {**table, "eval": {key: value for key, value in evaluation.items() if key != "max_distance"}}
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console
-from txlcli.config.model_settings import ABSOLUTE_POSITIONS, TransformerSettings
+from txlcli.config.encodings import scores_distances
+from txlcli.config.model_settings import TransformerSettings
 from txlcli.paper import metrics
 from txlcli.workflows.evaluation.memory import SLOWDOWN_WINDOWS
 from txlcli.workflows.evaluation.texts import ScoredText
@@ -109,7 +110,7 @@ def _attention(fewest: int | None, most: int | None) -> str:
 def how_read(result: dict[str, Any]) -> str:
     """The conventions of a reading, in a sentence."""
     first, precision = result["rows"][0], result["precision"]
-    far = "" if result["position"] in ABSOLUTE_POSITIONS else f"max_distance = {result['max_distance'] or 'none'}, "
+    far = f"max_distance = {result['max_distance'] or 'none'}, " if scores_distances(result["position"]) else ""
     if "stride" in first:
         stride = first["stride"]
         how = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"

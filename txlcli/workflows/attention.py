@@ -142,7 +142,7 @@ def _reading(opened: "OpenRun", wishes: AttentionWishes) -> "EvalSettings":
     """How the split is read: as `txl eval` would, in one lane."""
     lengths = {"mem_len": wishes.mem_len, "seg_len": wishes.seg_len}
     changes = {key: value for key, value in lengths.items() if value is not None}
-    reading = opened.run.settings.reading(batch_size=1, **changes)
+    reading = opened.run.settings.evaluation_settings(batch_size=1, **changes)
     opened.run.settings.check_memory(reading.mem_len, run=opened.run.folder, instead="give --mem-len 0")
     return reading
 

@@ -39,7 +39,7 @@ class Bench:
             time_vanilla,
         )
 
-        reading = self.settings.reading(mem_len=attn_len, batch_size=1)
+        reading = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
         flops = self._reading_flops(reading)
         with console.progress(f"attention length {attn_len:,}", total=4, shown=self.shown) as bar:
             bar.reach(0, "segments with memory")
@@ -92,7 +92,7 @@ class Bench:
     def _evaluation(self, lanes: int) -> dict[str, Any]:
         from txlcli.core.measures.timing import peak_memory, time_evaluation
 
-        how = self.settings.reading(batch_size=lanes)
+        how = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
         with console.progress(work, shown=self.shown), peak_memory(self.device) as memory:
             timing = time_evaluation(self.model, how, precision=self.precision, repeat=self.repeat)
@@ -103,7 +103,7 @@ class Bench:
         from txlcli.core.measures.cost import window_flops_per_prediction
         from txlcli.core.measures.timing import peak_memory, time_single_tokens
 
-        how = self.settings.reading(batch_size=1)
+        how = self.settings.evaluation_settings(batch_size=1)
         with console.progress(SINGLE_TOKENS, shown=self.shown), peak_memory(self.device) as memory:
             timing = time_single_tokens(self.model, how, precision=self.precision, repeat=self.repeat)
         if how.mem_len or self.settings.model.recurrent_state:
@@ -128,7 +128,7 @@ class Bench:
             self.model.vocab_size,
             seg_len=train.seg_len,
             mem_len=train.mem_len,
-            lanes=train.batch_size,
+            batch_size=train.batch_size,
         )
         lanes, whole = f"{train.batch_size} lanes", self.settings.train.batch_size
         if train.batch_size < whole:

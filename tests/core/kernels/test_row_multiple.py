@@ -14,12 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import draw_tokens, small_model
 from tests.core.measures.test_attention_maps import FIRST, R, how, observe, stream
-from tests.core.model.test_attention import KINDS, by_kind, draw, draw_inputs, shifted
+from tests.core.model.test_attention import KINDS, attend, by_kind, draw, draw_inputs, shifted
 from tests.core.reading.test_decoder import decode
-from txlcli.core.kernels import attention_torch, device, distance_space
-from txlcli.core.kernels.distance_space import DistanceSpace, Workspace
-from txlcli.core.model import attention
-from txlcli.core.reading import decoder
+from txlcli.core.kernels import attention_inputs, attention_torch, device, distance_space
+from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace
+from txlcli.core.reading import past
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
@@ -28,7 +27,7 @@ MULTIPLE = 8
 
 def lay_out(monkeypatch):
     """As on CUDA, from here on."""
-    for module in (attention, attention_torch, decoder, distance_space):
+    for module in (attention_inputs, attention_torch, past, distance_space):
         monkeypatch.setattr(module, "row_multiple", lambda _: MULTIPLE)
 
 
@@ -43,7 +42,7 @@ def test_only_a_cpu_takes_rows_of_any_length():
 def test_scores_by_distance_are_seen_by_key_in_rows_of_any_length(monkeypatch, seg_len, reach, known):
     lay_out(monkeypatch)
     known = known and min(known, reach)
-    space = DistanceSpace(draw(1), rows=B * H, seg_len=seg_len, key_len=K, reach=reach, fill=-math.inf, known=known)
+    space = PaddedScoreBuffer(draw(1), rows=B * H, seg_len=seg_len, key_len=K, reach=reach, fill=-math.inf, known=known)
     score = draw(B * H, seg_len, reach)
     space.by_distance.copy_(score)
     np.testing.assert_array_equal(space.by_key, shifted(score, seg_len, K))
@@ -115,7 +114,7 @@ def test_products_of_attention_read_and_write_straight_rows(monkeypatch, lay):
     workspace.at_once = True  # as on a GPU
     inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in draw_inputs(key_len=K)]
     with Operands() as operands:
-        out = attention.attend(attention.AttentionInputs(*inputs, K), workspace=workspace)
+        out = attend(*inputs, reach=K, workspace=workspace)
         out.float().sum().backward()
     assert operands.seen > 20
     assert bool(operands.crooked) != lay, operands.crooked
@@ -133,6 +132,6 @@ def test_the_mask_of_fused_attention_begins_and_goes_on_at_multiples(monkeypatch
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     for key_len in (K, 10, 13):
         inputs = draw_inputs(seg_len=8, key_len=max(key_len, 8))
-        attention.attend(attention.AttentionInputs(*inputs, max(key_len, 8)), kind="sdpa")
+        attend(*inputs, reach=max(key_len, 8), backend="sdpa")
     for mask in masks:
         assert mask.storage_offset() % MULTIPLE == mask.stride(2) % MULTIPLE == 0

@@ -6,7 +6,7 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels import attention_lanes
-from txlcli.core.kernels.linear import onednn_has_bf16
+from txlcli.core.kernels.private import onednn_has_bf16
 from txlcli.core.measures import footprint
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.model.registry import make_model

@@ -9,7 +9,8 @@ import torch
 from tests import reference
 from tests.core.builders import V, draw_tokens, read_segments, small_model
 from txlcli.core.kernels.device import autocast
-from txlcli.core.model.encodings import ShawEncoding, sinusoids
+from txlcli.core.model.attention import distance_encoding
+from txlcli.core.model.encodings import ShawEncoding
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.decoder import Decoder
 
@@ -72,14 +73,14 @@ def test_sinusoids_of_positions_are_added_once_to_the_embeddings():
     expected = embedded + torch.tensor(np.stack([reference.distance_encoding(p, 14) for p in range(L)]))
     torch.testing.assert_close(model.embed(tokens, torch.arange(L)), expected, rtol=0, atol=1e-12)
     hidden = torch.randn(B, L, 14, dtype=torch.float64)
-    assert torch.equal(model.encoding.add(hidden, 1, torch.arange(L)), hidden)
+    assert torch.equal(model.encoding.add_to_layer_input(hidden, 1, torch.arange(L)), hidden)
 
 
 def test_learned_positions_are_added_to_what_every_layer_reads():
     model = small_model(**KINDS["learned"])
     hidden = torch.randn(B, 3, 14, dtype=torch.float64)
     for layer in range(2):
-        given = model.encoding.add(hidden, layer, torch.tensor([4, 0, 2]))
+        given = model.encoding.add_to_layer_input(hidden, layer, torch.tensor([4, 0, 2]))
         expected = hidden + model.encoding.position_tables[layer][torch.tensor([4, 0, 2])]
         torch.testing.assert_close(given, expected)
 
@@ -107,7 +108,7 @@ def test_memory_keeps_what_the_layers_read_and_is_never_changed(kind):
         assert all(torch.equal(past, kept) for past, kept in zip(memory, before, strict=True))
         memory = following
     positions = torch.arange(L)
-    first = model.encoding.add(model.embed(tokens[:, -L:], positions), 0, positions)
+    first = model.encoding.add_to_layer_input(model.embed(tokens[:, -L:], positions), 0, positions)
     torch.testing.assert_close(memory[0][:, -L:], first)  # the last segment with its own positions
 
 
@@ -174,7 +175,9 @@ def test_parameters_by_a_pencil():
 
 
 def test_a_sinusoid_of_a_distance_and_of_a_position_are_the_same_numbers():
-    np.testing.assert_allclose(sinusoids(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12)
+    np.testing.assert_allclose(
+        distance_encoding(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12
+    )
     assert isinstance(small_model(**KINDS["shaw"]).encoding, ShawEncoding)
 
 

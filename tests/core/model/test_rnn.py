@@ -13,10 +13,12 @@ from tests.core.oracle import bands_of, numbers_of
 from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run
 from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
-from txlcli.core.model.registry import count_parameters, make_model, make_reader
-from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel, StateReader
+from txlcli.core.model.registry import count_parameters, make_model
+from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score
+from txlcli.core.reading.state_reader import StateReader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.segments import scored_stream

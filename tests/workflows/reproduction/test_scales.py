@@ -55,7 +55,8 @@ def test_without_recurrence_distances_are_those_of_a_segment(name):
     for key, model in EVERY[name].models.items():
         if "alone" in key:
             settings = model.settings()
-            assert settings.reading().max_distance == (settings.train.seg_len if knows_distances(settings) else None)
+            trained = settings.train.seg_len if knows_distances(settings) else None
+            assert settings.evaluation_settings().max_distance == trained
 
 
 def test_at_the_paper_s_scale_the_models_are_the_packaged_recipes():

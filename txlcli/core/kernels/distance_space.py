@@ -23,10 +23,10 @@ from torch import Tensor
 
 from txlcli.core.kernels.device import row_multiple
 
-SHORT = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
-class DistanceSpace:
+class PaddedScoreBuffer:
     """Scores of `rows` (lane, head) pairs by distance, and the same memory seen by key.
 
     Args:
@@ -40,7 +40,7 @@ class DistanceSpace:
     """
 
     made_for: tuple[Any, ...] = ()
-    """What `Workspace.take` was asked for; only for the same is this memory of use again."""
+    """What `Workspace.acquire` was asked for; only for the same is this memory of use again."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DistanceSpace:
         )
         self._foreign = 0  # first columns of by_distance that by_key may lack, with numbers that another part has left
 
-    def part(self, seg_len: int, key_len: int) -> "DistanceSpace":
+    def view(self, seg_len: int, key_len: int) -> "PaddedScoreBuffer":
         """The same memory for fewer queries and fewer keys."""
         if (seg_len, key_len) == self.by_key.shape[1:]:
             return self
@@ -74,7 +74,7 @@ class DistanceSpace:
         view._foreign = max(0, seg_len - 1 - (key_len - view.by_distance.shape[2]))
         return view
 
-    def place(self, by_key: Tensor) -> None:
+    def write_by_key(self, by_key: Tensor) -> None:
         """Write (rows, L, K) numbers by key; `by_distance` then holds these and zeros."""
         self.by_distance[:, :, : self._foreign] = 0.0
         self.by_key.copy_(by_key)
@@ -86,12 +86,12 @@ class DistanceSpace:
         if known < reach:
             self.by_distance[:, :, : reach - known] = self.by_distance[:, :, reach - known : reach - known + 1]
 
-    def seen(self, out: Tensor) -> Tensor:
+    def masked_by_key(self, out: Tensor) -> Tensor:
         """Position scores by key (rows, L, K), -inf where a query sees no key; `out` is left alone."""
         return self.by_key
 
 
-class DistanceRows:
+class DenseScoreBuffer:
     """The same scores without gaps between the rows of `by_distance`; `by_key` is arbitrary where the mask hides it.
 
     Args:
@@ -105,7 +105,7 @@ class DistanceRows:
     """
 
     made_for: tuple[Any, ...] = ()
-    """What `Workspace.take` was asked for; only for the same is this memory of use again."""
+    """What `Workspace.acquire` was asked for; only for the same is this memory of use again."""
 
     def __init__(self, like: Tensor, *, rows: int, seg_len: int, key_len: int, reach: int, known: int) -> None:
         # The first row reads some numbers before its own: zeros that no part writes to, since they are hidden by a sum.
@@ -128,7 +128,7 @@ class DistanceRows:
             (self._rows, seg_len, near), (seg_len * known, known - 1, 1), first
         )
 
-    def part(self, seg_len: int, key_len: int) -> "DistanceRows":
+    def view(self, seg_len: int, key_len: int) -> "DenseScoreBuffer":
         """The same memory for fewer queries and fewer keys; it holds the numbers of one part at a time."""
         if self.mask.shape == (seg_len, key_len):
             return self
@@ -141,7 +141,7 @@ class DistanceRows:
         """Score queries (rows, L, D) against the position keys (rows, m, D)."""
         torch.bmm(query, position_key.mT, out=self.by_distance)
 
-    def seen(self, out: Tensor) -> Tensor:
+    def masked_by_key(self, out: Tensor) -> Tensor:
         """Position scores by key (rows, L, K), -inf where a query sees no key; they are written to `out`."""
         if not self._far:
             return torch.add(self.by_key, self.mask, out=out)
@@ -150,7 +150,7 @@ class DistanceRows:
         return out
 
 
-Space = DistanceSpace | DistanceRows
+ScoreBuffer = PaddedScoreBuffer | DenseScoreBuffer
 
 
 class Workspace:
@@ -161,14 +161,14 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._idle: dict[str, Space] = {}  # the last one of each purpose
+        self._idle: dict[str, ScoreBuffer] = {}  # the last one of each purpose
         self.at_once = False
         """Whether all scores are computed in one pass, as on a GPU: for a forecast of one that is not there."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
         return Workspace()
 
-    def take(
+    def acquire(
         self,
         purpose: Literal["scores", "gradients"],
         like: Tensor,
@@ -178,7 +178,7 @@ class Workspace:
         key_len: int,
         reach: int,
         known: int | None = None,
-    ) -> Space:
+    ) -> ScoreBuffer:
         """A space that nobody else uses until it is put back.
 
         Args:
@@ -197,17 +197,17 @@ class Workspace:
             return idle
         sizes = {"rows": rows, "seg_len": seg_len, "key_len": key_len, "reach": reach}
         with torch.inference_mode(False):  # a later use may be one in training
-            space: Space
+            space: ScoreBuffer
             if purpose == "gradients":
-                space = DistanceSpace(like, **sizes, fill=0.0)
-            elif like.device.type == "cpu" and (like.dtype not in SHORT or seg_len == 1):
-                space = DistanceRows(like, **sizes, known=known)
+                space = PaddedScoreBuffer(like, **sizes, fill=0.0)
+            elif like.device.type == "cpu" and (like.dtype not in HALF_DTYPES or seg_len == 1):
+                space = DenseScoreBuffer(like, **sizes, known=known)
             else:
-                space = DistanceSpace(like, **sizes, fill=-math.inf, known=known)
+                space = PaddedScoreBuffer(like, **sizes, fill=-math.inf, known=known)
         space.made_for = request
         return space
 
-    def put_back(self, space: Space) -> None:
+    def release(self, space: ScoreBuffer) -> None:
         """Let others use it."""
         if space.by_distance.device.type == "cpu":
             self._idle[space.made_for[0]] = space

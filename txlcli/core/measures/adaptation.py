@@ -19,11 +19,11 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.registry import make_reader, sized_for
 from txlcli.core.model.rnn import differentiable, gather_weights
 from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Lanes, Scores, score
-from txlcli.core.training.segments import Place, Tokens, TrainingSegments
+from txlcli.core.training.segments import StreamPosition, Tokens, TrainingSegments
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the deviation of h_t . h_i: from an even cache to a peaked one."""
@@ -229,9 +229,9 @@ def score_dynamic(
 def head_segments(ids: Tokens, how: EvalSettings, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets (B, L) of the first segments of a split, `count` at most, in the evaluation's own shape."""
     lanes = min(how.batch_size, max(1, len(ids) // (2 * how.seg_len)))
-    segments = TrainingSegments(ids, lanes=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
+    segments = TrainingSegments(ids, batch_size=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
     for number in range(min(count, segments.per_epoch - 1)):
-        tokens = torch.from_numpy(segments.at(Place(0, number))).to(device)
+        tokens = torch.from_numpy(segments.at(StreamPosition(0, number))).to(device)
         yield tokens[:, :-1], tokens[:, 1:]
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_reader, sized_for
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.windows import window_decoder
 from txlcli.core.training.segments import Tokens
 

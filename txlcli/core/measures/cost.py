@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
-from txlcli.core.model.adaptive import Band, bands
 
 COUNTED = 5_000_000  # tokens; more change no share that matters
 
@@ -114,18 +114,18 @@ def _layer_products(model: TransformerSettings, *, keys: float, max_distance: in
     width = model.n_heads * model.d_head
     projections = 4 * model.d_model * width  # query, key, value, output
     distances = keys if max_distance is None else min(keys, max_distance + 1)
-    attention = (2 * keys + (distances if model.knows_distances else 0)) * width
+    attention = (2 * keys + (distances if model.scores_distances else 0)) * width
     return projections + attention + 2 * model.d_model * model.d_inner
 
 
 def training_flops_per_token(
-    model: ModelSettings, vocab_size: int, *, seg_len: int, mem_len: int, lanes: int, shares: Shares | None = None
+    model: ModelSettings, vocab_size: int, *, seg_len: int, mem_len: int, batch_size: int, shares: Shares | None = None
 ) -> float:
     """Forward and backward pass of one segment, per predicted token, of the keys that queries see.
 
     The backward pass costs twice the forward, but distances and memory need no gradient themselves (the norm of the
     memory does where it is a layer's own). Keys and values of the memory are projected again at every step, since the
-    weights change; distances are projected once for all lanes.
+    weights change; distances are projected once for the whole batch.
     """
     ends = _ends(model, vocab_size, shares)
     if isinstance(model, RnnSettings):
@@ -133,12 +133,12 @@ def training_flops_per_token(
     assert isinstance(model, TransformerSettings)
     width = model.n_heads * model.d_head
     seen = mem_len + (seg_len + 1) / 2  # keys, on average
-    terms = 3 if model.knows_distances else 2  # content score, weighted values, position score
+    terms = 3 if model.scores_distances else 2  # content score, weighted values, position score
     per_token = 4 * model.d_model * width + terms * seen * width + 2 * model.d_model * model.d_inner
     memory = 2 * mem_len * model.d_model * width
     memory_passes = 2 if model.norm == "post" else 3
-    distances = (mem_len + seg_len) * model.d_model * width if model.position == "relative" else 0
-    layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * lanes)
+    distances = (mem_len + seg_len) * model.d_model * width if model.encoding.projects_distances else 0
+    layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * batch_size)
     return 2.0 * (model.n_layers * layer + 3 * (ends + auxiliary_products(model, vocab_size)))
 
 

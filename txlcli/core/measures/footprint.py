@@ -9,16 +9,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import autocast
-from txlcli.core.kernels.linear import kept_casts
+from txlcli.core.kernels.linear import cached_casts
+from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
-from txlcli.core.model.adaptive import bands
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training.optimizer import state_bytes
 
 CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
@@ -55,14 +56,15 @@ def step_bytes(
     a workspace of its own, which is not among them.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
-    states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
-    with FakeTensorMode(), _precision(train):
+    with torch.device("meta"):
+        optimizer = state_bytes(make_model(model, vocab_size), train)
+    with tensors_without_data(), _precision(train):
         memory = make_model(model, vocab_size).full_memory(train.batch_size, train.mem_len)
     remembered = sum(tensor.untyped_storage().nbytes() for tensor in memory)
     return {
         "weights": weights,
         "gradients": weights,
-        "optimizer": states * weights,
+        "optimizer": optimizer,
         "average": weights if train.average != "none" else 0,
         "memory": remembered,
         "activations": _activation_bytes(model, vocab_size, train, device),
@@ -102,10 +104,10 @@ def _saved_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
     found: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        found[tensor.untyped_storage()._cdata] = tensor
+        found[id(tensor.untyped_storage())] = tensor
         return tensor
 
-    with FakeTensorMode():
+    with tensors_without_data():
         stand_in = make_model(model, vocab_size).train()
         # FlexAttention, which cannot be had here, keeps no probabilities, but scores by distance, which are as many.
         stand_in.recompute(train.recompute)
@@ -113,9 +115,9 @@ def _saved_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
             stand_in.workspace.at_once = device.type != "cpu"
             if train.attention != "flex":
                 stand_in.attend_by(train.attention)
-        weights = {parameter.untyped_storage()._cdata for parameter in stand_in.parameters()}  # counted elsewhere
+        weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
-        casts = contextlib.nullcontext() if device.type == "cpu" else kept_casts()
+        casts = contextlib.nullcontext() if device.type == "cpu" else cached_casts()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _precision(train), casts:
             memory = stand_in.full_memory(lanes, train.mem_len)
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)

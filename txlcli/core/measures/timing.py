@@ -16,8 +16,8 @@ from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import DTYPES
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_reader
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.reading.windows import window_decoder
 from txlcli.core.training.loop import Training
@@ -151,7 +151,7 @@ def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int)
     steps = -(-settings.mem_len // settings.seg_len) + repeat + 1
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
     ids = _draw_tokens(model, (length,)).cpu().numpy()
-    segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=settings.seg_len)
+    segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(-(-settings.mem_len // settings.seg_len)):
         training.update()

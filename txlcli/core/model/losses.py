@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from txlcli.config.bands import Band
 from txlcli.config.settings import LossPart
-from txlcli.core.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
+from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.module_list import ModuleList
+from txlcli.core.model.softmax import AdaptiveSoftmax
 
 SECOND_STEP_WEIGHT = 0.5
 

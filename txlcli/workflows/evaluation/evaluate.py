@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from txlcli import console
 from txlcli.config.ranges import MOST_COUNT
-from txlcli.config.settings import AttentionKind
+from txlcli.config.settings import AttentionBackend
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, Device, Precision, parse_lengths
 from txlcli.views import eval_table
@@ -58,7 +58,7 @@ class EvalWishes:
     """Tokens of the continuous cache."""
     dynamic: bool = False
     """Whether the model also learns from the text."""
-    attention: AttentionKind | None = None
+    attention: AttentionBackend | None = None
     """How attention is computed."""
     plotted: bool = False
     """Whether the rows become a curve."""
@@ -182,7 +182,7 @@ def evaluation(
         _attend_by(wishes.attention, opened)
     run = opened.run
     console.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
-    reading = wishes.change(run.settings.reading())
+    reading = wishes.change(run.settings.evaluation_settings())
     source = _source(opened, wishes, data_dir)
     search = None
     if wishes.searched:
@@ -212,7 +212,7 @@ def _check_model(opened: "OpenRun", wishes: EvalWishes) -> None:
     opened.run.settings.check_memory(
         max(wishes.mem_lens or [0]), run=opened.run.folder, instead="give --attn-len instead of --mem-len"
     )
-    opened.run.settings.check_windows(wishes.windows, subject=opened.run.folder)
+    opened.run.settings.check_attn_lens(wishes.windows, subject=opened.run.folder)
     if wishes.dynamic and opened.precision == "fp16":
         raise UsageError("--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32")
 
@@ -223,7 +223,7 @@ def _source(opened: "OpenRun", wishes: EvalWishes, data_dir: Path) -> ScoredText
     return texts.of_split(opened, wishes.split or "test", wishes.positions, data_dir)
 
 
-def _attend_by(kind: AttentionKind, opened: "OpenRun") -> None:
+def _attend_by(kind: AttentionBackend, opened: "OpenRun") -> None:
     """Let the model compute attention in a way that can be had here."""
     from txlcli.core.kernels.compilation import check_attention
 
@@ -277,7 +277,7 @@ def _check_state(opened: "OpenRun", wishes: EvalWishes) -> None:
 def _check_distance(opened: "OpenRun", wishes: EvalWishes) -> None:
     """Refuse a limit on distance of a model that knows no distances."""
     model = opened.run.settings.model
-    if wishes.max_distance is not None and not model.knows_distances:
+    if wishes.max_distance is not None and not model.scores_distances:
         raise UsageError(
             f"{opened.run.folder} has absolute positions, which know no distances; leave out --max-distance"
         )

@@ -131,8 +131,8 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     from txlcli.core.training.segments import scored_stream
 
     data, vocab = _read(file), opened.vocab
-    text = _decoded(file, data) if vocab.kind != "byte" else None
-    if text and vocab.kind == "char" and "\n" not in vocab.ids_of:
+    text = _decoded(file, data) if vocab.tokenizer != "byte" else None
+    if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:
         text = text.removesuffix("\n").removesuffix("\r")  # which editors put there; text8 knows no lines
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
@@ -141,7 +141,7 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     lost = int((targets == vocab.unknown).sum()) if vocab.unknown is not None else 0
     if lost:
         console.say(f"{lost:,} of {len(targets):,} tokens are unknown to the vocabulary and read as <unk>")
-    unit = "piece" if vocab.kind == "sentencepiece" else vocab.kind
+    unit = "piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer
     words = size = None
     if text is None:
         size = None if vocab.dropped else len(targets)

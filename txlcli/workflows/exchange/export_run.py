@@ -32,7 +32,9 @@ def export_run(run_name: str, folder: Path, *, runs_dir: Path, force: bool) -> d
 
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
     run, model = opened.run, opened.model
-    config = huggingface.config_of(model.settings, run.settings.reading(), model.vocab_size, opened.vocab.boundary)
+    config = huggingface.config_of(
+        model.settings, run.settings.evaluation_settings(), model.vocab_size, opened.vocab.boundary
+    )
     assert isinstance(model, TransformerXL)  # config_of refuses all others
     _check_free(folder, force=force)
     return {
@@ -91,5 +93,5 @@ def _write_draft(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any],
         save_file(to_hugging_face(model), file, {"format": "pt"})
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (draft / VOCAB).write_text(vocab.to_json(), encoding="utf-8")
-    if vocab.kind == "word":
+    if vocab.tokenizer == "word":
         vocabularies.write_words(vocab, draft / WORDS)

@@ -80,7 +80,7 @@ def import_run(options: ImportOptions, data_dir: Path, runs_dir: Path) -> dict[s
         vocab_fingerprint=vocab.fingerprint,
         vocab_size=vocab.size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
-        metric=metrics.metric_of(vocab.kind),
+        metric=metrics.metric_of(vocab.tokenizer),
     )
     _write(run, vocab, tensors, path, force=options.force)
     return _result(run, vocab, system, source, token_store, data_dir)

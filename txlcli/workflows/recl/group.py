@@ -81,7 +81,7 @@ def open_group(
         opened = loading.open_run(one, runs_dir, device=device, precision=precision)
         if text is None:
             text = texts.of_split(opened, split, None, data_dir)
-        how = opened.run.settings.reading()
+        how = opened.run.settings.evaluation_settings()
         if opened.run.settings.train.mem_len == 0:
             how = dataclasses.replace(how, mem_len=0)
         digest = opened.checkpoint.weights_digest()

@@ -20,7 +20,7 @@ from txlcli.runs import history, run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.views import eval_table
 from txlcli.workflows.evaluation import evaluate
-from txlcli.workflows.preparation.planning import PrepareWishes
+from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import prepare
 from txlcli.workflows.reproduction.evaluations import Kept, KeptEvaluations, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
@@ -174,8 +174,8 @@ class Workshop:
             prepare(
                 text.source,
                 self.data_dir,
-                PrepareWishes(**options),  # type: ignore[arg-type]
-                progress=console.progress,
+                PrepareOptions(**options),  # type: ignore[arg-type]
+                reporter=console.TerminalReporter(),
             )
 
     def note(self, *words: str) -> None:

@@ -70,7 +70,7 @@ def join_processes(store: "TokenStore", device: "torch.device") -> "World":
     from txlcli.core.training.data_parallel import join
 
     world = join(device)
-    world.share(store.info("train").sha256)
+    world.broadcast(store.info("train").sha256)
     return world
 
 

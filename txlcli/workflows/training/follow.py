@@ -99,7 +99,7 @@ def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_d
     from txlcli.runs.loading import open_store
 
     torch_device = plan.checked_device(settings, device, processes=torchrun.world_size())
-    with torchrun.at_signals(signal.SIG_DFL):
+    with torchrun.handle_signals(signal.SIG_DFL):
         world = data_parallel.join(torch_device)  # rank 0 joins once the store is there
         store = open_store(settings.corpus.store, data_dir)
         check_text_of_rank_0(store, world)
@@ -114,12 +114,12 @@ def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_d
         training = Training(model, settings.train, segments, None, Path(), {}, world)
         if saved is not None:
             training.restore(saved)
-        with torchrun.at_signals(signal.SIG_IGN):  # rank 0 receives them, too, and decides
-            training.follow()
+        with torchrun.handle_signals(signal.SIG_IGN):  # rank 0 receives them, too, and decides
+            training.execute_commands()
 
 
 def check_text_of_rank_0(store: "TokenStore", world: "World") -> None:
     """Refuse another text than rank 0 reads, perhaps on another machine."""
     digest = store.info("train").sha256
-    if world.share(digest) != digest:
+    if world.broadcast(digest) != digest:
         raise StoreError(f"{store.path}: not the train split that rank 0 reads; copy the store from its machine")

@@ -84,14 +84,14 @@ def _cost(
     processes: int,
 ) -> dict[str, Any]:
     """Return parameters by part, bytes of a step of one process by purpose, operations, and the time of the steps."""
+    from txlcli.config.bands import bands
     from txlcli.core.measures.cost import counted_shares, training_flops_per_token
     from txlcli.core.measures.footprint import parameters_by_part, step_bytes
     from txlcli.core.measures.timing import peak_flops_per_s
-    from txlcli.core.model.adaptive import bands
-    from txlcli.core.training.data_parallel import parts_of_a_step
+    from txlcli.core.training.data_parallel import micro_batches
 
     train = settings.train
-    largest = max(len(part) for part in parts_of_a_step(train, processes))
+    largest = max(len(part) for part in micro_batches(train, processes))
     of_one_process = dataclasses.replace(train, batch_size=largest * train.accumulate)
     needed = step_bytes(settings.model, vocab_size, of_one_process, device=device)
     shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
@@ -100,7 +100,7 @@ def _cost(
         vocab_size,
         seg_len=train.seg_len,
         mem_len=train.mem_len,
-        lanes=train.batch_size,
+        batch_size=train.batch_size,
         shares=shares,
     )
     peak = peak_flops_per_s(device, train.precision)

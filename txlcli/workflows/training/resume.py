@@ -132,7 +132,7 @@ def _record_changes(run: Run, before: Run, step: int, reporter: Reporter) -> Run
     if not new:
         return run
     for name, (old, value) in new.items():
-        reporter.say(f"{name} is now {recipe.in_words(value)}; it was {recipe.in_words(old)}")
+        reporter.say(f"{name} is now {recipe.format_value(value)}; it was {recipe.format_value(old)}")
     *earlier, last = (*run.changes, run_folder.Change(step, new))
     if earlier and earlier[-1].step == step:  # no step was taken with the settings before these
         last = earlier.pop().followed_by(new)

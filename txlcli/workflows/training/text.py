@@ -25,7 +25,7 @@ def open_or_prepare_store(settings: Settings, data_dir: Path, reporter: Reporter
     corpus = corpora.CORPORA.get(name)
     if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
         reporter.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
-        return prepare(name, data_dir, progress=reporter.progress)
+        return prepare(name, data_dir, reporter=reporter)
     return open_store(name, data_dir)
 
 
@@ -50,7 +50,7 @@ def read_splits(
             )
     segments = TrainingSegments(
         store.ids("train"),
-        lanes=settings.train.batch_size,
+        batch_size=settings.train.batch_size,
         seg_len=settings.train.seg_len,
         sentence_starts=starts,
         seed=settings.train.seed,

@@ -1,154 +1,21 @@
-"""Adaptive input embedding and adaptive softmax (Grave et al. 2016, Baevski & Auli 2018).
+"""Adaptive softmax (Grave et al. 2016).
 
-Ids are sorted by frequency and cut into bands. The head band is embedded at full width, each tail band more narrowly.
-The softmax first chooses among the head's ids and one cluster per tail band, then among the ids of that band, so that
-a tail is computed only where a token needs it. A single band is a plain embedding with a plain softmax.
+The softmax first chooses among the ids of the head band and one cluster per tail band, then among the ids of that band,
+so that a tail is computed only for the tokens that need it. A single band is a plain softmax.
 
 Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands, V vocabulary.
 """
 
 import dataclasses
-from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from txlcli.config.model_settings import ModelSettings
+from txlcli.config.bands import Band
 from txlcli.core.kernels.device import send
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.normalizer import SpareGradient, normalize
-from txlcli.core.model.dropout import WordDropout
-from txlcli.errors import RecipeError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Band:
-    """The ids `first` .. `end` - 1, embedded `width` wide."""
-
-    first: int
-    end: int
-    width: int
-    projection: int | None
-    """Number of the embedding's projection to model width; None where there is none."""
-    shared: bool
-    """Whether the softmax uses the embedding's projection."""
-
-    @property
-    def size(self) -> int:
-        """Ids in the band, n."""
-        return self.end - self.first
-
-
-def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
-    """The bands of a vocabulary, the head first.
-
-    Raises:
-        RecipeError: a cutoff lies beyond the vocabulary.
-    """
-    if settings.cutoffs and settings.cutoffs[-1] >= vocab_size:
-        raise RecipeError(
-            f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; each must be less"
-        )
-    edges = list(pairwise((0, *settings.cutoffs, vocab_size)))
-    tied = settings.tie_projections or [number > 0 for number in range(len(edges))]
-    all_bands = []
-    for number, ((first, end), shared) in enumerate(zip(edges, tied, strict=True)):
-        width = settings.embed_width // settings.div_val**number
-        always = settings.div_val > 1 and settings.project_same_width
-        # Bands of one width are parts of one embedding, with one projection.
-        projection = (number if settings.div_val > 1 else 0) if always or width != settings.d_model else None
-        all_bands.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
-    return all_bands
-
-
-def _matrix(rows: int, columns: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(rows, columns))
-
-
-class AdaptiveEmbedding(nn.Module):
-    """One table per band, with projections to model width where the bands have them.
-
-    Args:
-        bands: of the vocabulary.
-        d_model: d.
-        word_dropout: share of words dropped while training.
-    """
-
-    def __init__(self, bands: list[Band], d_model: int, *, word_dropout: float = 0.0) -> None:
-        super().__init__()
-        self.bands = bands
-        self.d_model = d_model
-        self.gradient_of_rows = False
-        """Whether `backward` adds the gradient of the rows that were read, in place, to the softmax's of the table.
-
-        Autograd would add two whole tables into a third, though one of them is nearly all zeros: on a CPU that is a
-        fifth of a step with WikiText-103's vocabulary.
-        """
-        self.tables = nn.ParameterList(_matrix(band.size, band.width) for band in bands)  # (n, w)
-        widths = {str(band.projection): band.width for band in bands if band.projection is not None}
-        self.projections = nn.ParameterDict({name: _matrix(d_model, width) for name, width in widths.items()})  # (d, w)
-        self.word_dropout = WordDropout(word_dropout, bands[-1].end)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(...) ids -> (..., d) vectors, not yet scaled."""
-        dropped: Tensor = self.word_dropout(self._vectors(tokens), tokens)
-        return dropped
-
-    def _vectors(self, tokens: Tensor) -> Tensor:
-        """(...) ids -> (..., d), each by its band."""
-        if len(self.bands) == 1:
-            return self._embed(0, tokens)
-        if tokens.device.type != "cpu":
-            return self._choose(tokens)
-        flat = tokens.flatten()  # (T,)
-        embedded = self.tables[0].new_zeros(len(flat), self.d_model)
-        for number, band in enumerate(self.bands):
-            rows = ((flat >= band.first) & (flat < band.end)).nonzero()[:, 0]
-            if len(rows) or torch.is_grad_enabled():  # in training a band without rows has a gradient of zeros
-                embedded = embedded.index_copy(0, rows, self._embed(number, flat[rows] - band.first))
-        return embedded.unflatten(0, tokens.shape)
-
-    def _choose(self, tokens: Tensor) -> Tensor:
-        """The same without asking how many tokens lie in a band, for which one would have to wait for a GPU.
-
-        Every band embeds every token, and its own band's vector is chosen. What is computed in vain is less than a
-        hundredth of the operations of a published model's layers.
-        """
-        embedded = self.tables[0].new_zeros(*tokens.shape, self.d_model)
-        for number, band in enumerate(self.bands):
-            here = (tokens >= band.first) & (tokens < band.end)
-            vectors = self._embed(number, (tokens - band.first).clamp(0, band.size - 1))
-            embedded = torch.where(here[..., None], vectors, embedded)
-        return embedded
-
-    def _embed(self, number: int, ids: Tensor) -> Tensor:
-        """Ids (...) that count from the first of a band -> (..., d)."""
-        table = self.tables[number]
-        if self.gradient_of_rows and torch.is_grad_enabled() and ids.numel() < len(table):
-            vectors = F.embedding(ids, _adding_rows(table), sparse=True)
-        else:
-            vectors = F.embedding(ids, table)
-        projection = self.bands[number].projection
-        if projection is None:
-            return vectors
-        # The sums of residuals begin here, so never in 16 bits; and to cast a matrix costs more than it saves here.
-        with torch.autocast(vectors.device.type, enabled=False):
-            return linear(vectors, self.projections[str(projection)])
-
-
-def _adding_rows(table: nn.Parameter) -> Tensor:
-    """The same memory as the table; a sparse gradient of it is added to the table's own by `backward`."""
-
-    def add(rows: Tensor) -> None:
-        assert rows.grad is not None
-        table.grad = rows.grad.to_dense() if table.grad is None else table.grad.add_(rows.grad)
-        rows.grad = None
-
-    rows = table.detach().requires_grad_()
-    rows.register_post_accumulate_grad_hook(add)
-    return rows
+from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -165,11 +32,11 @@ class AdaptiveSoftmax(nn.Module):
         self.bands = bands
         self.d_model = d_model
         self.biases = nn.ParameterList(torch.empty(band.size) for band in bands)
-        self.tables = nn.ParameterList(() if tied else (_matrix(band.size, band.width) for band in bands))
+        self.tables = nn.ParameterList(() if tied else (band_matrix(band.size, band.width) for band in bands))
         own = {str(i): band for i, band in enumerate(bands) if band.projection is not None and not band.shared}
-        self.projections = nn.ParameterDict({i: _matrix(d_model, band.width) for i, band in own.items()})
+        self.projections = nn.ParameterDict({i: band_matrix(d_model, band.width) for i, band in own.items()})
         tails = len(bands) - 1
-        self.cluster_weight = _matrix(tails, bands[0].width) if tails else None  # (C, w)
+        self.cluster_weight = band_matrix(tails, bands[0].width) if tails else None  # (C, w)
         self.cluster_bias = nn.Parameter(torch.empty(tails)) if tails else None
         self.spare = [SpareGradient() for _ in bands]
         """Memory of each table's gradient between two steps."""

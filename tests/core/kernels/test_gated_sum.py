@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txlcli.core.model.recurrence import gated_sum
+from txlcli.core.kernels.gated_sum import gated_sum
 
 B, W = 3, 5
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 13, 64, 67]
