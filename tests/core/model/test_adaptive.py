@@ -305,7 +305,7 @@ def test_a_whole_model_with_memory_equals_the_oracle(kind, key_limit):
 def test_the_decoder_equals_the_model(kind):
     model, tokens, targets = adaptive_model(**kind), draw_tokens(B, T), draw_tokens(B, T, seed=5)
     expected, _ = read_segments(model, tokens, [L, L, L, L, 3], mem_len=M)
-    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
+    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L)
     parts = []
     for read, wanted in zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True):
         hidden = decoder.read(read)
@@ -325,7 +325,7 @@ def test_a_decoder_in_bf16_is_close_to_fp32(kind):
     model, tokens = adaptive_model(dtype=torch.float32, std=0.1, **kind), draw_tokens(B, L)
 
     def log_probs(precision):
-        decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L, precision=precision)
+        decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
         return decoder.log_probs(decoder.read(tokens))
 
     exact, rounded = log_probs("fp32"), log_probs("bf16")

@@ -193,7 +193,7 @@ def test_a_lane_does_not_depend_on_its_neighbours_nor_a_token_on_those_after_it(
 def test_the_reader_is_the_model(kind, seg_len):
     model, tokens = model_of(kind), draw_tokens(B, T)
     expected, _ = _read(model, tokens, [T])
-    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), lanes=B)
+    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), batch_size=B)
     assert isinstance(reader, StateReader)
     assert reader.housekeeping_interval == 1
     for _ in range(2):
@@ -237,7 +237,7 @@ def test_generation_reads_its_own_tokens_and_repeats_itself(arch):
 def test_16_bits_are_close_and_the_state_stays_in_32(kind):
     model, tokens = model_of(kind, std=0.2, dtype=torch.float32), draw_tokens(B, T)
     expected, _ = _read(model, tokens, [T])
-    reader = make_reader(model, EvalSettings(seg_len=L, mem_len=0), lanes=B, precision="bf16")
+    reader = make_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B, precision="bf16")
     found = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
     assert found.dtype == torch.float32
     assert 0 < (found - expected).abs().max() < 0.05

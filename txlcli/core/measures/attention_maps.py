@@ -212,7 +212,7 @@ def observe(
     assert first <= at < len(inputs), (first, at, len(inputs))
     decoder = Decoder(
         model,
-        lanes=1,
+        batch_size=1,
         mem_len=how.mem_len,
         seg_len=how.seg_len,
         same_length=how.same_length,
