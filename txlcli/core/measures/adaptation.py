@@ -108,9 +108,7 @@ def score_with_cache(
         cached.append(torch.where(probabilities.isnan(), (-losses).exp(), probabilities))
 
     with torch.inference_mode():
-        scores = score(
-            model, inputs, targets, settings, precision=precision, on_tokens=on_tokens, on_segment=read_cache
-        )
+        scores = score(model, inputs, targets, settings, precision=precision, on_tokens=on_tokens, on_segment=look_up)
         in_order = Lanes.of(len(targets), settings).join(torch.cat(cached, dim=-1))
     return scores, in_order.numpy()
 
