@@ -273,13 +273,8 @@ def test_scores_stay_within_their_bytes_without_changing_the_results(queries):
 
 @pytest.mark.parametrize(("seg_len", "count"), [(L, FIRST + 2 * L + 1), (1, M + 9)])
 def test_segments_of_a_single_token_are_observed_too(seg_len, count):
-    maps = observe(
-        small_model(),
-        stream(count),
-        eval_settings(seg_len=seg_len),
-        at=first_query(eval_settings(seg_len=seg_len)),
-        rows=1,
-    )
+    settings = eval_settings(seg_len=seg_len)
+    maps = observe(small_model(), stream(count), settings, at=first_query(settings), rows=1)
     np.testing.assert_allclose(maps.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
 
 
