@@ -36,7 +36,7 @@ def _plain(file: TextIO) -> Console:
 
 def say(message: str) -> None:
     """Write one line to stderr; in a training of several processes, only rank 0 writes it."""
-    if torchrun.leads():
+    if torchrun.is_main():
         _err().print(message)
 
 

@@ -59,7 +59,7 @@ def steps(work):
     tokens = work.lanes * work.seg_len
     found = {precision: Contestant(lambda p=precision: our_step(p), tokens) for precision in PRECISIONS}
     flops = training_flops_per_token(
-        model.settings, work.vocab_size, seg_len=work.seg_len, mem_len=work.mem_len, lanes=work.lanes
+        model.settings, work.vocab_size, seg_len=work.seg_len, mem_len=work.mem_len, batch_size=work.lanes
     )
     return {**found, "peer": Contestant(peer_step, tokens)}, flops, {}
 

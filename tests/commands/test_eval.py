@@ -365,7 +365,7 @@ def test_zeros_for_which_there_is_no_room_are_refused_in_one_line(here, monkeypa
     assert refusal("eval", "zeros", "--mem-len", 9_999_999, code=1) == (
         # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
         f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (9_999_999 + 2_499_999) * 4 / 2**30:.1f} GiB); "
-        "take fewer lanes, shorter lengths or a smaller model"
+        "use a smaller batch size, shorter lengths or a smaller model"
     )
 
 
@@ -591,7 +591,7 @@ def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
         (
             MemoryError("Tried to allocate 9 GB"),
             1,
-            "out of memory (tried to allocate 9 GB); take fewer lanes, shorter lengths or a smaller model",
+            "out of memory (tried to allocate 9 GB); use a smaller batch size, shorter lengths or a smaller model",
         ),
     ],
 )

@@ -430,6 +430,6 @@ def test_a_run_on_the_way_is_refused_unless_it_is_wanted(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
     message = refusal("recl", "byte", "half", *GRID, code=1)
     assert message == (
-        'runs/half is at step 4 of 7; finish it with "txl train --resume half", or take it as it is with --unfinished'
+        'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use it as it is with --unfinished'
     )
     assert len(json_of("recl", "byte", "half", "--unfinished", *GRID)["models"]) == 2

@@ -1,4 +1,4 @@
-"""What a CUDA graph does, on a CPU: operations recorded once and repeated on the same memory with the same numbers."""
+"""A CUDA graph emulated on a CPU: operations are recorded once and repeated on the same memory."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,25 +6,25 @@ from torch.utils._pytree import tree_leaves
 
 
 class Tape(TorchDispatchMode):
-    """Notes every operation."""
+    """Records every operation."""
 
     def __init__(self):
         super().__init__()
         self._operations = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Do it and note it; what only looks at other memory needs no repetition."""
+        """Run an operation and record it; a view needs no repetition."""
         result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
-        is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
         if not is_view:
             self._operations.append((func, args, kwargs or {}, result))
         return result
 
-    def repeat(self):
-        """Do all of it again; results lie where they lay."""
+    def replay(self):
+        """Run all operations again; their results keep their memory."""
         for func, args, kwargs, result in self._operations:
-            writes = any(one.alias_info is not None for one in func._schema.returns)
+            writes = any(value.alias_info is not None for value in func._schema.returns)
             again = func(*args, **kwargs)
             if not writes:
                 for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
@@ -32,18 +32,18 @@ class Tape(TorchDispatchMode):
                         old.data.copy_(new)
 
 
-def recorded(run, device):
-    """Stands for `recording.recorded`: as there, `run` runs before it is recorded, and nothing of that may be kept."""
+def capture(run, device):
+    """Stand in for `cuda_graph.capture`: like it, call `run` before recording, whose results must not be kept."""
     assert device.type == "cpu"
     for _ in range(2):
         run()
     with Tape() as tape:
         out = run()
-    out.data.fill_(float("nan"))  # a recording computes nothing
+    out.data.fill_(float("nan"))  # a capture computes nothing
 
-    def repeat():
+    def replay():
         with torch.no_grad():
-            tape.repeat()
+            tape.replay()
         return out
 
-    return repeat
+    return replay

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console
-from txlcli.config.model_settings import ABSOLUTE_POSITIONS
+from txlcli.config.encodings import scores_distances
 from txlcli.workflows.attention import AttentionResult, Head
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ def _mean(heads: list[dict[str, Any]], key: str) -> float:
 
 
 def _caption(result: dict[str, Any]) -> str:
-    absolute = result["position"] in ABSOLUTE_POSITIONS
-    limit = "" if absolute else f"max_distance = {result['max_distance']}, "
+    scored = scores_distances(result["position"])
+    limit = f"max_distance = {result['max_distance']}, " if scored else ""
     lines = [
         f"L = {result['seg_len']}, M = {result['mem_len']}, up to {result['attn_len_max']:,} keys per query, "
         f"same_length = {result['same_length']}, {limit}{result['precision']}.",
@@ -157,6 +157,6 @@ def _caption(result: dict[str, Any]) -> str:
         lines.append(f"Figure 6: heads {heads} from token {result['figure6']['at']:,} on.")
     if result["figure7"] is not None and "d" not in result["figure7"]:
         lines.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
-    if absolute:
+    if not scored:
         lines.append(f'Figure 7: none; the score of position = "{result["position"]}" is term (a) alone.')
     return "\n".join(lines)

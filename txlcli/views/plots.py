@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from txlcli import console
 from txlcli.errors import TxlError, UsageError
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

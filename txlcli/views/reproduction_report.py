@@ -56,7 +56,7 @@ def show(folder: Path, sections: Sequence[Section]) -> None:
 
 def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> None:
     """Write the costs of the missing trainings to stdout."""
-    from txlcli.workflows.training.forecast import duration
+    from txlcli.views.forecast import duration
 
     lines = [
         [

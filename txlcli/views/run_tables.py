@@ -63,7 +63,7 @@ def show_comparison(result: dict[str, Any]) -> None:
         [f"last train{unit}", *_losses(runs, "last_train", metric)],
         [f"test{unit}", *_losses(runs, "test", metric)],
         ["tokens/s", *_counts(runs, "tokens_per_s")],
-        *([name, *map(recipe.in_words, values)] for name, values in result["settings"].items()),
+        *([name, *map(recipe.format_value, values)] for name, values in result["settings"].items()),
     ]
     changed = any(run["changes"] for run in runs)
     if changed:
@@ -90,7 +90,8 @@ def _counts(runs: Sequence[dict[str, Any]], key: str) -> list[str]:
 def _describe_change(change: dict[str, Any]) -> str:
     """Return the step and the settings of a change, one per line."""
     settings = (
-        f"{name} {recipe.in_words(new)} (was {recipe.in_words(old)})" for name, (old, new) in change["settings"].items()
+        f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})"
+        for name, (old, new) in change["settings"].items()
     )
     return "\n".join((f"after {change['step']:,}:", *settings))
 

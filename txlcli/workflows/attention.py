@@ -132,7 +132,7 @@ def _eval_settings(run: "Run", options: AttentionOptions) -> "EvalSettings":
     """
     lengths = {"mem_len": options.mem_len, "seg_len": options.seg_len}
     changes = {key: value for key, value in lengths.items() if value is not None}
-    settings = run.settings.reading(batch_size=1, **changes)
+    settings = run.settings.evaluation_settings(batch_size=1, **changes)
     run.settings.check_memory(settings.mem_len, run=run.folder, instead="give --mem-len 0")
     return settings
 

@@ -104,7 +104,7 @@ class Generation:
         from txlcli.core.reading import sampling
 
         reader = sampling.reader_of_one_text(
-            self.opened.model, self.opened.run.settings.reading(), precision=self.opened.precision
+            self.opened.model, self.opened.run.settings.evaluation_settings(), precision=self.opened.precision
         )
         context = torch.tensor(self.context.tokens, dtype=torch.int64, device=reader.device)
         for number in range(self.options.samples):
@@ -177,7 +177,7 @@ def _encode_prompt(opened: "OpenRun", prompt: str, reporter: Reporter) -> Contex
 def _split_context(opened: "OpenRun", options: GenerationOptions, data_dir: Path, reporter: Reporter) -> Context:
     """Return a passage of the test split, at `options.at` or a random token."""
     import corpora
-    from corpora.corpus import as_it_is
+    from corpora.corpus import unchanged
 
     store = opened.store(data_dir)
     warn_if_trained_on(opened, store, SPLIT, reporter)
@@ -197,7 +197,7 @@ def _split_context(opened: "OpenRun", options: GenerationOptions, data_dir: Path
         tokens=[int(token) for token in ids[max(0, at - length) : at]],
         continuation=[int(token) for token in ids[at : at + options.tokens]],
         title=f"{store.name} test, token {at:,}",
-        detokenize=None if detokenize is as_it_is else detokenize,
+        detokenize=None if detokenize is unchanged else detokenize,
         position=at,
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from txlcli.config import recipe
-from txlcli.config.settings import AttentionKind
+from txlcli.config.settings import AttentionBackend
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_folder
@@ -34,7 +34,7 @@ class SpeedOptions:
     """Repetitions of each measurement."""
     overrides: Sequence[str] = ()
     """Changes of the recipe, `section.key=value`."""
-    attention: AttentionKind | None = None
+    attention: AttentionBackend | None = None
     """Attention backend; None selects that of the recipe."""
     plotted: bool = False
     """True if the times are to be plotted over the attention length."""
@@ -66,7 +66,7 @@ def measure(
     if settings.model.recurrent_state:
         _refuse_attention_options(title, options)
     else:
-        settings.check_windows(options.attn_lens or [], subject=title)
+        settings.check_attn_lens(options.attn_lens or [], subject=title)
         lengths = options.attn_lens or _lengths_of_table_9(settings.model.longest_window)
         settings = _with_attention(settings, cast("TransformerXL", model), options.attention)
     used = precision or settings.train.precision
@@ -130,7 +130,7 @@ def _lengths_of_table_9(longest: int | None) -> list[int]:
     return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
 
 
-def _with_attention(settings: "Settings", model: "TransformerXL", attention: AttentionKind | None) -> "Settings":
+def _with_attention(settings: "Settings", model: "TransformerXL", attention: AttentionBackend | None) -> "Settings":
     """Set the attention backend of the model, and return settings with it."""
     from txlcli.core.kernels.compilation import check_attention
 
@@ -173,7 +173,7 @@ class Bench:
             time_vanilla,
         )
 
-        settings = self.settings.reading(mem_len=attn_len, batch_size=1)
+        settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
         flops = self._evaluation_flops(settings)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
@@ -226,7 +226,7 @@ class Bench:
     def _evaluation(self, lanes: int) -> dict[str, Any]:
         from txlcli.core.measures.timing import peak_memory, time_evaluation
 
-        settings = self.settings.reading(batch_size=lanes)
+        settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
         with self._reporter.progress(work), peak_memory(self.device) as memory:
             timing = time_evaluation(self.model, settings, precision=self.precision, repeat=self.repeat)
@@ -237,7 +237,7 @@ class Bench:
         from txlcli.core.measures.cost import window_flops_per_prediction
         from txlcli.core.measures.timing import peak_memory, time_single_tokens
 
-        settings = self.settings.reading(batch_size=1)
+        settings = self.settings.evaluation_settings(batch_size=1)
         with self._reporter.progress(SINGLE_TOKENS), peak_memory(self.device) as memory:
             timing = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
         if settings.mem_len or self.settings.model.recurrent_state:
@@ -265,7 +265,7 @@ class Bench:
             self.model.vocab_size,
             seg_len=train.seg_len,
             mem_len=train.mem_len,
-            lanes=train.batch_size,
+            batch_size=train.batch_size,
         )
         lanes, full = f"{train.batch_size} lanes", self.settings.train.batch_size
         if train.batch_size < full:

@@ -1,18 +1,15 @@
-"""Devices and number formats: what is picked, what is refused."""
-
-from pathlib import Path
+"""Devices and precisions: which are selected, which are refused."""
 
 import pytest
 import torch
 
-from txlcli.core.kernels import device
-from txlcli.core.kernels.device import autocast, check_precision, check_room, describe, pick_device
+from txlcli.core.kernels.device import MEMINFO, autocast, check_free_memory, check_precision, describe, pick_device
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-with_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+with_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
 
 def product_dtype(device, precision):
@@ -21,24 +18,24 @@ def product_dtype(device, precision):
         return (matrix @ matrix).dtype
 
 
-def test_the_cpu_is_always_there():
+def test_the_cpu_is_always_available():
     assert pick_device("cpu") == CPU
     assert describe(CPU).startswith("cpu (")
 
 
 @without_cuda
-def test_auto_takes_the_cpu_where_there_is_no_cuda():
+def test_auto_is_the_cpu_without_cuda():
     assert pick_device("auto") == CPU
 
 
 @without_cuda
-def test_cuda_is_refused_where_there_is_none():
+def test_cuda_is_refused_if_it_is_not_available():
     with pytest.raises(UsageError, match=r"^--device cuda: PyTorch finds no CUDA device here; use --device cpu$"):
         pick_device("cuda")
 
 
 @with_cuda
-def test_auto_takes_cuda_where_there_is_one():
+def test_auto_is_cuda_if_it_is_available():
     assert pick_device("auto") == pick_device("cuda") == CUDA
     assert describe(CUDA)
 
@@ -55,7 +52,7 @@ def test_the_cpu_multiplies_fp32_and_bf16(precision):
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_matrices_are_multiplied_in_the_precision_asked_for(precision, dtype):
+def test_matrix_products_use_the_requested_precision(precision, dtype):
     assert product_dtype(CPU, precision) == dtype
 
 
@@ -64,22 +61,22 @@ def test_cuda_multiplies_fp16():
     assert product_dtype(CUDA, "fp16") == torch.float16
 
 
-def test_more_than_a_cpu_has_free_is_refused(monkeypatch):
-    monkeypatch.setattr(device, "_free_bytes", lambda: 3 << 30)
-    check_room(3 << 30, CPU)
-    check_room(7 << 30, CUDA)  # which says so itself
+def test_more_than_a_cpu_has_free_is_refused(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable:    3145728 kB\n", encoding="ascii")
+    check_free_memory(3 << 30, CPU, meminfo=meminfo)
+    check_free_memory(7 << 30, CUDA, meminfo=meminfo)  # CUDA raises an error of its own
     with pytest.raises(MemoryError, match=r"^tried to allocate 3\.5 GiB, of 3\.0 GiB that are free$") as caught:
-        check_room(7 << 29, CPU)
+        check_free_memory(7 << 29, CPU, meminfo=meminfo)
     assert is_out_of_memory(caught.value)
 
 
-def test_where_nothing_says_what_is_free_all_is_tried(monkeypatch):
-    monkeypatch.setattr(device, "_free_bytes", lambda: None)
-    check_room(1 << 60, CPU)
+def test_nothing_is_refused_where_the_free_memory_is_unknown(tmp_path):
+    check_free_memory(1 << 60, CPU, meminfo=tmp_path / "no such file")
 
 
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says it so")
-def test_what_is_free_is_read_from_linux():
-    assert check_room(1, CPU) is None
+@pytest.mark.skipif(not MEMINFO.exists(), reason="only Linux has /proc/meminfo")
+def test_the_free_memory_is_read_from_linux():
+    assert check_free_memory(1, CPU) is None
     with pytest.raises(MemoryError):
-        check_room(1 << 60, CPU)
+        check_free_memory(1 << 60, CPU)

@@ -1,91 +1,102 @@
-"""Products by oneDNN are those of nn.Linear, gradients included."""
+"""Products by oneDNN equal those of nn.Linear, gradients included."""
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import V, draw_tokens, read_segments, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels import linear as linear_module
-from txlcli.core.kernels.linear import Linear, linear, packing_pays
-from txlcli.core.model.registry import make_reader
+from txlcli.core.kernels.linear import (
+    Linear,
+    OneDnnUse,
+    cached_casts,
+    linear,
+    onednn_is_faster,
+    should_pack,
+    use_onednn,
+)
+from txlcli.core.kernels.private import has_onednn, onednn_has_bf16
 from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.registry import make_reader
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
+EVERYWHERE = OneDnnUse(fp32=True, bf16=onednn_has_bf16(), min_columns=1)
+NOWHERE = OneDnnUse(fp32=False, bf16=False)
 
-needs_onednn = pytest.mark.skipif(not linear_module._has_onednn(), reason="PyTorch has no oneDNN here")
+needs_onednn = pytest.mark.skipif(not has_onednn(), reason="PyTorch has no oneDNN on this machine")
 
 
 @pytest.fixture
-def everywhere(monkeypatch):
-    """oneDNN multiplies whatever it can."""
-    monkeypatch.setattr(linear_module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(linear_module, "NARROWEST", 1)
+def everywhere():
+    """Use oneDNN for all products that it can compute."""
+    with use_onednn(EVERYWHERE):
+        yield
 
 
 def draw(*shape, seed=3):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-class Watched:
-    """How many products went to oneDNN."""
+class OneDnnCounter(TorchDispatchMode):
+    """Counts the products that oneDNN computes."""
 
-    def __init__(self, monkeypatch):
-        self.count, multiply = 0, linear_module._multiply
+    def __init__(self):
+        super().__init__()
+        self.count = 0
 
-        def counted(*tensors):
-            self.count += 1
-            return multiply(*tensors)
-
-        monkeypatch.setattr(linear_module, "_multiply", counted)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name == "mkldnn::_linear_pointwise"
+        return func(*args, **(kwargs or {}))
 
 
-def turned(rows):
-    """The same numbers with gaps between them."""
+def strided(rows):
+    """Return equal rows that are not contiguous."""
     return torch.stack([rows, rows], dim=-1)[..., 0]
 
 
 @needs_onednn
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("lead", [(1,), (L,), (B, L), (B, 0), (B, 3, L)], ids=str)
-@pytest.mark.parametrize("lay", [torch.Tensor.clone, turned])
-def test_output_and_gradients_are_those_of_plain_products(everywhere, monkeypatch, with_bias, lead, lay):
-    found = []
+@pytest.mark.parametrize("lay", [torch.Tensor.clone, strided])
+def test_output_and_gradients_equal_plain_products(everywhere, with_bias, lead, lay):
+    results = []
     for function in (linear, F.linear):
         rows, weight, bias = draw(*lead, INPUTS), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS, seed=5)
         leaves = [tensor.requires_grad_() for tensor in ((rows, weight, bias) if with_bias else (rows, weight))]
-        watched = Watched(monkeypatch)
-        out = function(lay(rows), *leaves[1:])
-        grads = torch.autograd.grad((out * draw(*lead, OUTPUTS, seed=6)).sum(), leaves)
-        assert watched.count == (2 if function is linear else 0)
+        with OneDnnCounter() as onednn:
+            out = function(lay(rows), *leaves[1:])
+            grads = torch.autograd.grad((out * draw(*lead, OUTPUTS, seed=6)).sum(), leaves)
+        assert onednn.count == (2 if function is linear else 0)
         with torch.inference_mode():
             torch.testing.assert_close(function(lay(rows), *leaves[1:]), out.detach(), rtol=0, atol=0)
-        found.append((out, *grads))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+        results.append((out, *grads))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn
-@pytest.mark.parametrize("learned", range(3))
-def test_no_gradient_is_computed_that_nobody_needs(everywhere, learned):
+@pytest.mark.parametrize("trained", range(3))
+def test_only_the_gradients_that_are_needed_are_computed(everywhere, trained):
     tensors = [draw(L, INPUTS), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS)]
     assert not linear(*tensors).requires_grad
-    tensors[learned].requires_grad_()
-    found = linear_module._Linear.backward(linear(*tensors).grad_fn, torch.ones(L, OUTPUTS))
-    assert [one is not None for one in found] == [number == learned for number in range(4)]
+    tensors[trained].requires_grad_()
+    grads = linear(*tensors).grad_fn.apply(torch.ones(L, OUTPUTS))
+    assert [grad is not None for grad in grads] == [number == trained for number in range(4)]
 
 
 @needs_onednn
-def test_the_compiler_sees_one_graph(everywhere):
+def test_the_compiler_traces_one_graph(everywhere):
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
-    found = torch.compile(lambda rows: module(rows).relu(), fullgraph=True, backend="eager")(rows)
-    torch.testing.assert_close(found, module(rows).relu(), rtol=1e-5, atol=1e-5)
+    given = torch.compile(lambda rows: module(rows).relu(), fullgraph=True, backend="eager")(rows)
+    torch.testing.assert_close(given, module(rows).relu(), rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn
-def test_a_product_may_be_changed_in_place_and_keeps_rows_and_weight_alone(everywhere):
+def test_a_product_can_be_modified_in_place_and_saves_only_rows_and_weight(everywhere):
     rows, weight = draw(B, L, INPUTS).requires_grad_(), draw(OUTPUTS, INPUTS, seed=4).requires_grad_()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.data_ptr()) or tensor, id):
@@ -94,36 +105,34 @@ def test_a_product_may_be_changed_in_place_and_keeps_rows_and_weight_alone(every
     torch.testing.assert_close(out.mul_(3), 3 * F.linear(rows, weight), rtol=1e-5, atol=1e-5)
 
 
-needs_bf16 = pytest.mark.skipif(not linear_module.onednn_has_bf16(), reason="oneDNN has no bf16 here")
+needs_bf16 = pytest.mark.skipif(not onednn_has_bf16(), reason="oneDNN has no bf16 on this machine")
 IN_BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
 
 
 @needs_bf16
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("lay", [torch.Tensor.clone, turned])
-def test_under_autocast_output_and_gradients_are_those_of_plain_products(
-    everywhere, monkeypatch, with_bias, given, lay
-):
-    found = []
+@pytest.mark.parametrize("lay", [torch.Tensor.clone, strided])
+def test_under_autocast_output_and_gradients_equal_plain_products(everywhere, with_bias, given, lay):
+    results = []
     for function in (linear, F.linear):
         rows, weight, bias = draw(B, L, INPUTS).to(given), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS, seed=5)
         leaves = [tensor.requires_grad_() for tensor in ((rows, weight, bias) if with_bias else (rows, weight))]
-        watched = Watched(monkeypatch)
-        with torch.autocast(**IN_BF16):
-            out = function(lay(rows), *leaves[1:])
-        grads = torch.autograd.grad((out * draw(B, L, OUTPUTS, seed=6)).sum(), leaves)
-        assert watched.count == (2 if function is linear else 0)
-        found.append((out, *grads))
-    torch.testing.assert_close(*found, rtol=0.02, atol=0.02)
-    assert [one.dtype for one in found[0]] == [torch.bfloat16, given, *[torch.float32] * (len(leaves) - 1)]
+        with OneDnnCounter() as onednn:
+            with torch.autocast(**IN_BF16):
+                out = function(lay(rows), *leaves[1:])
+            grads = torch.autograd.grad((out * draw(B, L, OUTPUTS, seed=6)).sum(), leaves)
+        assert onednn.count == (2 if function is linear else 0)
+        results.append((out, *grads))
+    torch.testing.assert_close(*results, rtol=0.02, atol=0.02)
+    assert [one.dtype for one in results[0]] == [torch.bfloat16, given, *[torch.float32] * (len(leaves) - 1)]
 
 
 @needs_bf16
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_backward_pass_keeps_no_cast_of_a_weight_unless_that_is_wanted(everywhere, kept):
+def test_the_backward_pass_keeps_a_cast_of_the_weight_only_with_cached_casts(everywhere, kept):
     weight, saved = draw(OUTPUTS, INPUTS).requires_grad_(), []
-    casts = linear_module.kept_casts() if kept else contextlib.nullcontext()
+    casts = cached_casts() if kept else contextlib.nullcontext()
     saving = torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, id)
     with casts, saving, torch.autocast(**IN_BF16):
         linear(draw(L, INPUTS).requires_grad_(), weight)
@@ -133,63 +142,56 @@ def test_the_backward_pass_keeps_no_cast_of_a_weight_unless_that_is_wanted(every
 
 
 @pytest.mark.parametrize("case", ["narrow", "float64", "autocast", "fp16", "no bf16", "another machine"])
-def test_other_products_are_pytorch_s_own(everywhere, monkeypatch, case):
+def test_other_products_are_left_to_pytorch(case):
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
     autocast = {"autocast": torch.bfloat16, "fp16": torch.float16, "no bf16": torch.bfloat16}.get(case)
-    if case == "narrow":
-        monkeypatch.setattr(linear_module, "NARROWEST", INPUTS + 1)
-    elif case == "float64":
+    changes = {"narrow": {"min_columns": INPUTS + 1}, "no bf16": {"bf16": False}, "another machine": {"fp32": False}}
+    if case == "float64":
         module, rows = module.double(), rows.double()
-    elif case == "no bf16":
-        monkeypatch.setattr(linear_module, "onednn_has_bf16", lambda: False)
-    elif case == "another machine":
-        monkeypatch.setattr(linear_module, "onednn_is_faster", lambda: False)
-    watched = Watched(monkeypatch)
-    learning = case != "autocast"  # with bf16 where nothing is learned
-    with torch.set_grad_enabled(learning), torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
-        found, expected = module(rows), F.linear(rows, module.weight, module.bias)
-    assert watched.count == 0
-    assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
+    has_gradient = case != "autocast"  # bf16 without gradients
+    use = dataclasses.replace(EVERYWHERE, **changes.get(case, {}))
+    cast = torch.autocast("cpu", dtype=autocast, enabled=autocast is not None)
+    with use_onednn(use), torch.set_grad_enabled(has_gradient), OneDnnCounter() as onednn, cast:
+        given, expected = module(rows), F.linear(rows, module.weight, module.bias)
+    assert onednn.count == 0
+    assert given.dtype == expected.dtype
+    assert torch.equal(given, expected)
 
 
 @pytest.mark.parametrize(
     ("cpuinfo", "capability", "expected"),
     [
-        ("vendor_id\t: AuthenticAMD\n", "AVX512", linear_module._has_onednn()),
+        ("vendor_id\t: AuthenticAMD\n", "AVX512", has_onednn()),
         ("vendor_id\t: AuthenticAMD\n", "AVX2", False),
         ("vendor_id\t: GenuineIntel\n", "AVX512", False),
-        (None, "AVX512", False),  # no Linux
+        (None, "AVX512", False),  # not Linux
     ],
 )
-def test_onednn_is_taken_where_it_was_measured(monkeypatch, cpuinfo, capability, expected):
-    def read_text(path, **_):
-        if cpuinfo is None:
-            raise FileNotFoundError(path)
-        return cpuinfo
-
-    monkeypatch.setattr(linear_module.Path, "read_text", read_text)
+def test_onednn_multiplies_fp32_on_the_cpus_that_were_measured(monkeypatch, tmp_path, cpuinfo, capability, expected):
+    path = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        path.write_text(cpuinfo, encoding="utf-8")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert linear_module.onednn_is_faster.__wrapped__() is expected
+    assert onednn_is_faster(path) is expected
 
 
 @needs_onednn
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_model_is_the_same_function_by_onednn(everywhere, monkeypatch, norm):
+def test_onednn_does_not_change_a_model(norm):
     model, tokens = small_model(norm=norm, dtype=torch.float32), draw_tokens(B, 13)
     assert all(isinstance(module, Linear) for module in model.modules() if isinstance(module, nn.Linear))
 
-    def look():
+    def results(use):
         model.zero_grad()
-        log_probs, _ = read_segments(model, tokens, [L, L, 3], mem_len=M)
-        log_probs[..., V // 2].mean().backward()
+        with use_onednn(use):
+            log_probs, _ = read_segments(model, tokens, [L, L, 3], mem_len=M)
+            log_probs[..., V // 2].mean().backward()
         return log_probs.detach(), [parameter.grad.clone() for parameter in model.parameters()]
 
-    watched = Watched(monkeypatch)
-    found = look()
-    assert watched.count > 50
-    monkeypatch.setattr(linear_module, "onednn_is_faster", lambda: False)
-    torch.testing.assert_close(found, look(), rtol=1e-4, atol=1e-5)
+    with OneDnnCounter() as onednn:
+        given = results(EVERYWHERE)
+    assert onednn.count > 50
+    torch.testing.assert_close(given, results(NOWHERE), rtol=1e-4, atol=1e-5)
 
 
 PRECISIONS = [
@@ -207,28 +209,26 @@ def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, w
     module.pack(dtype)
     assert module.packed is not None
     with torch.inference_mode():
-        found = module(rows)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+        given = module(rows)
+    assert given.dtype == dtype
+    torch.testing.assert_close(given.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("case", ["narrow", "float64", "another machine"])
-def test_a_matrix_is_packed_where_that_pays(everywhere, monkeypatch, case):
+@pytest.mark.parametrize(
+    ("changed", "dtype"),
+    [({"min_columns": INPUTS + 1}, torch.float32), ({}, torch.float64), ({"fp32": False}, torch.float32)],
+)
+def test_a_matrix_is_packed_where_that_is_faster(changed, dtype):
     weight = draw(OUTPUTS, INPUTS)
-    assert packing_pays(weight, torch.float32)
-    assert packing_pays(weight, torch.bfloat16) == linear_module.onednn_has_bf16()
-    dtype = torch.float32
-    if case == "narrow":
-        monkeypatch.setattr(linear_module, "NARROWEST", INPUTS + 1)
-    elif case == "float64":
-        dtype = torch.float64
-    else:
-        monkeypatch.setattr(linear_module, "onednn_is_faster", lambda: False)
-    assert not packing_pays(weight, dtype)
-    assert not packing_pays(weight.to("meta"), dtype)
+    with use_onednn(EVERYWHERE):
+        assert should_pack(weight, torch.float32)
+        assert should_pack(weight, torch.bfloat16) == onednn_has_bf16()
+    with use_onednn(dataclasses.replace(EVERYWHERE, **changed)):
+        assert not should_pack(weight, dtype)
+        assert not should_pack(weight.to("meta"), dtype)
 
 
-def test_a_matrix_that_is_not_packed_is_cast_and_the_weight_left_alone():
+def test_a_matrix_that_is_not_packed_is_cast_without_changing_the_parameter():
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
     weight, bias = module.weight, module.bias
     module.pack(torch.float32)
@@ -247,41 +247,38 @@ def read(decoder, tokens, lengths):
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("changed", [{"norm": "post"}, {"norm": "pre"}, {"position": "sinusoid"}], ids=str)
 @pytest.mark.parametrize(("lanes", "lengths"), [(1, [1] * 29), (B, [L, L, L, 14])], ids=["tokens", "segments"])
-def test_a_decoder_reads_by_packed_matrices_what_it_reads_without(
-    everywhere, monkeypatch, changed, dtype, tolerance, lanes, lengths
-):
+def test_packed_matrices_do_not_change_what_a_decoder_returns(changed, dtype, tolerance, lanes, lengths):
     model, tokens = small_model(dtype=torch.float32, std=0.2, **changed), draw_tokens(lanes, 29)
-    how = {"lanes": lanes, "mem_len": M, "seg_len": 14, "precision": "fp32" if dtype == torch.float32 else "bf16"}
-    packed = Decoder(model, **how)
-    assert all(layer.attention.merged is not None for layer in packed.model.layers)
-    found = [read(packed, tokens, lengths), packed.read_last(tokens, 3)]
-    monkeypatch.setattr(linear_module, "NARROWEST", 10**6)
-    plain = Decoder(model, **how)
-    assert all(layer.attention.merged is None for layer in plain.model.layers)
-    expected = [read(plain, tokens, lengths), plain.read_last(tokens, 3)]
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    options = {"lanes": lanes, "mem_len": M, "seg_len": 14, "precision": "fp32" if dtype == torch.float32 else "bf16"}
+    results = []
+    for use in (EVERYWHERE, NOWHERE):
+        with use_onednn(use):
+            decoder = Decoder(model, **options)
+            packed = {layer.attention.project_all is not None for layer in decoder.model.layers}
+            assert packed == {use is EVERYWHERE}
+            results.append([read(decoder, tokens, lengths), decoder.read_last(tokens, 3)])
+    torch.testing.assert_close(*results, rtol=0, atol=tolerance)
 
 
 MODELS = {
     "transformer": small_model,
-    "qrnn": lambda **how: small_rnn("qrnn", **how),
-    "lstm": lambda **how: small_rnn("lstm", **how),
+    "qrnn": lambda **changed: small_rnn("qrnn", **changed),
+    "lstm": lambda **changed: small_rnn("lstm", **changed),
 }
 
 
 @needs_onednn
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("use", [EVERYWHERE, NOWHERE], ids=["packed", "not packed"])
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_a_reader_shares_the_model_s_weights_and_leaves_it_as_it_was(everywhere, monkeypatch, make, precision, packs):
-    if not packs:
-        monkeypatch.setattr(linear_module, "NARROWEST", 10**6)
+def test_a_reader_shares_the_weights_of_the_model_and_does_not_change_it(make, precision, use):
     model = make(dtype=torch.float32).train()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     parameters = dict(model.named_parameters())
-    how = EvalSettings(mem_len=M, seg_len=L, batch_size=1)
-    reader = make_reader(model, how, lanes=1, precision=precision)
-    reader.read(draw_tokens(1, L))
+    settings = EvalSettings(mem_len=M, seg_len=L, batch_size=1)
+    with use_onednn(use):
+        reader = make_reader(model, settings, lanes=1, precision=precision)
+        reader.read(draw_tokens(1, L))
     for name, parameter in model.named_parameters():
         assert parameter is parameters[name]
         assert parameter.requires_grad
@@ -290,8 +287,8 @@ def test_a_reader_shares_the_model_s_weights_and_leaves_it_as_it_was(everywhere,
     if precision == "fp32":
         assert all(parameter is parameters[name] for name, parameter in reader.model.named_parameters())
     linears = [module for module in reader.model.modules() if isinstance(module, Linear)]
-    assert any(module.packed is not None for module in linears) == (packs and bool(linears))
+    assert any(module.packed is not None for module in linears) == (use is EVERYWHERE and bool(linears))
     assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
     assert model.training
     assert not reader.model.training
-    assert make_reader(reader.model, how, lanes=1, precision=precision).model is reader.model
+    assert make_reader(reader.model, settings, lanes=1, precision=precision).model is reader.model

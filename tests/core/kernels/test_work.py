@@ -47,7 +47,7 @@ def training(**how):
     """A training whose next step finds its memory, its gradients and the optimizer's state."""
     settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **how)
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
-    segments = TrainingSegments(ids, lanes=B, seg_len=L)
+    segments = TrainingSegments(ids, batch_size=B, seg_len=L)
     model = small_model(dtype=torch.float32)
     found = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_bytes_of_results_are_counted_and_views_and_places_given_are_not():
 
 def test_a_training_step_multiplies_no_more_than_the_formula():
     step = training()
-    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     unseen = unseen_flops_per_token(step.model.settings, L)
     assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
 
@@ -89,7 +89,7 @@ def test_a_training_step_multiplies_no_more_than_the_formula():
 def test_blocks_of_queries_leave_out_most_of_what_none_sees(monkeypatch, queries):
     monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", queries)
     step = training()
-    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     blocks = [23, 23, 21] if queries == 17 else [1] * L
     unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
     assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
@@ -137,7 +137,7 @@ def test_a_training_step_allocates_no_more_than_its_tensors():
 
 def test_recomputing_multiplies_queries_with_keys_and_distances_and_the_softmax_once_more():
     step = training(recompute=True)
-    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     expected += unseen_flops_per_token(step.model.settings, L)
     scores = 2 * 2 * B * N * SCORES * D  # two products, each of a multiplication and an addition
     logits = 2 * B * L * V * WIDTH

@@ -13,7 +13,7 @@ from tests.core.model.test_encodings import KINDS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures import attention_maps
 from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, strongest, term_scores, terms_of
-from txlcli.core.model.encodings import sinusoids
+from txlcli.core.model.attention import distance_encoding
 
 L, M, H, D, WIDTH, N = 5, 7, 3, 11, 14, 2
 FIRST = 10  # two segments fill the memory
@@ -173,7 +173,7 @@ def looking_at(distances):
             projection.weight.zero_()
             for head, distance in enumerate(wanted):
                 if distance is not None:
-                    projection.weight[head * D] = 1e3 * sinusoids(torch.tensor([distance]), WIDTH)[0]
+                    projection.weight[head * D] = 1e3 * distance_encoding(torch.tensor([distance]), WIDTH)[0]
     return model
 
 
@@ -240,7 +240,7 @@ def test_the_top_fifth_of_thirty_five_places_is_seven():
     assert strongest(np.arange(35.0)[None]).nonzero()[1].tolist() == list(range(28, 35))
 
 
-class Counted(attention_maps.DistanceSpace):
+class Counted(attention_maps.PaddedScoreBuffer):
     """Scores that remember how large they were."""
 
     largest = 0
@@ -256,7 +256,7 @@ def test_scores_stay_within_their_bytes_and_change_no_number(monkeypatch, querie
     whole = observe(model, tokens, how(), at=FIRST + 3, rows=R)
     bound = queries * H * (M + 2 * L) * 8
     monkeypatch.setattr(attention_maps, "SCORE_BYTES", bound)
-    monkeypatch.setattr(attention_maps, "DistanceSpace", Counted)
+    monkeypatch.setattr(attention_maps, "PaddedScoreBuffer", Counted)
     monkeypatch.setattr(Counted, "largest", 0)
     parts = observe(model, tokens, how(), at=FIRST + 3, rows=R)
     assert (queries - 1) / queries * bound / 2 < Counted.largest <= bound

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
 from tests.core.work_counters import unseen_flops_per_token
+from txlcli.config.bands import bands
 from txlcli.core.measures.cost import (
     band_share,
     counted_shares,
@@ -20,7 +21,6 @@ from txlcli.core.measures.cost import (
     window_flops_per_prediction,
     zipf_shares,
 )
-from txlcli.core.model.adaptive import bands
 
 B, L, M = 3, 5, 7
 
@@ -81,7 +81,7 @@ def test_a_training_step_is_what_pytorch_counts(mem_len, changed):
     with FlopCounterMode(display=False) as counter:
         hidden, _ = model(draw_tokens(B, L), memory, mem_len=mem_len)
         model.losses(hidden, draw_tokens(B, L)).mean().backward()
-    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, lanes=B)
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, batch_size=B)
     unseen = unseen_flops_per_token(model.settings, L)
     assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
 
@@ -91,7 +91,7 @@ def test_auxiliary_classifiers_count_for_as_long_as_their_layers_do():
     # the second token throughout, beside the model's own softmax.
     plain = model_settings(position="learned", n_positions=L)
     with_losses = dataclasses.replace(plain, auxiliary_losses=True)
-    cost = [training_flops_per_token(model, V, seg_len=L, mem_len=0, lanes=B) for model in (plain, with_losses)]
+    cost = [training_flops_per_token(model, V, seg_len=L, mem_len=0, batch_size=B) for model in (plain, with_losses)]
     assert cost[1] - cost[0] == pytest.approx(6 * (2 * 0.25 + 1) * 19 * 14)
 
 
@@ -157,7 +157,7 @@ def test_an_adaptive_training_step_is_what_pytorch_counts(tied):
     assert min(read) > 0
     wanted = [15, 5, 2]  # all need the head
     ends = sum(count * products for count, products in zip(read + wanted, EMBEDDED + SCORED, strict=True))
-    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, lanes=B)
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     formula += unseen_flops_per_token(model.settings, L)
     zipf_ends = embedding_products(
         model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V))
@@ -170,7 +170,7 @@ def test_shares_are_counted_where_there_is_a_text():
     cut = bands(model_settings(cutoffs=(7, 13)), V)
     assert counted_shares(cut, np.array([0, 6, 7, 12, 3, 18, 1, 2])) == [5 / 8, 2 / 8, 1 / 8]
     even, head_only = (
-        training_flops_per_token(model_settings(cutoffs=(7, 13)), V, seg_len=L, mem_len=M, lanes=B, shares=shares)
+        training_flops_per_token(model_settings(cutoffs=(7, 13)), V, seg_len=L, mem_len=M, batch_size=B, shares=shares)
         for shares in ([1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0])
     )
     assert even - head_only == pytest.approx(6 * 14 * (6 + 6) / 3)
@@ -190,7 +190,7 @@ def test_a_training_step_of_a_recurrent_model_is_what_pytorch_counts(arch):
     with FlopCounterMode(display=False) as counter:
         hidden, _ = model(draw_tokens(B, L), model.first_memory(B, 0), mem_len=0)
         model.losses(hidden, draw_tokens(B, L)).mean().backward()
-    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=0, lanes=B)
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=0, batch_size=B)
     # No gradient goes back into the state that the segment before left: one product less in each lane and layer.
     without = 2 * B * 4 * (11 * 11 + 11 * 11 + 7 * 7) if arch == "lstm" else 0
     assert counter.get_total_flops() == pytest.approx(B * L * formula - without, rel=1e-12)

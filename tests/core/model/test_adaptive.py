@@ -11,8 +11,8 @@ from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
+from txlcli.config.bands import Band, bands
 from txlcli.config.settings import TrainSettings
-from txlcli.core.model.adaptive import Band, bands
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.training.loop import Training
@@ -150,9 +150,9 @@ def test_choosing_among_the_vectors_of_all_bands_embeds_the_same(kind):
     # As a GPU does, which is not asked which tokens lie in a band. Ids are repeated, and a band has none.
     for tokens in (draw_tokens(3, 7), draw_tokens(3, 7, vocab_size=11)):
         found = []
-        for way in ("_vectors", "_choose"):
+        for method in ("embed_each_band", "embed_all_bands"):
             model = adaptive_model(**kind)
-            vectors = getattr(model.embedding, way)(tokens)
+            vectors = getattr(model.embedding, method)(tokens)
             vectors.backward(torch.arange(vectors.numel(), dtype=vectors.dtype).view_as(vectors))
             found.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
         for one, other in zip(*found, strict=True):
@@ -369,7 +369,7 @@ def test_gradients_of_rows_are_added_to_what_a_table_has_and_make_no_other_table
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_training_on_a_cpu_adds_rows_to_tables_that_the_softmax_uses(tmp_path, tied):
     model = small_model(tie_embeddings=tied, dtype=torch.float32)
-    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), lanes=2, seg_len=5)
+    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), batch_size=2, seg_len=5)
     settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
     assert not model.embedding.gradient_of_rows
     training = Training(model, settings, segments, None, tmp_path, {})

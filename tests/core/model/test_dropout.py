@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from txlcli.core.model.dropout import Dropout, WordDropout, keep_mask, rectify_and_drop
+from txlcli.core.kernels.dropout_mask import keep_mask
+from txlcli.core.kernels.relu_dropout import relu_dropout
+from txlcli.core.model.dropout import Dropout, WordDropout
 
 CPU = torch.device("cpu")
 B, L, D, V = 7, 11, 5, 13
@@ -174,7 +176,7 @@ def test_a_dropped_relu_is_dropout_of_relu_with_its_gradient(variational, dtype,
     given = torch.randn(7, 11, 5, dtype=dtype)
     given[0, 0] = 0.0
     weight, dropout, found = torch.randn(7, 11, 5, dtype=dtype), Dropout(share, variational=variational), []
-    for function in (rectify_and_drop, lambda hidden, dropout: dropout(hidden.relu())):
+    for function in (relu_dropout, lambda hidden, dropout: dropout(hidden.relu())):
         leaf = given.clone().requires_grad_()
         torch.manual_seed(3)
         out = function(leaf * 1, dropout)  # no leaf is overwritten
@@ -186,5 +188,5 @@ def test_a_dropped_relu_is_dropout_of_relu_with_its_gradient(variational, dtype,
 def test_a_dropped_relu_keeps_its_result_alone():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, id):
-        out = rectify_and_drop(torch.randn(7, 11, requires_grad=True) * 1, Dropout(0.5))
+        out = relu_dropout(torch.randn(7, 11, requires_grad=True) * 1, Dropout(0.5))
     assert [tensor.data_ptr() for tensor in kept if tensor.dim()] == [out.data_ptr()]

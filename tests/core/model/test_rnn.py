@@ -13,10 +13,12 @@ from tests.core.oracle import bands_of, numbers_of
 from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run
 from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
-from txlcli.core.model.registry import count_parameters, make_model, make_reader
-from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel, StateReader
+from txlcli.core.model.registry import count_parameters, make_model
+from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score
+from txlcli.core.reading.state_reader import StateReader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.segments import scored_stream
@@ -239,7 +241,7 @@ def test_16_bits_are_close_and_the_state_stays_in_32(kind):
     found = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
     assert found.dtype == torch.float32
     assert 0 < (found - expected).abs().max() < 0.05
-    assert {tensor.dtype for tensor in reader._memory} == {torch.float32}
+    assert {tensor.dtype for tensor in reader.state} == {torch.float32}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):
         _, memory = model(tokens, model.first_memory(B, 0), mem_len=0)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.builders import draw_tokens, read_segments, small_model
-from txlcli.core.reading import decoder
 from txlcli.core.reading.decoder import Decoder, key_limit
+from txlcli.core.reading.past import SlidingBuffer, Window
 
 B, L, M, T = 2, 5, 7, 53
 
@@ -114,12 +114,15 @@ def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
-@pytest.mark.parametrize(("seg_len", "mem_len"), [(1, 24), (5, 11), (11, 3)])
-def test_what_slides_may_overlap_where_it_goes(monkeypatch, at_once, seg_len, mem_len):
-    monkeypatch.setattr(decoder, "MOVED_AT_ONCE", at_once)
-    model, tokens = small_model(n_layers=1), draw_tokens(B, 101)
-    how = {"seg_len": seg_len, "mem_len": mem_len}
-    torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
+@pytest.mark.parametrize(("start", "end"), [(1, 25), (5, 16), (11, 14), (3, 3)])
+def test_sliding_moves_the_remembered_positions_even_where_source_and_target_overlap(at_once, start, end):
+    buffer = SlidingBuffer((B, 3, 29, 7), Window(29, start, end), torch.device("cpu"), torch.float64)
+    for number, tensor in enumerate((buffer.keys, buffer.values)):
+        tensor.normal_(generator=torch.Generator().manual_seed(number))
+    expected = [tensor[:, :, start:end].clone() for tensor in (buffer.keys, buffer.values)]
+    buffer.slide(at_once)
+    for tensor, moved in zip((buffer.keys, buffer.values), expected, strict=True):
+        assert torch.equal(tensor[:, :, : end - start], moved)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

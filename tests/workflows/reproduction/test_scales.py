@@ -46,7 +46,7 @@ def test_rows_of_the_ablation_are_what_the_paper_s_table_says():
         assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer where there is no memory to keep
 
 
-def knows_distances(settings):
+def scores_distances(settings):
     return settings.model.position in ("relative", "shaw")
 
 
@@ -55,7 +55,8 @@ def test_without_recurrence_distances_are_those_of_a_segment(name):
     for key, model in EVERY[name].models.items():
         if "alone" in key:
             settings = model.settings()
-            assert settings.reading().max_distance == (settings.train.seg_len if knows_distances(settings) else None)
+            trained = settings.train.seg_len if scores_distances(settings) else None
+            assert settings.evaluation_settings().max_distance == trained
 
 
 def test_at_the_paper_s_scale_the_models_are_the_packaged_recipes():

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.distance_space import SHORT, DistanceSpace, Workspace
-from txlcli.core.model.dropout import keep_mask
+from txlcli.core.kernels.distance_space import HALF_DTYPES, PaddedScoreBuffer, Workspace
+from txlcli.core.kernels.dropout_mask import keep_mask
+from txlcli.core.kernels.private import softmax_backward
 
 CACHE_BYTES = 4 << 20
 """Scores of one pass that still stay in a CPU's cache (measured: more is slower, less is no faster)."""
@@ -26,9 +27,28 @@ FEWEST_QUERIES = 128
 """In a block of queries: fewer of them gain nothing on a CPU (measured)."""
 
 
+class LaneAttention:
+    """`core.model.attention.attend` in distance space: the default.
+
+    Args:
+        workspace: score buffers that other layers have used and will use again; a new one by default.
+        recompute: keep no probabilities for the backward pass, which computes them again.
+    """
+
+    def __init__(self, workspace: Workspace | None = None, *, recompute: bool = False) -> None:
+        self.workspace = workspace or Workspace()
+        self.recompute = recompute
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
+        """Return (B, H, L, D); the arguments are those of `core.model.attention.attend`."""
+        inputs = AttentionInputs.of(query, key, value, **terms)
+        with torch.autocast(query.device.type, enabled=False):
+            out = _attend_lanes(inputs, dropout=dropout, recompute=self.recompute, workspace=self.workspace)
+        return out[..., : query.shape[3]]
+
+
 @torch.compiler.disable
-def attend_by_lanes(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
-    """`attention.attend` as it is by default."""
+def _attend_lanes(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
     if torch.is_grad_enabled() and inputs.need_gradient:
         out: Tensor = _Attention.apply(inputs.reach, dropout, recompute, workspace, *inputs.tensors)
         return out
@@ -118,7 +138,7 @@ def _dense(rows: Tensor) -> Tensor:
 
     In 16 bits on a CPU it copies rows with gaps, slowly if they are transposed: better to copy them beforehand.
     """
-    return rows.contiguous() if rows.device.type == "cpu" and rows.dtype in SHORT else rows
+    return rows.contiguous() if rows.device.type == "cpu" and rows.dtype in HALF_DTYPES else rows
 
 
 def _for_lanes(position_key: Tensor, lanes: int) -> Tensor:
@@ -142,14 +162,14 @@ class _Probabilities:
         self._inputs, self._plan, self._workspace = inputs, plan, workspace
         self._room: Tensor | None = None  # memory for one pass, which the next one overwrites
         known = reach if position_key is None else position_key.shape[1]
-        self._space = workspace.take(
+        self._space = workspace.acquire(
             "scores",
             inputs.key,
             rows=plan.lanes * heads,
             seg_len=plan.queries,
             key_len=inputs.key_len,
             reach=reach,
-            known=known,
+            position_keys=known,
         )
         if position_key is None:
             self._space.by_distance.zero_()
@@ -158,7 +178,7 @@ class _Probabilities:
 
     def of(self, part: _Pass, *, keep: bool = False) -> Tensor:
         """Those of a pass, (lanes*H, l, k); unless `keep`, the next pass overwrites them."""
-        inputs, space = self._inputs, self._space.part(part.queries, part.keys)
+        inputs, space = self._inputs, self._space.view(part.queries, part.keys)
         shape = part.scores(inputs)
         if keep:
             out = inputs.key.new_empty(shape)
@@ -170,12 +190,12 @@ class _Probabilities:
             query = part.biased(inputs.query, inputs.position_bias)
             space.multiply(query, _dense(self._position_key_rows[:, -part.keys :]))
         query, key = part.biased(inputs.query, inputs.content_bias), _dense(part.of_keys(inputs.key))
-        torch.baddbmm(space.seen(out), query, key.mT, out=out)
+        torch.baddbmm(space.masked_by_key(out), query, key.mT, out=out)
         return torch.softmax(out, dim=-1, out=out)
 
     def finish(self) -> None:
         """Let others use the workspace."""
-        self._workspace.put_back(self._space)
+        self._workspace.release(self._space)
 
 
 def _attend(
@@ -241,7 +261,7 @@ class _Attention(torch.autograd.Function):
             if mask is not None:
                 used = probability * part.of_scores(mask)
                 grad_probability.mul_(part.of_scores(mask))
-            grad_score = torch._softmax_backward_data(grad_probability, probability, -1, probability.dtype)
+            grad_score = softmax_backward(grad_probability, probability)
             _multiply_into(part.of_queries(grad_content), grad_score, _dense(part.of_keys(key)))
             _collect(part, grad_key, grad_score.mT, part.biased(query, content_bias))
             _collect(part, grad_value, used.mT, _dense(grad_out))
@@ -302,7 +322,7 @@ class _PositionGradients:
     ) -> None:
         self._heads = position_key.shape[0]
         self._query, self._bias, self._workspace = inputs.query, inputs.position_bias, workspace
-        space = workspace.take(
+        space = workspace.acquire(
             "gradients",
             position_key,
             rows=plan.lanes * self._heads,
@@ -310,7 +330,7 @@ class _PositionGradients:
             key_len=inputs.key_len,
             reach=inputs.reach,
         )
-        assert isinstance(space, DistanceSpace)
+        assert isinstance(space, PaddedScoreBuffer)
         self._space = space
         self._key_rows = _for_lanes(position_key, plan.lanes)  # (lanes*H, n, D)
         self._grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
@@ -320,8 +340,8 @@ class _PositionGradients:
 
     def add(self, grad_score: Tensor, part: _Pass) -> None:
         """Take the gradient of a pass's scores (lanes*H, l, k)."""
-        space = self._space.part(part.queries, part.keys)
-        space.place(grad_score)
+        space = self._space.view(part.queries, part.keys)
+        space.write_by_key(grad_score)
         by_distance = _dense(space.by_distance)  # (lanes*H, l, n)
         query = part.biased(self._query, self._bias)
         key_rows = _dense(self._key_rows[:, -part.keys :])
@@ -335,5 +355,5 @@ class _PositionGradients:
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The gradients of the queries (B, H, L, D) and of the position keys (H, n, D); nothing is added later."""
-        self._workspace.put_back(self._space)
+        self._workspace.release(self._space)
         return self._grad_query, self._grad_key.to(self._dtype)

@@ -1,4 +1,4 @@
-"""CUDA graphs: kernels recorded once and started together, again and again, on the same memory."""
+"""CUDA graphs: kernels that are captured once and launched together, on the same memory each time."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -7,27 +7,27 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-WARM_UP = 2  # runs before a recording, in which libraries set themselves up
+WARM_UP = 2  # calls before a capture, in which libraries initialise themselves
 
 
-def recorded(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """What does the same as `run` by repeating a recording of its kernels; it gives the same tensor each time.
+def capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Capture a function as a CUDA graph: return one that replays its kernels and returns the same tensor each time.
 
-    On a CPU it is `run` itself, and where CUDA cannot record, with a warning. Recording runs it a few times.
+    Return `run` itself on a CPU and, with a warning, where CUDA cannot capture it. A capture calls `run` a few times.
     """
     if device.type == "cpu":
         return run
     try:
-        return _recording(run, device)
+        return _capture(run, device)
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
-        warnings.warn(f"kernels are started one by one: no CUDA graph could be recorded ({reason})", stacklevel=2)
+        warnings.warn(f"kernels are launched one by one: no CUDA graph could be captured ({reason})", stacklevel=2)
         return run
 
 
 @contextmanager
-def casts_made_anew() -> Iterator[None]:
-    """Autocast keeps no weight that it casts: a recording would read it after autocast has let it go."""
+def without_autocast_cache() -> Iterator[None]:
+    """Cast weights anew at each use: a graph would read cached casts after autocast has freed them."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -36,20 +36,20 @@ def casts_made_anew() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-def _recording(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+def _capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     graph = torch.cuda.CUDAGraph()
-    aside = torch.cuda.Stream(device)
-    with casts_made_anew():
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
+    side_stream = torch.cuda.Stream(device)
+    with without_autocast_cache():
+        side_stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side_stream):
             for _ in range(WARM_UP):
                 run()
-        torch.cuda.current_stream(device).wait_stream(aside)
+        torch.cuda.current_stream(device).wait_stream(side_stream)
         with torch.cuda.graph(graph):
             out = run()
 
-    def repeat() -> Tensor:
+    def replay() -> Tensor:
         graph.replay()
         return out
 
-    return repeat
+    return replay

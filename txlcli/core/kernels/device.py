@@ -1,7 +1,9 @@
-"""Where tensors live, in which number format they are multiplied."""
+"""Devices and precisions: which device tensors are on, and which dtype matrix products use."""
 
 import contextlib
 import platform
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -11,15 +13,16 @@ from txlcli.errors import UsageError
 from txlcli.system import torchrun
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MEMINFO = Path("/proc/meminfo")
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called "auto", "cpu" or "cuda"; auto takes CUDA where there is one.
+    """Return the device called "auto", "cpu" or "cuda"; auto is CUDA if it is available.
 
-    Of several processes each has the CUDA device of its local rank.
+    Under torchrun, each process gets the CUDA device of its local rank.
 
     Raises:
-        UsageError: CUDA is wanted and not there.
+        UsageError: CUDA is requested, but not available.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: PyTorch finds no CUDA device here; use --device cpu")
@@ -31,7 +34,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse a number format that the device cannot multiply well.
+    """Check that the device has fast matrix products in this precision.
 
     Raises:
         UsageError: fp16 without CUDA, or bf16 on a CUDA device without it.
@@ -42,61 +45,77 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 
 
-def check_room(size: int, device: torch.device) -> None:
-    """Refuse to take more bytes than a CPU has free: Linux would promise them, and later end the process.
+def check_free_memory(size: int, device: torch.device, *, meminfo: Path = MEMINFO) -> None:
+    """Check that a CPU has so many bytes free: Linux would grant more, and kill the process when it uses them.
 
     Raises:
-        MemoryError: there are fewer; CUDA raises an error of its own.
+        MemoryError: fewer bytes are free. CUDA raises an error of its own.
     """
-    free = _free_bytes() if device.type == "cpu" else None
+    free = _free_bytes(meminfo) if device.type == "cpu" else None
     if free is not None and size > free:
         raise MemoryError(f"tried to allocate {size / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB that are free")
 
 
-def _free_bytes() -> int | None:
-    """Memory that nobody needs, in bytes; None where the system does not say so as Linux does."""
+def _free_bytes(meminfo: Path) -> int | None:
+    """Return the bytes available to new allocations, or None if the system does not report them as Linux does."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = meminfo.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def row_multiple(device: torch.device) -> int:
-    """What the length of a matrix's rows should be a multiple of; 1 on a CPU, where any length is as good.
+_row_multiple: ContextVar[int | None] = ContextVar("_row_multiple", default=None)
 
-    On CUDA the fast kernels take 16-bit numbers only if each row begins at a multiple of 16 bytes.
+
+def row_multiple(device: torch.device) -> int:
+    """Return the number that row lengths of a matrix should be a multiple of; 1 on a CPU, where any length is fast.
+
+    CUDA's fast 16-bit kernels need every row to begin at a multiple of 16 bytes.
     """
-    return 1 if device.type == "cpu" else 8
+    chosen = (
+        None if torch.compiler.is_compiling() else _row_multiple.get()
+    )  # the compiler cannot trace context variables
+    return chosen or (1 if device.type == "cpu" else 8)
+
+
+@contextlib.contextmanager
+def use_row_multiple(multiple: int) -> Iterator[None]:
+    """Lay out rows in this multiple inside this block, on any device."""
+    before = _row_multiple.set(multiple)
+    try:
+        yield
+    finally:
+        _row_multiple.reset(before)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. Nobody waits for the copy to CUDA: it goes on by itself, from pinned memory."""
+    """Copy a tensor to a device. Copies from the host to CUDA are asynchronous, from pinned memory."""
     from_host = device.type == "cuda" and tensor.device.type == "cpu"
     return (tensor.pin_memory() if from_host else tensor).to(device, non_blocking=True)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """Matrix products in `precision` inside this block."""
+    """Compute matrix products in `precision` inside this block."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
 def cast_for_products(tensor: Tensor) -> Tensor:
-    """In the number format that autocast gives matrix products: cast once what goes into several of them."""
-    kind = tensor.device.type
-    cast = torch.is_autocast_enabled(kind) and tensor.dtype == torch.float32
-    return tensor.to(torch.get_autocast_dtype(kind)) if cast else tensor
+    """Cast to autocast's dtype for matrix products: once, for a tensor that several products read."""
+    device_type = tensor.device.type
+    cast = torch.is_autocast_enabled(device_type) and tensor.dtype == torch.float32
+    return tensor.to(torch.get_autocast_dtype(device_type)) if cast else tensor
 
 
 def describe(device: torch.device) -> str:
-    """A few words for people: `cpu (2 threads)`, or the card's name."""
+    """Describe a device for the user: `cpu (2 threads)`, or the name of the card."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
 def describe_machine(device: torch.device) -> str:
-    """What numbers and times depend on, for people: device, kind of processor, PyTorch."""
+    """Describe what numbers and times depend on: device, processor architecture, PyTorch version."""
     return f"{describe(device)}, {platform.machine()}, PyTorch {torch.__version__}"

@@ -1,13 +1,15 @@
-"""Products with a matrix of weights, by the faster of the libraries that PyTorch brings for CPUs.
+"""Linear layers that use the faster of PyTorch's two matrix libraries for CPUs.
 
-PyTorch multiplies 16-bit numbers by oneDNN and fp32 by MKL, whose kernels are made for Intel's processors. On AMD's
-with AVX-512 oneDNN takes 10 to 30 % less time for the shapes of language models (measured on two cores), so there it
-multiplies fp32, too; but gradients of weights, whose operands lie across, take less time by MKL. PyTorch's own compiler
-reaches oneDNN by the same operators. Under autocast training multiplies in bf16, and the backward pass casts a weight
-again: autocast would keep its cast, half as large as all weights, from the forward pass on.
+By default PyTorch multiplies bf16 by oneDNN and fp32 by MKL, which is optimised for Intel processors. On AMD processors
+with AVX-512 oneDNN takes 10 to 30 % less time for the shapes of language models (measured on two cores), so fp32 uses
+it there, too. Gradients of weights, which read a transposed operand, stay with MKL, which is faster for them.
+torch.compile chooses between the libraries itself.
 
-While weights do not change, a matrix may be packed: laid out as the processor reads it. Products of few rows then take
-half the time, of 80 rows 10 to 20 % less, of 800 rows 3 to 5 % less (measured, in fp32 and bf16).
+Under bf16 autocast, training casts each weight again in the backward pass. Autocast would keep the casts of all weights
+from the forward pass, half as large as the weights themselves.
+
+While weights do not change, they can be packed into the layout that the processor reads fastest. Products of a few rows
+then take half the time, of 80 rows 10 to 20 % less, of 800 rows 3 to 5 % less (measured in fp32 and bf16).
 
 Axes: T rows.
 """
@@ -25,146 +27,162 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-NARROWEST = 192
-"""Columns of a matrix below which oneDNN gains nothing (measured)."""
+from txlcli.core.kernels.private import has_onednn, onednn_has_bf16, onednn_linear, onednn_reorder
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
-_casts_are_kept = ContextVar("_casts_are_kept", default=False)
+@dataclass(frozen=True, kw_only=True)
+class OneDnnUse:
+    """Products that oneDNN computes instead of PyTorch's default library."""
+
+    fp32: bool
+    """True if oneDNN multiplies fp32."""
+    bf16: bool
+    """True if oneDNN multiplies bf16."""
+    min_columns: int = 192
+    """Columns of a weight below which oneDNN gains nothing (measured)."""
+
+    def covers(self, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Return True if oneDNN multiplies by this weight (out, in) in this dtype."""
+        if weight.shape[1] < self.min_columns or weight.device.type != "cpu":
+            return False
+        return self.fp32 if dtype == torch.float32 else dtype == torch.bfloat16 and self.bf16
+
+
+_onednn_use: ContextVar[OneDnnUse | None] = ContextVar("_onednn_use", default=None)  # None: this machine's
+_casts_are_cached = ContextVar("_casts_are_cached", default=False)
 
 
 @contextmanager
-def kept_casts() -> Iterator[None]:
-    """Inside this block autocast's casts of weights are kept for the backward pass, as on CUDA."""
-    before = _casts_are_kept.set(True)
+def use_onednn(use: OneDnnUse) -> Iterator[None]:
+    """Use oneDNN inside this block for these products, not for those that were measured to be faster."""
+    before = _onednn_use.set(use)
     try:
         yield
     finally:
-        _casts_are_kept.reset(before)
+        _onednn_use.reset(before)
+
+
+@contextmanager
+def cached_casts() -> Iterator[None]:
+    """Keep autocast's casts of weights for the backward pass inside this block, as on CUDA."""
+    before = _casts_are_cached.set(True)
+    try:
+        yield
+    finally:
+        _casts_are_cached.reset(before)
+
+
+@functools.cache
+def _measured_use() -> OneDnnUse:
+    return OneDnnUse(fp32=onednn_is_faster(), bf16=onednn_has_bf16())
+
+
+def onednn_is_faster(cpuinfo: Path = CPUINFO) -> bool:
+    """Return True if oneDNN multiplies fp32 faster than MKL. False on CPUs that have not been measured."""
+    try:
+        processor = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    measured = "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return measured and has_onednn()
+
+
+def should_pack(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if products with this weight (out, in) take less time when it is packed in this dtype."""
+    return (_onednn_use.get() or _measured_use()).covers(weight, dtype)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix (out, in) as oneDNN reads it fastest, with a bias (out,)."""
+    """A weight (out, in) in oneDNN's own layout, with its bias (out,). Copies: later changes have no effect."""
 
     matrix: Tensor
     bias: Tensor | None
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Packed":
-        """The numbers that the weight and the bias hold now."""
-        matrix = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return cls(matrix, None if bias is None else bias.detach().clone())
+        """Pack the present values of a weight and a bias."""
+        return cls(onednn_reorder(weight.detach()), None if bias is None else bias.detach().clone())
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """What `linear` gives, without a gradient: (..., in) -> (..., out)."""
-        return _multiply(rows.to(self.matrix.dtype), self.matrix, self.bias)
+        """Return `linear` of rows (..., in) -> (..., out), without a gradient."""
+        return onednn_linear(rows.to(self.matrix.dtype), self.matrix, self.bias)
 
 
 class Linear(nn.Linear):
-    """nn.Linear, whose product is that of `linear`."""
+    """nn.Linear, computed by `linear`."""
 
     packed: Packed | None = None
-    """What it multiplies by instead of its weight and bias, whatever may be loaded into these later."""
+    """Weight and bias repacked for oneDNN. Not updated when the parameters change."""
 
     def pack(self, dtype: torch.dtype) -> None:
-        """`LanguageModel.pack` for this matrix."""
-        if packing_pays(self.weight, dtype):
+        """Prepare the weight for reading in this dtype: see `LanguageModel.pack`."""
+        if should_pack(self.weight, dtype):
             self.packed = Packed.of(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
         else:
             self.cast(dtype)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Have weight and bias in this number format, for reading; the parameters so far are left as they are."""
+        """Replace weight and bias by copies of this dtype without gradient; the old parameters do not change."""
         if dtype != self.weight.dtype:
             self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
             self.bias = None if self.bias is None else nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
+        """Multiply rows (..., in) -> (..., out)."""
         return linear(rows, self.weight, self.bias) if self.packed is None else self.packed.multiply(rows)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`: (..., T, in) times the transpose of a matrix (out, in), plus a bias (out,) -> (..., T, out)."""
-    dtype = _onednn_format(rows, weight)
+    """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out)."""
+    dtype = _onednn_dtype(rows, weight)
     if dtype is None:
         return F.linear(rows, weight, bias)
     if torch.is_grad_enabled():
         product: Tensor = _Linear.apply(rows, weight, bias, dtype)
         return product
-    return _multiply(rows, weight, bias)
+    return onednn_linear(rows, weight, bias)
 
 
-def _onednn_format(rows: Tensor, weight: Tensor) -> torch.dtype | None:
-    """The number format in which oneDNN multiplies; None where PyTorch chooses library and format."""
-    if torch.compiler.is_compiling():  # the compiler has ways of its own, and could not follow the questions below
+def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
+    """Return the dtype in which oneDNN multiplies, or None if PyTorch chooses library and dtype."""
+    if torch.compiler.is_compiling():  # the compiler chooses the library, and cannot trace the checks below
         return None
-    if weight.dtype != torch.float32 or weight.shape[1] < NARROWEST or rows.device.type != "cpu" or rows.dim() < 2:
+    if weight.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() < 2:
         return None
     if not torch.is_autocast_enabled("cpu"):
-        return torch.float32 if rows.dtype == torch.float32 and onednn_is_faster() else None
-    # Autocast would keep its cast of the weight for the backward pass. Where nothing is learned, it may.
-    learning = torch.is_grad_enabled() and not _casts_are_kept.get()
-    short = torch.get_autocast_dtype("cpu") == torch.bfloat16 and onednn_has_bf16()
-    return torch.bfloat16 if learning and short else None
-
-
-@functools.cache
-def onednn_is_faster() -> bool:
-    """Whether oneDNN multiplies fp32 faster than MKL on this machine; it says no where nobody has measured."""
-    try:
-        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    measured = "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return measured and _has_onednn()
-
-
-def packing_pays(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether products with a matrix (out, in) take less time if it is packed in this number format."""
-    if weight.shape[1] < NARROWEST or weight.device.type != "cpu":
-        return False
-    return onednn_is_faster() if dtype == torch.float32 else dtype == torch.bfloat16 and onednn_has_bf16()
-
-
-@functools.cache
-def onednn_has_bf16() -> bool:
-    """Whether oneDNN has kernels for bf16 on this machine."""
-    return _has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _has_onednn() -> bool:
-    """Whether PyTorch has been built with it, and has its operators by these names."""
-    names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return product
+        dtype = rows.dtype if rows.dtype == torch.float32 else None
+    else:
+        # Autocast caches its cast of the weight for the backward pass; without gradients it may.
+        recast = torch.is_grad_enabled() and not _casts_are_cached.get()
+        dtype = torch.bfloat16 if recast and torch.get_autocast_dtype("cpu") == torch.bfloat16 else None
+    use = _onednn_use.get() or _measured_use()
+    return dtype if dtype is not None and use.covers(weight, dtype) else None
 
 
 class _Linear(torch.autograd.Function):
-    """A product in some number format, of which the rows are kept as they are multiplied, the weight as it is."""
+    """A product in a given dtype; the backward pass keeps the rows in that dtype and the weight as it is."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         cast = rows.to(dtype)
         ctx.save_for_backward(cast, weight)
-        ctx.format_of_rows = rows.dtype
-        product = _multiply(cast, weight.to(dtype), None if bias is None else bias.to(dtype))
-        return product.detach()  # no view, so that it may be changed in place
+        ctx.rows_dtype = rows.dtype
+        product = onednn_linear(cast, weight.to(dtype), None if bias is None else bias.to(dtype))
+        return product.detach()  # not a view, so that it can be modified in place
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         rows, weight = ctx.saved_tensors
-        for_rows, for_weight, for_bias, _ = ctx.needs_input_grad
+        rows_need_grad, weight_needs_grad, bias_needs_grad, _ = ctx.needs_input_grad
         grad = grad_outputs[0]
         flat = grad.flatten(0, -2)  # (T, out)
         return (
-            _multiply(grad, weight.to(rows.dtype).mT, None).to(ctx.format_of_rows) if for_rows else None,
-            (flat.mT @ rows.flatten(0, -2)).to(weight.dtype) if for_weight else None,
-            flat.sum(dim=0).to(weight.dtype) if for_bias else None,
+            onednn_linear(grad, weight.to(rows.dtype).mT, None).to(ctx.rows_dtype) if rows_need_grad else None,
+            (flat.mT @ rows.flatten(0, -2)).to(weight.dtype) if weight_needs_grad else None,
+            flat.sum(dim=0).to(weight.dtype) if bias_needs_grad else None,
             None,
         )

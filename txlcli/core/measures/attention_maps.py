@@ -24,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.distance_space import DistanceSpace
+from txlcli.core.kernels.distance_space import PaddedScoreBuffer
 from txlcli.core.model.attention import Attention, ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
@@ -77,7 +78,8 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
         return None if bias is None else (bias * attention.scale).to(query.dtype).to(dtype)[:, None]
 
     with torch.autocast(query.device.type, enabled=False):
-        wide, keys = query.to(dtype), keys[..., : query.shape[2]].to(dtype)  # a decoder's may end in zeros
+        wide = (query * attention.scale).to(dtype)
+        keys = keys[..., : query.shape[2]].to(dtype)  # a decoder's may end in zeros
         a = _by_distance(wide @ keys.mT, terms.reach)
         b = c = d = None
         if (u := biased(terms.content_bias)) is not None:
@@ -93,7 +95,7 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
 def _by_distance(score: Tensor, reach: int) -> Tensor:
     """(H, l, K) scores by key -> (H, l, n) by distance, the farthest first; -inf where no key stands."""
     heads, queries, key_len = score.shape
-    space = DistanceSpace(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
+    space = PaddedScoreBuffer(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
     space.by_key.copy_(score)
     return space.by_distance
 
@@ -269,7 +271,7 @@ class _Sums:
                 handle.remove()
 
     def _see(self, layer: int, attention: Attention, inputs: tuple[Any, ...], _: Tensor) -> None:
-        query, (keys, _values), terms = inputs
+        query, (keys, _values), terms, *_attend = inputs
         seg_len, key_len = query.shape[2], keys.shape[2]
         row_bytes = attention.n_heads * (key_len + seg_len) * torch.promote_types(keys.dtype, torch.float32).itemsize
         step = max(1, SCORE_BYTES // row_bytes)
@@ -318,4 +320,4 @@ class _Sums:
 
 def terms_of(position: str) -> tuple[str, ...]:
     """The terms that Figure 7 compares, as far as this encoding has them; none where the score is (a) alone."""
-    return {"relative": ("a", "b", "d"), "shaw": ("a", "b")}.get(position, ())
+    return ENCODINGS[position].score_terms

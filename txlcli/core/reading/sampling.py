@@ -5,15 +5,16 @@ Axes: V vocabulary.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_reader
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 
 
@@ -41,8 +42,9 @@ def reader_of_one_text(model: LanguageModel, how: EvalSettings, *, precision: st
     Raises:
         UsageError: the model has learned fewer positions than a segment has.
     """
-    if isinstance(model, TransformerXL) and how.mem_len == 0:
-        return WindowReader(model, attn_len=how.seg_len, precision=precision, max_distance=how.max_distance)
+    if not model.has_recurrent_state and how.mem_len == 0:
+        attends = cast(TransformerXL, model)
+        return WindowReader(attends, attn_len=how.seg_len, precision=precision, max_distance=how.max_distance)
     return make_reader(model, how, lanes=1, precision=precision)
 
 

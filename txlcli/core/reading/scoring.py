@@ -14,8 +14,8 @@ from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_reader, sized_for, starts_full
 from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.training.segments import Tokens
 
 
@@ -52,7 +52,7 @@ def attention_span(how: EvalSettings) -> tuple[int, int]:
 def attention_span_in(model: LanguageModel, how: EvalSettings, count: int) -> tuple[int, int]:
     """The same in a text of T tokens: where lanes are shorter than the memory, no query sees more than a lane."""
     fewest, most = attention_span(how)
-    if starts_full(model):
+    if model.memory_starts_full:
         return fewest, most
     lane_len = Lanes.of(count, how).length
     return min(fewest, lane_len), min(most, lane_len)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from txlcli.config.settings import AttentionKind
+from txlcli.config.settings import AttentionBackend
 from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import record, texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
@@ -76,7 +76,7 @@ def evaluate(
         _set_attention_backend(options.attention, opened)
     run = opened.run
     reporter.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
-    settings = options.apply_to(run.settings.reading())
+    settings = options.apply_to(run.settings.evaluation_settings())
     text = _text(opened, options, data_dir, reporter)
     selected = None
     if options.searched:
@@ -124,7 +124,7 @@ def _rows(
     return over_memory(opened, text, settings, mem_lens, reporter, timed=options.timed)
 
 
-def _set_attention_backend(backend: AttentionKind, opened: "OpenRun") -> None:
+def _set_attention_backend(backend: AttentionBackend, opened: "OpenRun") -> None:
     from txlcli.core.kernels.compilation import check_attention
 
     check_attention(backend, opened.model.device)
@@ -138,10 +138,10 @@ def _check_options(opened: "OpenRun", options: EvalOptions) -> None:
         raise UsageError(
             f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
         )
-    if options.max_distance is not None and not settings.model.knows_distances:
+    if options.max_distance is not None and not settings.model.scores_distances:
         raise UsageError(f"{folder} has absolute positions and encodes no distances; leave out --max-distance")
     settings.check_memory(max(options.mem_lens, default=0), run=folder, instead="give --attn-len instead of --mem-len")
-    settings.check_windows(options.windows, subject=folder)
+    settings.check_attn_lens(options.windows, subject=folder)
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32")
 

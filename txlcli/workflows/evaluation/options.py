@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from txlcli.config.ranges import MOST_COUNT
-from txlcli.config.settings import AttentionKind
+from txlcli.config.settings import AttentionBackend
 from txlcli.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class EvalOptions:
     """Size of the continuous cache in tokens."""
     dynamic: bool = False
     """True for dynamic evaluation."""
-    attention: AttentionKind | None = None
+    attention: AttentionBackend | None = None
     """Attention backend."""
     plotted: bool = False
     """True if the results are to be plotted over the length."""

@@ -137,8 +137,8 @@ def encode_text(opened: "OpenRun", source: UserText, positions: int | None, repo
     from txlcli.core.training.segments import scored_stream
 
     vocab, data = opened.vocab, source.data
-    text = _decode(source) if vocab.kind != "byte" else None
-    if text and vocab.kind == "char" and "\n" not in vocab.ids_of:
+    text = _decode(source) if vocab.tokenizer != "byte" else None
+    if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:
         text = text.removesuffix("\n").removesuffix("\r")  # added by editors; text8 has no line ends
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
@@ -147,7 +147,7 @@ def encode_text(opened: "OpenRun", source: UserText, positions: int | None, repo
     unknown = int((targets == vocab.unknown).sum()) if vocab.unknown is not None else 0
     if unknown:
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
-    unit = "piece" if vocab.kind == "sentencepiece" else vocab.kind
+    unit = "piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer
     words = size = None
     if text is None:
         size = None if vocab.dropped else len(targets)

@@ -83,7 +83,7 @@ def open_group(
         opened = loading.open_run(name, runs_dir, device=device, precision=precision)
         if text is None:
             text = texts.split_text(opened, split, None, data_dir, reporter)
-        settings = opened.run.settings.reading()
+        settings = opened.run.settings.evaluation_settings()
         if opened.run.settings.train.mem_len == 0:
             settings = dataclasses.replace(settings, mem_len=0)
         digest = opened.checkpoint.weights_digest()

@@ -108,7 +108,7 @@ def measure(
 
     path = losses or runs_dir / LOSSES
     busy = f"another txl recl writes to {path}; wait for it, or give another --losses"
-    with locks.alone(path.with_name(f".{path.name}.lock"), busy):
+    with locks.exclusive(path.with_name(f".{path.name}.lock"), busy):
         group, text = open_group(
             run_names,
             split=options.split,

@@ -51,7 +51,7 @@ class Costs:
             self._vocab_size(model),
             seg_len=train.seg_len,
             mem_len=train.mem_len,
-            lanes=train.batch_size,
+            batch_size=train.batch_size,
         )
         return train.max_steps * train.batch_size * train.seg_len * per_token
 

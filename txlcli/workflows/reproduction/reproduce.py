@@ -37,7 +37,7 @@ def reproduce(
     """
     _make_folder(folder)
     new_sections = []
-    with locks.alone(folder / LOCK, f"another process writes to {folder}; wait for it, or give another --out"):
+    with locks.exclusive(folder / LOCK, f"another process writes to {folder}; wait for it, or give another --out"):
         by_name = _read_sections(folder, scale_name, render)
         runner = make_runner()
         for number, name in enumerate(names, 1):

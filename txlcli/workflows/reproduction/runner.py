@@ -13,26 +13,27 @@ from txlcli.config import recipe
 from txlcli.core.kernels.device import describe_machine, pick_device
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError
-from txlcli.options import Device
 from txlcli.runs import history, run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.workflows import generation, speed
+from txlcli.workflows.command_lines import DATA_DIR, RUNS_DIR
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.record import describe_settings
-from txlcli.workflows.preparation.planning import PrepareWishes
+from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import prepare
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
-from txlcli.workflows.training import start
+from txlcli.workflows.training import resume, start
+from txlcli.workflows.training.execution import Limits
 
 if TYPE_CHECKING:
     from txlcli.workflows.attention import AttentionResult
 
 FIRST_SEED = 1111
-USUAL_FOLDERS = {"--data-dir": Path("data"), "--runs-dir": Path("runs")}
-UNTIL = start.Until(more_follows=True, going_on="repeat the same command to continue")
+USUAL_FOLDERS = {"--data-dir": DATA_DIR, "--runs-dir": RUNS_DIR}
+LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to continue")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,18 +122,22 @@ class Runner:
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.record_command("train", model.recipe, "--name", name, "--seed", str(seed), *words)
-        folders: dict[str, Any] = {
-            "device": Device(self.device), "data_dir": self.data_dir, "runs_dir": self.runs_dir, "until": UNTIL
-        }  # fmt: skip
+        options: dict[str, Any] = {
+            "device": self.device,
+            "data_dir": self.data_dir,
+            "runs_dir": self.runs_dir,
+            "limits": LIMITS,
+            "reporter": self.reporter,
+        }
         if not run_folder.has_weights(folder):  # a training that was killed before its first save leaves a folder
             replaces = (folder / run_folder.CARD).is_file()
-            start.learn(model.recipe, changes, name=name, force=replaces, **folders)
+            start.train(model.recipe, changes, name=name, force=replaces, **options)
             return run_folder.open_run(folder)
         run = run_folder.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            start.go_on(str(folder), [], **folders)
+            resume.resume(str(folder), [], **options)
         return run
 
     def evaluate(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
@@ -198,8 +203,8 @@ class Runner:
         self.record_command("prepare", text.source, *_command_options(options))
         if not (self.data_dir / f"{store}.h5").exists():
             self.reporter.say(f"preparing {store}")
-            wishes = PrepareWishes(**options)  # type: ignore[arg-type]
-            prepare(text.source, self.data_dir, wishes, progress=self.reporter.progress)
+            wanted = PrepareOptions(**options)  # type: ignore[arg-type]
+            prepare(text.source, self.data_dir, wanted, reporter=self.reporter)
 
     def record_command(self, *words: str) -> None:
         """Record a command line; unusual folders and the device are added as options."""

@@ -1,4 +1,4 @@
-"""Turns one chunk of text into symbols, counts and ids on disk: the work of one worker process."""
+"""Encodes one chunk of text as symbols, their counts and a file of ids: the task of a worker process."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.vocabulary import Kind, Vocab, smallest_kind
+from txlcli.data.vocabulary import TokenizerName, Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.chunks import Chunk, Part, read
+from txlcli.workflows.preparation.chunks import Chunk, Part, read_chunk
 
 if TYPE_CHECKING:
-    from txlcli.data.sentencepiece_model import PieceModel
+    from txlcli.data.sentencepiece_model import SentencePieceModel
 
 _ALL_CHARACTERS = 0x110000
-FIRST_LOOK = 1 << 16  # bytes in which nearly all byte values of a chunk are found one by one
+SEARCHED_HEAD = 1 << 16  # bytes at the beginning of a chunk that contain nearly all of its byte values
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
-    """What one chunk holds.
+class EncodedChunk:
+    """One chunk after encoding.
 
-    Its ids lie in the file `path`, as integers of the type `kind`. They number the chunk's own `symbols`, which stand
-    in first-seen order; where `symbols` is None they are those of the vocabulary already. A byte is the character of
+    The file `path` holds its ids, as integers of type `dtype`. They are indices of the chunk's own `symbols`, which are
+    in first-seen order; if `symbols` is None they are ids of the vocabulary. A byte is represented by the character of
     the same number.
     """
 
     symbols: list[str] | None
     counts: NDArray[np.int64]
     path: Path
-    kind: np.dtype[Any]
+    dtype: np.dtype[Any]
     words: int
     lines: int
     bytes: int
@@ -40,7 +40,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Job:
-    """A chunk to read, and the file that its ids go to."""
+    """A chunk to read, and the file for its ids."""
 
     chunk: Chunk
     path: Path
@@ -51,78 +51,78 @@ Numbered = tuple[list[str] | None, NDArray[np.int64], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Tokenizer:
-    """How text becomes symbols. Calling it with a job gives the Tally of the job's chunk."""
+class ChunkEncoder:
+    """Splits text into symbols and encodes it; call it with a job."""
 
-    kind: Kind
+    tokenizer: TokenizerName
     boundary: str | None = None
     lower_case: bool = False
     model: bytes = b""
 
-    def __call__(self, job: Job) -> Tally:
-        """Read and count one chunk, and write its ids.
+    def __call__(self, job: Job) -> EncodedChunk:
+        """Read one chunk, count its symbols and write its ids.
 
         Raises:
             CorpusInputError: the text is not UTF-8 and the tokenizer is not byte.
         """
-        parts = read(job.chunk)
+        parts = read_chunk(job.chunk)
         symbols, counts, ids = self._number(parts)
-        # The ids stay here on disk: sending them to the parent would take longer than making them.
+        # Written to disk here: sending the ids to the parent process would take longer than computing them.
         job.path.write_bytes(np.ascontiguousarray(ids).data)
-        lines = sum(count_lines(part.data) + part.open_end for part in parts)
+        lines = sum(count_lines(part.data) + part.lacks_line_end for part in parts)
         closing = lines if self.boundary is not None else 0
-        words = ids.size - closing if self.kind == "word" else sum(count_words(part.data) for part in parts)
-        return Tally(
+        words = ids.size - closing if self.tokenizer == "word" else sum(count_words(part.data) for part in parts)
+        return EncodedChunk(
             symbols=symbols,
             counts=counts,
             path=job.path,
-            kind=ids.dtype,
+            dtype=ids.dtype,
             words=words,
             lines=lines,
             bytes=sum(len(part.data) for part in parts),
         )
 
     def _number(self, parts: list[Part]) -> Numbered:
-        if self.kind == "byte":
+        if self.tokenizer == "byte":
             return _number_bytes(b"".join(part.data for part in parts))
-        if self.kind == "char":
+        if self.tokenizer == "char":
             return _number_characters("".join(decode(part) for part in parts))
-        if self.kind == "word":
+        if self.tokenizer == "word":
             return self._number_words(parts)
-        ids = np.array(self._pieces.encode("".join(decode(part) for part in parts)), dtype=np.uint32)
-        return None, np.bincount(ids, minlength=self._pieces.size), ids
+        ids = np.array(self._sentencepiece.encode("".join(decode(part) for part in parts)), dtype=np.uint32)
+        return None, np.bincount(ids, minlength=self._sentencepiece.size), ids
 
     @cached_property
-    def _rules(self) -> Vocab:
+    def _word_rules(self) -> Vocab:
         closing = [] if self.boundary is None else [self.boundary]
         return Vocab("word", closing, boundary=0 if closing else None, lower_case=self.lower_case)
 
     @cached_property
-    def _pieces(self) -> "PieceModel":
-        return Vocab("sentencepiece", model=self.model).pieces
+    def _sentencepiece(self) -> "SentencePieceModel":
+        return Vocab("sentencepiece", model=self.model).sentencepiece
 
     def _number_words(self, parts: list[Part]) -> Numbered:
-        texts = [decode(part) + ("\n" if part.open_end else "") for part in parts]
-        words = self._rules.split_words("".join(texts))
+        texts = [decode(part) + ("\n" if part.lacks_line_end else "") for part in parts]
+        words = self._word_rules.split_words("".join(texts))
         numbers: defaultdict[str, int] = defaultdict()
-        numbers.default_factory = numbers.__len__  # a word that is seen first gets the next number
+        numbers.default_factory = numbers.__len__  # a new word gets the next number
         ids = np.fromiter(map(numbers.__getitem__, words), dtype=np.uint32, count=len(words))
-        numbers.default_factory = None  # it holds the dictionary that holds it, which would stay until a collection
-        return list(numbers), np.bincount(ids, minlength=len(numbers)), ids.astype(smallest_kind(len(numbers)))
+        numbers.default_factory = None  # breaks the reference cycle, so that memory is freed at once
+        return list(numbers), np.bincount(ids, minlength=len(numbers)), ids.astype(smallest_dtype(len(numbers)))
 
 
 def decode(part: Part) -> str:
-    """The text of a part.
+    """Decode the text of a part.
 
     Raises:
-        CorpusInputError: it is not UTF-8; the message names file and byte.
+        CorpusInputError: it is not UTF-8; the message names the file and the byte.
     """
     try:
         return part.data.decode()
     except UnicodeDecodeError as error:
         offset = part.piece.start + error.start
         raise CorpusInputError(
-            f"{part.piece.path}: byte {offset:,} is not valid UTF-8; repair the file or take --tokenizer byte"
+            f"{part.piece.path}: byte {offset:,} is not valid UTF-8; repair the file or use --tokenizer byte"
         ) from None
 
 
@@ -136,7 +136,7 @@ def _number_bytes(data: bytes) -> Numbered:
 
 
 def _count_bytes(data: bytes) -> NDArray[np.int64]:
-    """How often each byte value occurs. Counted in pairs, which is twice as quick as one by one."""
+    """Count each byte value. Counting pairs is twice as fast as counting single bytes."""
     even = len(data) & ~1
     pairs = np.bincount(np.frombuffer(data, dtype=np.uint16, count=even >> 1), minlength=1 << 16).reshape(256, 256)
     counts: NDArray[np.int64] = pairs.sum(axis=0) + pairs.sum(axis=1)
@@ -146,18 +146,18 @@ def _count_bytes(data: bytes) -> NDArray[np.int64]:
 
 
 def _in_order(data: bytes, values: list[int]) -> list[int]:
-    """The byte values in first-seen order."""
-    head = data[:FIRST_LOOK]
-    first = {value: place for value in values if (place := head.find(value)) >= 0}
+    """Sort the byte values in first-seen order."""
+    head = data[:SEARCHED_HEAD]
+    first = {value: offset for value in values if (offset := head.find(value)) >= 0}
     late = [value for value in values if value not in first]
     if late:
-        # Searching for each late value would scan much of the data again: find all of them in one pass.
+        # Searching for each late value would scan the data several times; this finds all of them in one pass.
         marks = bytearray(256)
         for value in late:
             marks[value] = 1
-        places = np.flatnonzero(np.frombuffer(data.translate(bytes(marks)), dtype=np.uint8))
-        found, where = np.unique(np.frombuffer(data, dtype=np.uint8)[places], return_index=True)
-        first |= dict(zip(found.tolist(), places[where].tolist(), strict=True))
+        offsets = np.flatnonzero(np.frombuffer(data.translate(bytes(marks)), dtype=np.uint8))
+        marked, indices = np.unique(np.frombuffer(data, dtype=np.uint8)[offsets], return_index=True)
+        first |= dict(zip(marked.tolist(), offsets[indices].tolist(), strict=True))
     return sorted(first, key=first.__getitem__)
 
 
@@ -166,15 +166,15 @@ def _number_characters(text: str) -> Numbered:
         return _number_bytes(text.encode())
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     first = np.full(_ALL_CHARACTERS, -1, dtype=np.int64)
-    first[codes[::-1]] = np.arange(codes.size - 1, -1, -1)  # of several places the last one written stays: the first
+    first[codes[::-1]] = np.arange(codes.size - 1, -1, -1)  # reversed: the last assignment, the first occurrence, wins
     present = np.flatnonzero(first >= 0)
     seen = present[np.argsort(first[present])]
     first[seen] = np.arange(seen.size)
-    ids = first[codes].astype(smallest_kind(seen.size))
+    ids = first[codes].astype(smallest_dtype(seen.size))
     return [chr(code) for code in seen.tolist()], np.bincount(ids, minlength=seen.size), ids
 
 
-# The blanks of str.split: one byte long, and longer ones, which are told by their first byte.
+# Blanks as str.split defines them: single bytes, and longer ones, recognized by their first byte.
 _BLANK, _LEAD = 1, 2
 _LONG_BLANKS = [chr(code).encode() for code in range(0x80, 0x10000) if chr(code).isspace()]
 _LEADS = {blank[0] for blank in _LONG_BLANKS}
@@ -184,28 +184,28 @@ _BYTE_CLASSES = bytes(
 
 
 def count_words(data: bytes) -> int:
-    """How many words str.split finds in the text, without decoding it."""
+    """Count the words that str.split would return, without decoding the text."""
     if not data:
         return 0
-    kinds = np.frombuffer(bytearray(data.translate(_BYTE_CLASSES)), dtype=np.uint8)
+    classes = np.frombuffer(bytearray(data.translate(_BYTE_CLASSES)), dtype=np.uint8)
     if not data.isascii():
-        _mark_long_blanks(np.frombuffer(data, dtype=np.uint8), kinds)
-    blank_here = kinds == _BLANK
-    return int(np.count_nonzero(blank_here[:-1] & ~blank_here[1:])) + (not blank_here[0])
+        _mark_long_blanks(np.frombuffer(data, dtype=np.uint8), classes)
+    is_blank = classes == _BLANK
+    return int(np.count_nonzero(is_blank[:-1] & ~is_blank[1:])) + (not is_blank[0])
 
 
-def _mark_long_blanks(values: NDArray[np.uint8], kinds: NDArray[np.uint8]) -> None:
-    leads = np.flatnonzero(kinds == _LEAD)
+def _mark_long_blanks(values: NDArray[np.uint8], classes: NDArray[np.uint8]) -> None:
+    leads = np.flatnonzero(classes == _LEAD)
     for length in (2, 3):
-        places = leads[leads <= values.size - length]
-        codes = sum(values[places + offset].astype(np.uint32) << (8 * offset) for offset in range(length))
+        starts = leads[leads <= values.size - length]
+        codes = sum(values[starts + offset].astype(np.uint32) << (8 * offset) for offset in range(length))
         wanted = [int.from_bytes(blank, "little") for blank in _LONG_BLANKS if len(blank) == length]
-        found = places[np.isin(codes, wanted)]
+        blanks = starts[np.isin(codes, wanted)]
         for offset in range(length):
-            kinds[found + offset] = _BLANK
+            classes[blanks + offset] = _BLANK
 
 
 def count_lines(data: bytes) -> int:
-    """How many line ends there are, whichever of the three conventions the text follows."""
+    """Count line ends: LF, CR LF or CR."""
     carriage = data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0
     return data.count(b"\n") + carriage

@@ -1,0 +1,97 @@
+"""Private PyTorch names that txl uses, each behind one function with a public fallback.
+
+A release of PyTorch may drop a private name without notice. Each function looks it up in `source`, so that a test can
+leave it out.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ONEDNN_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+NAMES = (
+    "_softmax_backward_data",
+    "_foreach_lerp_",
+    "_dynamo.config.optimize_ddp",
+    "_subclasses.fake_tensor.FakeTensorMode",
+    *(f"ops.mkldnn.{name}" for name in ONEDNN_OPERATORS),
+)
+"""All private names in use, as paths below `torch`."""
+
+
+def find(path: str, source: object = torch) -> Any:
+    """Return the attribute at a dotted path, or None if PyTorch has no such name."""
+    for name in path.split("."):
+        source = getattr(source, name, None)
+    return source
+
+
+def softmax_backward(grad: Tensor, probability: Tensor, *, source: object = torch) -> Tensor:
+    """Return the gradient of the scores, given the gradient of their softmax over the last axis.
+
+    The fallback takes a few operations instead of one.
+    """
+    function = find("_softmax_backward_data", source)
+    if function is not None:
+        fused: Tensor = function(grad, probability, -1, probability.dtype)
+        return fused
+    weighted = grad.to(torch.promote_types(grad.dtype, torch.float32)) * probability
+    return (weighted - probability * weighted.sum(-1, keepdim=True)).to(probability.dtype)
+
+
+def lerp_all(values: Sequence[Tensor], targets: Sequence[Tensor], weight: float, *, source: object = torch) -> None:
+    """Move each value in place towards its target by this share. The fallback starts one kernel per tensor."""
+    function = find("_foreach_lerp_", source)
+    if function is not None:
+        function(list(values), list(targets), weight)
+        return
+    for value, target in zip(values, targets, strict=True):
+        value.lerp_(target, weight)
+
+
+def compile_across_ddp_buckets(*, source: object = torch) -> None:
+    """Let torch.compile compile whole graphs under DistributedDataParallel, instead of one graph per bucket.
+
+    The fallback leaves PyTorch's default: more and smaller graphs, with equal results.
+    """
+    config = find("_dynamo.config", source)
+    if hasattr(config, "optimize_ddp"):
+        config.optimize_ddp = False
+
+
+def tensors_without_data(*, source: object = torch) -> AbstractContextManager[object]:
+    """Create tensors that have a shape, a dtype and a device, but no data, inside this block.
+
+    Tensors of the fallback are on the meta device, which takes the code paths of accelerators and ignores autocast.
+    """
+    mode = find("_subclasses.fake_tensor.FakeTensorMode", source)
+    return torch.device("meta") if mode is None else mode()
+
+
+def has_onednn(*, source: object = torch) -> bool:
+    """True if PyTorch was built with oneDNN and offers its operators."""
+    operators = all(find(f"ops.mkldnn.{name}", source) is not None for name in ONEDNN_OPERATORS)
+    return operators and torch.backends.mkldnn.is_available()
+
+
+def onednn_has_bf16(*, source: object = torch) -> bool:
+    """True if oneDNN has bf16 kernels for this processor. The fallback is False."""
+    return has_onednn(source=source) and bool(find("ops.mkldnn._is_mkldnn_bf16_supported", source)())
+
+
+def onednn_reorder(weight: Tensor, *, source: object = torch) -> Tensor:
+    """Copy a weight (out, in) into the layout that oneDNN reads fastest. The fallback copies it as it is."""
+    function = find("ops.mkldnn._reorder_linear_weight", source)
+    reordered: Tensor = weight.clone() if function is None else function(weight)
+    return reordered
+
+
+def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, source: object = torch) -> Tensor:
+    """Return F.linear computed by oneDNN, with an ordinary or a reordered weight. The fallback is F.linear."""
+    function = find("ops.mkldnn._linear_pointwise", source)
+    product: Tensor = F.linear(rows, weight, bias) if function is None else function(rows, weight, bias, "none", [], "")
+    return product
