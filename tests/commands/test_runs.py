@@ -552,7 +552,7 @@ def test_an_unknown_subcommand_gets_a_suggestion():
 def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):
     done("train", "tiny.toml", "--name", "stretched", "--set", "train.max_steps=2")
     stderr = done("train", "--resume", "stretched", "--set", "train.max_steps=4", "--set", "train.clip=none").stderr
-    assert "train.max_steps is 4 from here on; it was 2" in stderr.splitlines()
+    assert "train.max_steps is now 4; it was 2" in stderr.splitlines()
     done("train", "tiny.toml", "--name", "straight", "--set", "train.max_steps=4", "--set", "train.clip=none")
     change = {"step": 2, "settings": {"train.max_steps": [2, 4], "train.clip": [0.25, "none"]}}
     assert json.loads((here / "runs/stretched/run.json").read_text())["changes"] == [change]
@@ -576,7 +576,7 @@ def test_changes_without_a_step_are_not_recorded(here):
     assert changes == [{"step": 2, "settings": {"train.max_steps": [2, 4]}}]
     done("train", "--resume", "wavering", "--set", "train.clip=0.5", "--max-minutes", 0)
     stderr = done("train", "--resume", "wavering", "--set", "train.clip=0.25", "--set", "train.max_steps=3").stderr
-    assert "train.clip is 0.25 from here on; it was 0.5" in stderr
+    assert "train.clip is now 0.25; it was 0.5" in stderr
     changes = json.loads((here / "runs/wavering/run.json").read_text())["changes"]
     assert changes == [{"step": 2, "settings": {"train.max_steps": [2, 3]}}]
 

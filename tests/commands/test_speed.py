@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
+from tests.commands.test_eval import count_attention
 from txlcli.core.kernels import compilation
 from txlcli.core.measures import timing
-from txlcli.core.model import attention, registry
-from txlcli.core.reading import windows
+from txlcli.core.reading import registry, windows
 from txlcli.core.reading.decoder import Decoder
 from txlcli.errors import UsageError
 
@@ -124,19 +124,12 @@ def test_shares_of_the_peak_count_the_visible_keys(here, changes, evaluation, si
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_another_attention_backend_is_timed(here, backend, monkeypatch):
-    used = {"gradient": 0, "none": 0}
-    real = getattr(attention, backend)
-
-    def counted(inputs, **options):
-        used["gradient" if inputs.need_gradient else "none"] += 1
-        return real(inputs, **options)
-
-    monkeypatch.setattr(attention, backend, counted)
+    calls = count_attention(backend, monkeypatch)
     assert json_of("speed", "byte", *QUICK)["attention"] == "auto"
-    assert used == {"gradient": 0, "none": 0}
+    assert calls == {"gradient": 0, "no gradient": 0}
     recomputing = ["--set", "train.recompute=true"]
     assert json_of("speed", "tiny.toml", *QUICK, "--attention", backend, *recomputing)["attention"] == backend
-    assert min(used.values()) > 0  # in training and in evaluation
+    assert min(calls.values()) > 0  # in training and in evaluation
     assert json_of("speed", "tiny.toml", *QUICK, "--set", f"train.attention={backend}")["attention"] == backend
 
 
