@@ -28,7 +28,6 @@ from tests.commands.novel import (
 )
 from txlcli import console
 from txlcli.config import recipe
-from txlcli.core.kernels.attention_torch import sdpa
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
@@ -417,18 +416,19 @@ def test_a_run_is_trained_by_one_process_at_a_time(here):
 
 
 def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):
-    used = []
+    calls = []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
 
-    def noted(inputs, **options):
-        used.append(inputs.seg_len)
-        return sdpa(inputs, **options)
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return sdpa(*arguments, **options)
 
-    monkeypatch.setattr("txlcli.core.model.attention.sdpa", noted)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
     train("--name", "fused", "--attention", "sdpa")
-    assert used
+    assert calls
     assert card("runs/fused")["settings"]["train"]["attention"] == "sdpa"
-    assert [one["loss_nats"] for one in reports("runs/fused")] == pytest.approx(
-        [one["loss_nats"] for one in reports("runs/byte")], rel=1e-4
+    assert [line["loss_nats"] for line in reports("runs/fused")] == pytest.approx(
+        [line["loss_nats"] for line in reports("runs/byte")], rel=1e-4
     )
     message = refusal("train", "tiny.toml", "--attention", "flex")
     assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
