@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import draw_tokens, small_model
-from tests.core.measures.test_attention_maps import FIRST, R, how, observe, stream
+from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, observe, stream
 from tests.core.model.test_attention import KINDS, attend, by_kind, draw, draw_inputs, shifted
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import row_multiple, use_row_multiple
@@ -70,9 +70,9 @@ def test_aligned_rows_do_not_change_a_decoder(same_length, max_distance):
 
 def test_aligned_rows_do_not_change_attention_maps():
     model, tokens = small_model(), stream()
-    expected = observe(model, tokens, how(), at=FIRST, rows=R)
+    expected = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
     with use_row_multiple(MULTIPLE):
-        maps = observe(model, tokens, how(), at=FIRST, rows=R)
+        maps = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
     np.testing.assert_allclose(maps.by_distance, expected.by_distance, rtol=0, atol=1e-12)
     for term, shares in expected.by_term.items():
         np.testing.assert_allclose(maps.by_term[term], shares, rtol=0, atol=1e-12)

@@ -123,7 +123,7 @@ def test_segments_with_memory_equal_one_long_window(kind, dtype, tolerance):
 
 def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
     model, tokens = small_model(dtype=torch.float32, **KINDS["rotary"]), draw_tokens(B, 6 * L)
-    early, late = (Decoder(model, lanes=B, mem_len=M, seg_len=L) for _ in range(2))
+    early, late = (Decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
     late.read(tokens[:, :1])
     for _ in range(2_000):  # 10,000 tokens of another text
         late.read(tokens[:, :L])
@@ -156,7 +156,7 @@ def test_the_decoder_is_the_model_with_every_encoding(kind, seg_len, mem_len, sa
     limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
     lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
     expected, _ = read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit)
-    decoder = Decoder(model, lanes=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
+    decoder = Decoder(model, batch_size=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
     with torch.no_grad():
         given = torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
@@ -227,7 +227,7 @@ def test_every_encoding_trains_and_reads_in_bf16_with_every_kind_of_attention(ki
         with autocast(torch.device("cpu"), precision):
             losses[precision], _, _ = model.objective(tokens, tokens, memory, mem_len=4, part="full", progress=0.0)
         losses[precision].backward()
-        reader = Decoder(model.eval(), lanes=2, mem_len=4, seg_len=4, precision=precision)
+        reader = Decoder(model.eval(), batch_size=2, mem_len=4, seg_len=4, precision=precision)
         losses[f"read {precision}"] = reader.losses(reader.read(tokens), tokens).mean()
         model.train()
     assert losses["bf16"].item() == pytest.approx(losses["fp32"].item(), rel=0.01)

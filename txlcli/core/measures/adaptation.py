@@ -122,7 +122,7 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 
 def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSettings) -> list[float]:
     """Return values of theta that suit the scale of a model's hidden states."""
-    reader = make_reader(model, sized_for(model, settings, min(settings.seg_len, len(inputs))), lanes=1)
+    reader = make_reader(model, sized_for(model, settings, min(settings.seg_len, len(inputs))), batch_size=1)
     tokens = torch.from_numpy(np.asarray(inputs[: settings.seg_len], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]

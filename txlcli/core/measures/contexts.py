@@ -96,7 +96,7 @@ def _reader(
             precision=precision,
             max_distance=settings.max_distance,
         )
-    return make_reader(model, sized_for(model, settings, context_len), lanes=batch_size, precision=precision)
+    return make_reader(model, sized_for(model, settings, context_len), batch_size=batch_size, precision=precision)
 
 
 def measure_ms_per_token(

@@ -91,7 +91,7 @@ def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> f
 
 def time_evaluation(model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int) -> Timing:
     """Time the scoring of segments with a full memory."""
-    reader = make_reader(model, settings, lanes=settings.batch_size, precision=precision)
+    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
     if settings.mem_len:
         reader.read_last(_random_tokens(model, (settings.batch_size, settings.mem_len)))
