@@ -26,7 +26,6 @@ from tests.commands.novel import (
     reports,
     txl,
 )
-from txlcli import console
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
@@ -34,6 +33,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
 from txlcli.runs import run_folder
 from txlcli.workflows.training import plan, start
+from txlcli.workflows.training.execution import Limits
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
 
@@ -212,16 +212,16 @@ def test_max_steps_beyond_the_schedule_is_refused(here, dry):
         assert refusal("train", "--resume", "tiny", "--max-steps", 50) == message
 
 
-def test_a_long_validation_shows_its_progress(here, monkeypatch):
-    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
-    result = train("--max-steps", 4)
-    lines = [line for line in result.stderr.splitlines() if "validating" in line]
-    scored = [int(re.search(r"validating, ([\d,]+) tokens", line)[1].replace(",", "")) for line in lines]
+def test_a_long_validation_shows_its_progress(here):
+    reporter = RecordingReporter()
+    start.train("tiny.toml", [], **HERE, limits=Limits(max_steps=4), reporter=reporter)
+    validating = [(done, detail) for done, detail in reporter.reached if "validating" in detail]
+    scored = [int(re.search(r"validating, ([\d,]+) tokens", detail)[1].replace(",", "")) for _, detail in validating]
     tokens = reports("runs/tiny")[-1]["tokens"]
     assert scored == sorted(scored)
     assert len(set(scored)) > 1
     assert scored[-1] == tokens
-    assert lines[0].startswith("training: 57%, ")  # of the steps
+    assert {done for done, _ in validating} == {4}  # steps
 
 
 def test_a_validation_that_fails_costs_no_step(here):

@@ -7,9 +7,9 @@ import typer
 
 from txlcli import console
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, RunsDir
+from txlcli.system.command_lines import command_line
 from txlcli.views import eval_table, generated_text, speed_table, training_result
 from txlcli.workflows import speed
-from txlcli.workflows.command_lines import command_line
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.generation import GenerationOptions, prepare_generation
