@@ -14,8 +14,8 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError
 from txlcli.runs import history, run_folder
 from txlcli.runs.run_folder import Run
+from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows import generation, speed
-from txlcli.workflows.command_lines import RUNS_DIR, command_line
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.record import describe_settings
