@@ -1,4 +1,4 @@
-"""The table of encodings, and one that is registered from outside the package."""
+"""The table of encodings, and an encoding that is registered from outside the package."""
 
 import pytest
 
