@@ -24,7 +24,9 @@ def register():
 
 
 def test_a_registered_encoding_is_accepted_as_position(register):
-    with pytest.raises(RecipeError, match="position must be one of relative, shaw, sinusoid, learned, not 'rings'"):
+    with pytest.raises(
+        RecipeError, match="position must be one of relative, shaw, sinusoid, learned, rotary, not 'rings'"
+    ):
         section("model", {**SHAPE, "position": "rings"})
     register("rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=refuse_one_layer))
     settings = section("model", {**SHAPE, "position": "rings", "n_positions": 11})
@@ -32,7 +34,7 @@ def test_a_registered_encoding_is_accepted_as_position(register):
     assert settings.absolute_positions
     assert not settings.scores_distances
     assert not settings.is_transformer_xl
-    with pytest.raises(RecipeError, match="learned, rings, not 'ring'; did you mean \"rings\""):
+    with pytest.raises(RecipeError, match="learned, rotary, rings, not 'ring'; did you mean \"rings\""):
         section("model", {**SHAPE, "position": "ring"})
 
 
@@ -54,11 +56,25 @@ def test_a_name_is_registered_once(register):
 
 @pytest.mark.parametrize(
     ("position", "scored"),
-    [("relative", True), ("shaw", True), ("sinusoid", False), ("learned", False), ("unknown", False), (None, False)],
+    [
+        ("relative", True),
+        ("shaw", True),
+        ("sinusoid", False),
+        ("learned", False),
+        ("rotary", False),
+        ("unknown", False),
+        (None, False),
+    ],
 )
 def test_only_relative_encodings_score_distances(position, scored):
     assert scores_distances(position) is scored
     assert scores_distances([position]) is False  # a damaged file may hold anything
+
+
+def test_rotary_refuses_an_odd_head_width():
+    with pytest.raises(RecipeError, match='\\[model\\] d_head must be even with position = "rotary", not 5'):
+        TransformerSettings(**SHAPE, position="rotary")
+    assert TransformerSettings(**SHAPE | {"d_head": 4}, position="rotary").encoding.score_terms == ()
 
 
 @pytest.mark.parametrize("value", [3, True, ["relative"]])

@@ -153,7 +153,11 @@ OUT_OF_RANGE = [
         )
     ],
     ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
-    ("train", {"optimizer": "adamw"}, "optimizer must be one of adam, sgd, not 'adamw'; did you mean \"adam\"?"),
+    (
+        "train",
+        {"optimizer": "adma"},
+        "optimizer must be one of adam, adamw, muon, sgd, not 'adma'; did you mean \"adam\"?",
+    ),
     (
         "train",
         {"schedule": "xyz"},
@@ -209,7 +213,7 @@ OUT_OF_RANGE = [
     ("train", {"plateau_factor": 0.0}, "plateau_factor must be between 0 and 1, not 0.0"),
     ("train", {"plateau_factor": 1.0}, "plateau_factor must be between 0 and 1, not 1.0"),
     ("train", {"accumulate": 4}, "accumulate must be a divisor of batch_size (6), not 4"),
-    ("train", {"momentum": 0.9}, 'momentum must be 0 unless optimizer = "sgd", not 0.9'),
+    ("train", {"momentum": 0.9}, 'momentum must be 0 unless optimizer = "muon" or "sgd", not 0.9'),
     ("train", {"valid_seg_len": 13}, "valid_seg_len must be at most seg_len + mem_len (12), not 13"),
     *[
         ("eval", {key: value}, f"{key} must be greater than 0, not {value}")

@@ -76,7 +76,7 @@ def start(settings, model, **more):
 def read(settings, model, *, precision="fp32"):
     """As many segments as fill the memory and let the buffer slide, then one token: the reader, its hidden state."""
     how = settings.eval
-    reader = make_reader(model, how, lanes=4, precision=precision)
+    reader = make_reader(model, how, batch_size=4, precision=precision)
     tokens, targets = (
         torch.zeros(4, how.seg_len, dtype=torch.long, device=device) for device in (model.device, model.targets_device)
     )

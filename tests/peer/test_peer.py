@@ -69,7 +69,7 @@ def predictions(run, tokens, seg_len):
     how = opened.run.settings.evaluation_settings()
     decoder = Decoder(
         opened.model,
-        lanes=len(tokens),
+        batch_size=len(tokens),
         mem_len=how.mem_len,
         seg_len=seg_len,
         same_length=how.same_length,

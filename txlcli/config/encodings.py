@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from txlcli.config.ranges import require
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingTraits:
@@ -30,6 +32,11 @@ class EncodingTraits:
         return "d" in self.score_terms
 
 
+def _check_pairs(model: Any) -> None:
+    """Refuse an odd head width: rotary encodings rotate pairs."""
+    require(model.d_head % 2 == 0, "model", "d_head", model.d_head, f'even with position = "{model.position}"')
+
+
 ENCODINGS: dict[str, EncodingTraits] = {
     "relative": EncodingTraits(
         scores_distances=True, score_terms=("a", "b", "d"), projects_distances=True, transformer_xl=True
@@ -37,6 +44,7 @@ ENCODINGS: dict[str, EncodingTraits] = {
     "shaw": EncodingTraits(scores_distances=True, learned_vectors=True, score_terms=("a", "b")),
     "sinusoid": EncodingTraits(absolute_positions=True),
     "learned": EncodingTraits(absolute_positions=True, learned_vectors=True),
+    "rotary": EncodingTraits(check=_check_pairs),
 }
 """Traits for each value of `model.position`."""
 

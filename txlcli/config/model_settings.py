@@ -119,7 +119,8 @@ class TransformerSettings(ModelSettings):
     """Constant that layer normalization adds to the variance; 1e-12 in the released TF code."""
     position: Annotated[str, ENCODINGS] = "relative"
     """Position encoding: Transformer-XL's relative encoding; Shaw et al.'s (a learned vector per distance); Vaswani et
-    al.'s (sinusoids of positions); or Al-Rfou et al.'s (a learned vector per position and layer)."""
+    al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); or rotary positions (Su
+    et al.: queries and keys are rotated)."""
     n_positions: int | None = None
     """Number of learned vectors: distances ("shaw"; larger ones share the last), or positions of a segment
     ("learned")."""

@@ -13,6 +13,8 @@ class OptimizerTraits:
 
 OPTIMIZERS: dict[str, OptimizerTraits] = {
     "adam": OptimizerTraits(settings=frozenset({"weight_decay"})),
+    "adamw": OptimizerTraits(settings=frozenset({"weight_decay"})),
+    "muon": OptimizerTraits(settings=frozenset({"momentum", "weight_decay"})),
     "sgd": OptimizerTraits(settings=frozenset({"momentum", "weight_decay"})),
 }
 """Traits for each value of `train.optimizer`."""

@@ -72,13 +72,15 @@ class TrainSettings:
     """Capture the forward and backward pass of a step as a CUDA graph and replay it: for models so small that launching
     kernels takes longer than running them. One process only; not with adaptive softmax, auxiliary losses or flex."""
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
-    """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
+    """adam or adamw (betas 0.9, 0.999); sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
+    and adamw for all other parameters."""
     lr: float = 2.5e-4
-    """Peak learning rate."""
+    """Peak learning rate of all parameters. Muon scales its updates to the size of AdamW's, so both use this rate."""
     momentum: float = 0.0
-    """optimizer = "sgd": momentum."""
+    """optimizer = "sgd": momentum. optimizer = "muon": Nesterov momentum, 0.95 where it is left at 0."""
     weight_decay: float = 0.0
-    """Weight of the L2 penalty, which is added to the gradient."""
+    """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
+    this at each step."""
     schedule: Literal["cosine", "inverse_sqrt", "constant", "plateau"] = "cosine"
     """Learning rate after warm-up: cosine over all steps; falling with 1/sqrt(step); constant; or reduced when the
     validation loss stops falling."""

@@ -46,7 +46,7 @@ def memory_that_grows():
     with MODE, torch.inference_mode():
         model = build("relative", settings, CUDA)
         model.attend_by("flex")
-        reader = make_reader(model, how, lanes=LANES, precision="bf16")
+        reader = make_reader(model, how, batch_size=LANES, precision="bf16")
         for length in (*[20] * 10, 7, 20):
             reader.read(torch.zeros(LANES, length, dtype=torch.long, device=CUDA))
     return _facts()

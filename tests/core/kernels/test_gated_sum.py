@@ -1,4 +1,4 @@
-"""The sum without a loop is the loop, in values and in derivatives."""
+"""The parallel gated sum equals the loop over time, in values and in gradients."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def loop(keep, new, before):
 
 
 def with_gradients(function, *inputs):
-    """The output, and the gradient of a sum in which every entry of it has another weight."""
+    """Return the output and the gradients of a weighted sum of it, in which every entry has its own weight."""
     leaves = [value.clone().requires_grad_() for value in inputs]
     outputs = function(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -30,37 +30,37 @@ def with_gradients(function, *inputs):
     return [*(output.detach() for output in outputs), *(leaf.grad for leaf in leaves)]
 
 
-def assert_all_close(found, expected, tolerance=1e-10):
-    for one, other in zip(found, expected, strict=True):
+def assert_all_close(given, expected, tolerance=1e-10):
+    for one, other in zip(given, expected, strict=True):
         assert one.shape == other.shape
         assert (one - other).abs().max() <= tolerance * (1 + other.abs().max())
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_sum_without_a_loop_is_the_loop_and_so_are_its_gradients(length):
+def test_the_gated_sum_and_its_gradients_equal_the_loop(length):
     inputs = draw(B, length, W).sigmoid(), draw(B, length, W, seed=2), draw(B, W, seed=3)
     assert_all_close(with_gradients(gated_sum, *inputs), with_gradients(loop, *inputs))
 
 
 @pytest.mark.parametrize("gate", [0.0, 1.0, 1e-200])
-def test_a_gate_that_is_shut_or_open_is_exact(gate):
+def test_closed_and_open_gates_are_exact(gate):
     # Formulas that divide by the product of the gates fail here.
     keep = draw(B, 13, W).sigmoid()
     keep[:, 4:9] = gate
     inputs = keep, draw(B, 13, W, seed=2), draw(B, W, seed=3)
-    found = with_gradients(gated_sum, *inputs)
-    assert all(value.isfinite().all() for value in found)
-    assert_all_close(found, with_gradients(loop, *inputs))
+    given = with_gradients(gated_sum, *inputs)
+    assert all(value.isfinite().all() for value in given)
+    assert_all_close(given, with_gradients(loop, *inputs))
 
 
-def test_a_long_sum_in_single_precision_stays_near_the_exact_one():
+def test_a_long_sum_in_fp32_is_close_to_the_exact_one():
     keep, new, before = draw(B, 1000, W).mul(3).sigmoid(), draw(B, 1000, W, seed=2), draw(B, W, seed=3)
-    found = gated_sum(keep.float(), new.float(), before.float())
-    assert found.dtype == torch.float32
-    assert (found - loop(keep, new, before)).abs().max() < 1e-4
+    given = gated_sum(keep.float(), new.float(), before.float())
+    assert given.dtype == torch.float32
+    assert (given - loop(keep, new, before)).abs().max() < 1e-4
 
 
-def test_the_inputs_of_the_sum_stay_as_they_are():
+def test_the_inputs_are_not_modified():
     inputs = draw(B, 6, W).sigmoid(), draw(B, 6, W, seed=2), draw(B, W, seed=3)
     copies = [value.clone() for value in inputs]
     with_gradients(gated_sum, *inputs)

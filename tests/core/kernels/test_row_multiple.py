@@ -1,6 +1,6 @@
-"""Rows laid out for the quick products of an accelerator: other places in memory, the same numbers.
+"""Rows aligned for the fast products of CUDA: another layout in memory, equal results.
 
-A CPU, which needs no such rows, is told here to lay out as for CUDA in 16 bits. Numbers of a real GPU this cannot show.
+These tests lay out rows on a CPU as for CUDA in 16 bits. They cannot show the results of a GPU.
 
 Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, n distances.
 """
@@ -13,115 +13,106 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import draw_tokens, small_model
-from tests.core.measures.test_attention_maps import FIRST, R, how, observe, stream
+from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, observe, stream
 from tests.core.model.test_attention import KINDS, attend, by_kind, draw, draw_inputs, shifted
 from tests.core.reading.test_decoder import decode
-from txlcli.core.kernels import attention_inputs, attention_torch, device, distance_space
+from txlcli.core.kernels.device import row_multiple, use_row_multiple
 from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace
-from txlcli.core.reading import past
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
 MULTIPLE = 8
 
 
-def lay_out(monkeypatch):
-    """As on CUDA, from here on."""
-    for module in (attention_inputs, attention_torch, past, distance_space):
-        monkeypatch.setattr(module, "row_multiple", lambda _: MULTIPLE)
-
-
-def test_only_a_cpu_takes_rows_of_any_length():
-    assert device.row_multiple(torch.device("cpu")) == 1
-    assert device.row_multiple(torch.device("cuda")) == MULTIPLE
+def test_only_cuda_needs_aligned_rows():
+    assert row_multiple(torch.device("cpu")) == 1
+    assert row_multiple(torch.device("cuda")) == MULTIPLE
 
 
 @pytest.mark.parametrize("known", [None, 2])
 @pytest.mark.parametrize("reach", [1, 4, 9, K])
 @pytest.mark.parametrize("seg_len", [1, L, 8])
-def test_scores_by_distance_are_seen_by_key_in_rows_of_any_length(monkeypatch, seg_len, reach, known):
-    lay_out(monkeypatch)
+def test_scores_by_distance_are_read_by_key_in_aligned_rows(seg_len, reach, known):
     known = known and min(known, reach)
-    space = PaddedScoreBuffer(draw(1), rows=B * H, seg_len=seg_len, key_len=K, reach=reach, fill=-math.inf, known=known)
+    sizes = {"rows": B * H, "seg_len": seg_len, "key_len": K, "reach": reach, "position_keys": known}
+    with use_row_multiple(MULTIPLE):
+        buffer = PaddedScoreBuffer(draw(1), **sizes, fill=-math.inf)
     score = draw(B * H, seg_len, reach)
-    space.by_distance.copy_(score)
-    np.testing.assert_array_equal(space.by_key, shifted(score, seg_len, K))
-    written = space.by_distance[:, :, reach - (known or reach) :]
+    buffer.by_distance.copy_(score)
+    np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, K))
+    written = buffer.by_distance[:, :, reach - (known or reach) :]
     assert written.stride(1) % MULTIPLE == written.storage_offset() % MULTIPLE == 0
 
 
 @pytest.mark.parametrize("kind", ["auto", *KINDS])
 @pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (5, 12), (3, 16)])
 @pytest.mark.parametrize("unseen", [0, 1])
-def test_every_kind_of_attention_stays_the_same_function(monkeypatch, kind, seg_len, key_len, unseen):
+def test_aligned_rows_do_not_change_any_kind_of_attention(kind, seg_len, key_len, unseen):
     reach = key_len - unseen
     inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
     expected = by_kind(kind, *inputs, reach=reach)
-    lay_out(monkeypatch)
-    for found, wanted in zip(by_kind(kind, *inputs, reach=reach), expected, strict=True):
-        assert found.shape == wanted.shape
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    with use_row_multiple(MULTIPLE):
+        results = by_kind(kind, *inputs, reach=reach)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.shape == wanted.shape
+        torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("same_length", ["off", "m"])
 @pytest.mark.parametrize("max_distance", [None, 3])
-def test_a_decoder_stays_the_same_function(monkeypatch, same_length, max_distance):
+def test_aligned_rows_do_not_change_a_decoder(same_length, max_distance):
     model, tokens = small_model(memory_start="zeros"), draw_tokens(B, 53)
     limits = {"seg_len": L, "mem_len": M, "same_length": same_length, "max_distance": max_distance}
     expected = decode(model, tokens, **limits)
-    lay_out(monkeypatch)
-    torch.testing.assert_close(decode(model, tokens, **limits), expected, rtol=0, atol=1e-12)
+    with use_row_multiple(MULTIPLE):
+        torch.testing.assert_close(decode(model, tokens, **limits), expected, rtol=0, atol=1e-12)
 
 
-def test_what_is_observed_stays_the_same(monkeypatch):
+def test_aligned_rows_do_not_change_attention_maps():
     model, tokens = small_model(), stream()
-    expected = observe(model, tokens, how(), at=FIRST, rows=R)
-    lay_out(monkeypatch)
-    found = observe(model, tokens, how(), at=FIRST, rows=R)
-    np.testing.assert_allclose(found.by_distance, expected.by_distance, rtol=0, atol=1e-12)
+    expected = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
+    with use_row_multiple(MULTIPLE):
+        maps = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
+    np.testing.assert_allclose(maps.by_distance, expected.by_distance, rtol=0, atol=1e-12)
     for term, shares in expected.by_term.items():
-        np.testing.assert_allclose(found.by_term[term], shares, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(maps.by_term[term], shares, rtol=0, atol=1e-12)
 
 
 class Operands(TorchDispatchMode):
-    """Looks at what batches of products read and write."""
+    """Collects the operands of batched products whose rows, or columns if these are contiguous, are not aligned."""
 
     def __init__(self):
         super().__init__()
-        self.crooked = []
-        self.seen = 0
+        self.unaligned = []
+        self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Note the operands whose rows, or columns if these lie one after the other, begin anywhere."""
         if func._schema.name in ("aten::bmm", "aten::baddbmm"):
-            given = [*args[-2:], *([kwargs["out"]] if kwargs and "out" in kwargs else [])]
-            self.seen += len(given)
-            self.crooked += [(func, one.shape, one.stride()) for one in given if not _straight(one)]
+            operands = [*args[-2:], *([kwargs["out"]] if kwargs and "out" in kwargs else [])]
+            self.count += len(operands)
+            self.unaligned += [(func, one.shape, one.stride()) for one in operands if not _aligned(one)]
         return func(*args, **(kwargs or {}))
 
 
-def _straight(matrices):
+def _aligned(matrices):
     strides = sorted(matrices.stride()[1:])
     begins = matrices.storage_offset() % MULTIPLE == matrices.stride(0) % MULTIPLE == 0
     return begins and strides[0] == 1 and strides[1] % MULTIPLE == 0
 
 
-@pytest.mark.parametrize("lay", [True, False])
-def test_products_of_attention_read_and_write_straight_rows(monkeypatch, lay):
-    if lay:
-        lay_out(monkeypatch)
+@pytest.mark.parametrize("multiple", [MULTIPLE, 1])
+def test_products_of_attention_read_and_write_aligned_rows(multiple):
     workspace = Workspace()
     workspace.at_once = True  # as on a GPU
     inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in draw_inputs(key_len=K)]
-    with Operands() as operands:
+    with use_row_multiple(multiple), Operands() as operands:
         out = attend(*inputs, reach=K, workspace=workspace)
         out.float().sum().backward()
-    assert operands.seen > 20
-    assert bool(operands.crooked) != lay, operands.crooked
+    assert operands.count > 20
+    assert bool(operands.unaligned) == (multiple == 1), operands.unaligned
 
 
-def test_the_mask_of_fused_attention_begins_and_goes_on_at_multiples(monkeypatch):
-    lay_out(monkeypatch)
+def test_the_mask_of_fused_attention_has_aligned_rows(monkeypatch):
     masks = []
     fused = torch.nn.functional.scaled_dot_product_attention
 
@@ -132,6 +123,7 @@ def test_the_mask_of_fused_attention_begins_and_goes_on_at_multiples(monkeypatch
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     for key_len in (K, 10, 13):
         inputs = draw_inputs(seg_len=8, key_len=max(key_len, 8))
-        attend(*inputs, reach=max(key_len, 8), backend="sdpa")
+        with use_row_multiple(MULTIPLE):
+            attend(*inputs, reach=max(key_len, 8), backend="sdpa")
     for mask in masks:
         assert mask.storage_offset() % MULTIPLE == mask.stride(2) % MULTIPLE == 0

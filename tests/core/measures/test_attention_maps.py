@@ -1,17 +1,17 @@
-"""Attention as the figures show it, against the oracle's weights and against heads that are made to look somewhere."""
+"""Attention maps, compared with the oracle's weights and with heads that are constructed to look at given distances."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, small_model
 from tests.core.model.test_encodings import KINDS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures import attention_maps
 from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, strongest, term_scores, terms_of
 from txlcli.core.model.attention import distance_encoding
 
@@ -21,7 +21,7 @@ COUNTED = 13  # two whole segments, and one of 3 tokens
 R = 4
 
 
-def how(*, mem_len=M, seg_len=L, same_length="off", max_distance=None):
+def eval_settings(*, mem_len=M, seg_len=L, same_length="off", max_distance=None):
     return EvalSettings(mem_len=mem_len, seg_len=seg_len, same_length=same_length, max_distance=max_distance)
 
 
@@ -30,7 +30,7 @@ def stream(count=FIRST + COUNTED):
 
 
 def shares(scores, names):
-    """Softmax of the sum of some terms over the pairs that are allowed, (H, L, K), pair by pair."""
+    """Return the softmax of the sum of some terms over the allowed pairs, (H, L, K), pair by pair."""
     total = sum(getattr(scores, name) for name in names) / math.sqrt(D)
     attended = np.zeros(total.shape)
     for h, i, _ in np.ndindex(total.shape):
@@ -39,45 +39,45 @@ def shares(scores, names):
     return attended
 
 
-def by_oracle(model, tokens, reading, key_limit):
-    """For every query counted and every layer: weights by distance (H, n), those of each term, what goes to memory."""
+def oracle_queries(model, tokens, settings, key_limit):
+    """Return for every query its weights by distance (N, H, n), in total and by term, and the share of memory."""
     weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
-    memory, found = reference.first_memory(weights), []
-    n = min(reading.mem_len + reading.seg_len, key_limit or math.inf)
-    for begin in range(0, len(tokens), reading.seg_len):
-        segment = tokens[begin : begin + reading.seg_len].tolist()
+    memory, results = reference.first_memory(weights), []
+    n = min(settings.mem_len + settings.seg_len, key_limit or math.inf)
+    for begin in range(0, len(tokens), settings.seg_len):
+        segment = tokens[begin : begin + settings.seg_len].tolist()
         hidden, kept = np.stack([reference.embed(token, weights) for token in segment]), []
         queries = [[] for _ in segment]
         for number in range(model.settings.n_layers):
             layer, past = reference.layer_weights(weights, number), memory[number]
-            limits = {"max_distance": reading.max_distance, "key_limit": key_limit}
+            limits = {"max_distance": settings.max_distance, "key_limit": key_limit}
             scores = reference.attention_scores(hidden, past, layer, **limits)
             whole = reference.attention_weights(scores, head_width=D)
             np.testing.assert_allclose(whole, shares(scores, "abcd"), atol=1e-12)
-            kinds = {"all": whole, **{name: shares(scores, name) for name in "abd"}}
+            weights_by_term = {"all": whole, **{name: shares(scores, name) for name in "abd"}}
             for i in range(len(segment)):
-                here = {name: np.zeros((H, n)) for name in kinds}
+                query = {name: np.zeros((H, n)) for name in weights_by_term}
                 for j in range(len(past) + i + 1):
                     if (i, j) in scores.allowed:
-                        for name, share in kinds.items():
-                            here[name][:, len(past) + i - j] = share[:, i, j]
-                queries[i].append({**here, "memory": whole[:, i, : len(past)].sum(-1)})
-            kept.append(reference.update_memory(hidden, past, mem_len=reading.mem_len))
+                        for name, share in weights_by_term.items():
+                            query[name][:, len(past) + i - j] = share[:, i, j]
+                queries[i].append({**query, "memory": whole[:, i, : len(past)].sum(-1)})
+            kept.append(reference.update_memory(hidden, past, mem_len=settings.mem_len))
             hidden = reference.attention_layer(hidden, past, layer, **limits)
         memory = kept
-        found += queries
-    return [{key: np.stack([layer[key] for layer in query]) for key in query[0]} for query in found]
+        results += queries
+    return [{key: np.stack([layer[key] for layer in query]) for key in query[0]} for query in results]
 
 
 @pytest.mark.parametrize(
     ("same_length", "key_limit", "max_distance"),
     [("off", None, None), ("off", None, 1), ("m", 7, 3), ("m_plus_one", 8, None)],
 )
-def test_what_is_observed_equals_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance):
+def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance):
     model, tokens = small_model(), stream()
-    reading = how(same_length=same_length, max_distance=max_distance)
-    given = observe(model, tokens, reading, at=FIRST + 3, rows=R)
-    queries = by_oracle(model, tokens, reading, key_limit)
+    settings = eval_settings(same_length=same_length, max_distance=max_distance)
+    given = observe(model, tokens, settings, at=FIRST + 3, rows=R)
+    queries = oracle_queries(model, tokens, settings, key_limit)
     counted = queries[FIRST:]
     n = key_limit or M + L
     assert given.by_distance.shape == (N, H, n)
@@ -128,7 +128,7 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reach", [6, M + L])
-def test_the_weights_times_the_values_are_what_the_model_attends_to(kind, reach):
+def test_the_weights_times_the_values_equal_the_output_of_attention(kind, reach):
     model = small_model(n_layers=1, **KINDS[kind])
     context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.layers[0].attention
@@ -150,17 +150,17 @@ def test_the_weights_times_the_values_are_what_the_model_attends_to(kind, reach)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_terms_that_an_encoding_has_are_the_ones_averaged(kind):
+def test_the_terms_of_the_encoding_are_averaged(kind):
     model = small_model(**KINDS[kind])
-    found = observe(model, stream(), how(same_length="m"), at=FIRST, rows=1)
+    maps = observe(model, stream(), eval_settings(same_length="m"), at=FIRST, rows=1)
     wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "sinusoid": [], "learned": []}[kind]
-    assert list(found.by_term) == list(terms_of(kind)) == wanted
-    for averaged in (found.by_distance, *found.by_term.values()):
+    assert list(maps.by_term) == list(terms_of(kind)) == wanted
+    for averaged in (maps.by_distance, *maps.by_term.values()):
         np.testing.assert_allclose(averaged.sum(-1), 1, atol=1e-12)
 
 
-def looking_at(distances):
-    """A model whose head h of layer n sees distance distances[n][h] alone, or all alike where that is None.
+def model_looking_at(distances):
+    """Return a model whose head h of layer n looks only at distance distances[n][h], or at all equally if that is None.
 
     Without queries the score is (d), here <R_r, R_k> times a large number, which is largest at r = k.
     """
@@ -177,58 +177,60 @@ def looking_at(distances):
     return model
 
 
-def test_a_head_that_looks_to_one_distance_shows_it():
+def test_a_head_that_looks_at_one_distance_is_shown_so():
     wanted = [(0, 3, 6), (2, 5, 1)]
-    found = observe(looking_at(wanted), stream(FIRST + 3 * L), how(same_length="m"), at=FIRST, rows=R)
-    np.testing.assert_allclose(found.by_distance, np.eye(M)[np.array(wanted)], atol=1e-10)
-    np.testing.assert_allclose(found.by_term["d"], np.eye(M)[np.array(wanted)], atol=1e-10)
-    np.testing.assert_allclose(found.by_term["a"], np.full((N, H, M), 1 / M), atol=1e-10)
-    np.testing.assert_allclose(found.by_term["b"], np.full((N, H, M), 1 / M), atol=1e-10)
-    np.testing.assert_allclose(found.mean_distance, wanted, atol=1e-10)
-    np.testing.assert_allclose(found.width, 1, atol=1e-8)
-    np.testing.assert_allclose(found.entropy_nats, 0, atol=1e-8)
+    maps = observe(model_looking_at(wanted), stream(FIRST + 3 * L), eval_settings(same_length="m"), at=FIRST, rows=R)
+    np.testing.assert_allclose(maps.by_distance, np.eye(M)[np.array(wanted)], atol=1e-10)
+    np.testing.assert_allclose(maps.by_term["d"], np.eye(M)[np.array(wanted)], atol=1e-10)
+    np.testing.assert_allclose(maps.by_term["a"], np.full((N, H, M), 1 / M), atol=1e-10)
+    np.testing.assert_allclose(maps.by_term["b"], np.full((N, H, M), 1 / M), atol=1e-10)
+    np.testing.assert_allclose(maps.mean_distance, wanted, atol=1e-10)
+    np.testing.assert_allclose(maps.width, 1, atol=1e-8)
+    np.testing.assert_allclose(maps.entropy_nats, 0, atol=1e-8)
     # Distance k leaves the segment for its first k queries: k of L, all of them where k >= L.
-    np.testing.assert_allclose(found.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]], atol=1e-10)
+    np.testing.assert_allclose(maps.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]], atol=1e-10)
 
 
-def test_the_widest_head_is_the_one_that_looks_everywhere():
-    found = observe(looking_at([(0, 3, 6), (2, None, 1)]), stream(), how(same_length="m"), at=FIRST, rows=R)
-    assert found.widest(1) == [(1, 1)]
-    np.testing.assert_allclose(found.width[1, 1], M, atol=1e-8)
-    np.testing.assert_allclose(found.entropy_nats[1, 1], math.log(M), atol=1e-8)
+def test_the_widest_head_looks_everywhere():
+    maps = observe(
+        model_looking_at([(0, 3, 6), (2, None, 1)]), stream(), eval_settings(same_length="m"), at=FIRST, rows=R
+    )
+    assert maps.widest(1) == [(1, 1)]
+    np.testing.assert_allclose(maps.width[1, 1], M, atol=1e-8)
+    np.testing.assert_allclose(maps.entropy_nats[1, 1], math.log(M), atol=1e-8)
 
 
-def by_hand(by_distance, rows=((((),),),)):
-    """Maps with nothing else in them."""
+def maps_of(by_distance, rows=((((),),),)):
+    """Return maps without the other fields."""
     by_distance = np.array(by_distance)
     none = np.zeros(by_distance.shape[:2])
     return AttentionMaps(by_distance, {}, none, none, 0, 1, 0, np.array(rows))
 
 
-def test_widest_heads_come_in_the_order_of_their_width():
-    # Widths: exp of the entropy. 4, 1, 2 and 2: far away or near makes no difference, and equal ones keep their order.
-    found = by_hand([[[0.25] * 4, [0, 0, 0, 1.0]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]])
-    np.testing.assert_allclose(found.width, [[4, 1], [2, 2]])
-    np.testing.assert_allclose(found.mean_distance, [[1.5, 3], [0.5, 2.5]])
-    assert found.widest(4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
-    assert found.widest(1) == [(0, 0)]
+def test_widest_heads_are_sorted_by_width():
+    # Widths: exp of the entropy. 4, 1, 2 and 2: the distance makes no difference, and equal ones keep their order.
+    maps = maps_of([[[0.25] * 4, [0, 0, 0, 1.0]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]])
+    np.testing.assert_allclose(maps.width, [[4, 1], [2, 2]])
+    np.testing.assert_allclose(maps.mean_distance, [[1.5, 3], [0.5, 2.5]])
+    assert maps.widest(4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
+    assert maps.widest(1) == [(0, 0)]
 
 
-def test_rows_by_place_stand_below_each_other():
-    # The second query is one place further on: what is at distance 1 for it was at distance 0 for the first.
-    found = by_hand([[[1.0, 0, 0, 0]]], [[[[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, np.nan], [0.8, 0.9, 1.0, 1.1]]]])
+def test_rows_by_position_are_aligned():
+    # The second query is one position later: what is at distance 1 for it was at distance 0 for the first.
+    maps = maps_of([[[1.0, 0, 0, 0]]], [[[[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, np.nan], [0.8, 0.9, 1.0, 1.1]]]])
     nan = np.nan
     expected = [[0.4, 0.3, 0.2, 0.1], [nan, nan, 0.7, 0.6], [nan, nan, 1.1, 1.0]]
-    np.testing.assert_array_equal(found.context_of(0, 0), expected)
+    np.testing.assert_array_equal(maps.context_of(0, 0), expected)
 
 
-def test_the_top_fifth_is_counted_among_what_each_query_sees():
+def test_the_top_fifth_is_counted_among_the_keys_of_each_query():
     nan = np.nan
     attention = np.array(
         [
-            [0.1, 0.5, 0.1, 0.1, 0.1, 0.1],  # six places: two, and of the equal ones the nearest
-            [nan, 0.3, 0.3, 0.2, 0.1, 0.1],  # five places: one
-            [nan, nan, nan, nan, nan, 0.9],  # one place: that one
+            [0.1, 0.5, 0.1, 0.1, 0.1, 0.1],  # six positions: two, and of the equal ones the nearest
+            [nan, 0.3, 0.3, 0.2, 0.1, 0.1],  # five positions: one
+            [nan, nan, nan, nan, nan, 0.9],  # one position: that one
             [nan, nan, nan, nan, nan, nan],
         ]
     )
@@ -236,30 +238,32 @@ def test_the_top_fifth_is_counted_among_what_each_query_sees():
     assert marked == [[1, 5], [2], [5], []]
 
 
-def test_the_top_fifth_of_thirty_five_places_is_seven():
+def test_the_top_fifth_of_thirty_five_positions_is_seven():
     assert strongest(np.arange(35.0)[None]).nonzero()[1].tolist() == list(range(28, 35))
 
 
-class Counted(attention_maps.PaddedScoreBuffer):
-    """Scores that remember how large they were."""
+class LargestBuffer(TorchDispatchMode):
+    """Bytes of the largest buffer that is created with a fill value, as those of scores are."""
 
-    largest = 0
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
 
-    def __init__(self, like, **sizes):
-        super().__init__(like, **sizes)
-        Counted.largest = max(Counted.largest, self.by_distance.untyped_storage().nbytes())
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name == "aten::full":
+            self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+        return result
 
 
 @pytest.mark.parametrize("queries", [1, 2, 4])
-def test_scores_stay_within_their_bytes_and_change_no_number(monkeypatch, queries):
+def test_scores_stay_within_their_bytes_without_changing_the_results(queries):
     model, tokens = small_model(), stream()
-    whole = observe(model, tokens, how(), at=FIRST + 3, rows=R)
+    whole = observe(model, tokens, eval_settings(), at=FIRST + 3, rows=R)
     bound = queries * H * (M + 2 * L) * 8
-    monkeypatch.setattr(attention_maps, "SCORE_BYTES", bound)
-    monkeypatch.setattr(attention_maps, "PaddedScoreBuffer", Counted)
-    monkeypatch.setattr(Counted, "largest", 0)
-    parts = observe(model, tokens, how(), at=FIRST + 3, rows=R)
-    assert (queries - 1) / queries * bound / 2 < Counted.largest <= bound
+    with LargestBuffer() as largest:
+        parts = observe(model, tokens, eval_settings(), at=FIRST + 3, rows=R, score_bytes=bound)
+    assert (queries - 1) / queries * bound / 2 < largest.bytes <= bound
     for name in ("by_distance", "entropy_nats", "memory_share"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-12)
     for name in "abd":
@@ -268,42 +272,43 @@ def test_scores_stay_within_their_bytes_and_change_no_number(monkeypatch, querie
 
 
 @pytest.mark.parametrize(("seg_len", "count"), [(L, FIRST + 2 * L + 1), (1, M + 9)])
-def test_segments_of_a_single_token_are_seen_too(seg_len, count):
-    found = observe(small_model(), stream(count), how(seg_len=seg_len), at=first_query(how(seg_len=seg_len)), rows=1)
-    np.testing.assert_allclose(found.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
+def test_segments_of_a_single_token_are_observed_too(seg_len, count):
+    settings = eval_settings(seg_len=seg_len)
+    maps = observe(small_model(), stream(count), settings, at=first_query(settings), rows=1)
+    np.testing.assert_allclose(maps.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
 
 
 def test_rows_end_with_the_text():
-    found = observe(small_model(), stream(), how(), at=FIRST + COUNTED - 2, rows=R)
-    assert found.rows.shape == (N, H, 2, M + L)
-    np.testing.assert_allclose(np.nansum(found.rows, axis=-1), 1, atol=1e-6)
+    maps = observe(small_model(), stream(), eval_settings(), at=FIRST + COUNTED - 2, rows=R)
+    assert maps.rows.shape == (N, H, 2, M + L)
+    np.testing.assert_allclose(np.nansum(maps.rows, axis=-1), 1, atol=1e-6)
 
 
-def test_without_memory_nothing_leaves_the_segment():
-    found = observe(small_model(), stream(), how(mem_len=0), at=0, rows=R)
-    assert (found.first, found.queries, found.distances) == (0, FIRST + COUNTED, L)
-    np.testing.assert_array_equal(found.memory_share, 0)
-    np.testing.assert_allclose(found.by_distance.sum(-1), 1, atol=1e-12)
-    assert np.isnan(found.rows[0, 0, 0]).tolist() == [False, True, True, True, True]
+def test_without_memory_no_attention_leaves_the_segment():
+    maps = observe(small_model(), stream(), eval_settings(mem_len=0), at=0, rows=R)
+    assert (maps.first, maps.queries, maps.distances) == (0, FIRST + COUNTED, L)
+    np.testing.assert_array_equal(maps.memory_share, 0)
+    np.testing.assert_allclose(maps.by_distance.sum(-1), 1, atol=1e-12)
+    assert np.isnan(maps.rows[0, 0, 0]).tolist() == [False, True, True, True, True]
 
 
 @pytest.mark.parametrize(("mem_len", "first"), [(0, 0), (1, 5), (5, 5), (6, 10), (10, 10)])
-def test_whole_segments_fill_the_memory_before_a_query_counts(mem_len, first):
-    assert first_query(how(mem_len=mem_len)) == first
+def test_whole_segments_fill_the_memory_before_the_first_query_counts(mem_len, first):
+    assert first_query(eval_settings(mem_len=mem_len)) == first
 
 
-def test_reduced_precision_is_observed_as_the_decoder_has_it():
+def test_reduced_precision_changes_the_maps_slightly():
     model, tokens = small_model(dtype=torch.float32), stream()
-    exact = observe(model, tokens, how(), at=FIRST, rows=R)
-    rounded = observe(model, tokens, how(), at=FIRST, rows=R, precision="bf16")
+    exact = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
+    rounded = observe(model, tokens, eval_settings(), at=FIRST, rows=R, precision="bf16")
     np.testing.assert_allclose(rounded.by_distance.sum(-1), 1, atol=1e-6)
     difference = np.abs(rounded.by_distance - exact.by_distance).max()
     assert 1e-6 < difference < 0.05
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_not_changed():
     model, tokens, done = small_model(), stream(), []
-    observe(model, tokens, how(), at=FIRST, rows=R, by_term=False, on_tokens=done.append)
+    observe(model, tokens, eval_settings(), at=FIRST, rows=R, by_term=False, on_tokens=done.append)
     assert not any(module._forward_hooks for module in model.modules())
     assert done == [5, 10, 15, 20, 23]
-    assert observe(model, tokens, how(), at=FIRST, rows=R, by_term=False).by_term == {}
+    assert observe(model, tokens, eval_settings(), at=FIRST, rows=R, by_term=False).by_term == {}

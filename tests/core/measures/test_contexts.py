@@ -20,7 +20,7 @@ T = 41
 LEARNED = 7
 MEMORY = EvalSettings(seg_len=5, mem_len=7, max_distance=8, same_length="m")
 NONE = EvalSettings(seg_len=5, mem_len=0)
-KINDS = {
+CASES = {
     "memory": (small_model, MEMORY),
     "memory, m plus one": (
         lambda: small_model(norm="pre"),
@@ -46,57 +46,62 @@ def stream():
     return tokens[:-1], tokens[1:]
 
 
-def by_definition(kind, model, how, context):
-    """-log P of the token after a context (c,), in a loop over the model's own segments."""
+def by_definition(case, model, settings, context):
+    """Return log P of the tokens after a context (c,), computed in a loop over segments."""
     tokens = torch.from_numpy(context)[None]
-    if kind.startswith("window"):
+    if case.startswith("window"):
         empty = [past[:, :0] for past in model.first_memory(1, 0)]
-        return model.log_probs(model(tokens, empty, mem_len=0, max_distance=how.max_distance)[0])[0, -1]
-    if kind in ("lstm", "qrnn"):
+        return model.log_probs(model(tokens, empty, mem_len=0, max_distance=settings.max_distance)[0])[0, -1]
+    if case in ("lstm", "qrnn"):
         memory = model.first_memory(1, 0)
         for token in tokens.split(1, dim=1):
             hidden, memory = model(token, memory, mem_len=0)
         return model.log_probs(hidden)[0, -1]
-    memory = model.first_memory(1, how.mem_len)
-    limit = key_limit(how.same_length, how.mem_len)
-    for segment in tokens.split(how.seg_len, dim=1):
-        hidden, memory = model(segment, memory, mem_len=how.mem_len, key_limit=limit, max_distance=how.max_distance)
+    memory = model.first_memory(1, settings.mem_len)
+    limits = {
+        "key_limit": key_limit(settings.same_length, settings.mem_len),
+        "max_distance": settings.max_distance,
+    }
+    for segment in tokens.split(settings.seg_len, dim=1):
+        hidden, memory = model(segment, memory, mem_len=settings.mem_len, **limits)
     return model.log_probs(hidden)[0, -1]
 
 
-def losses_of(model, how, positions, context_len, windows=3):
+def losses_of(model, settings, positions, context_len, windows=3):
     inputs, targets = stream()
-    found = list(context_losses(model, inputs, targets, positions, how, context_len=context_len, windows=windows))
-    return np.concatenate([part for part, _ in found]), np.concatenate([losses for _, losses in found])
+    batches = list(
+        context_losses(model, inputs, targets, positions, settings, context_len=context_len, windows=windows)
+    )
+    return np.concatenate([part for part, _ in batches]), np.concatenate([losses for _, losses in batches])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("context_len", [1, 5, 7, 13, 29])
-def test_a_loss_is_the_models_own_after_exactly_so_many_tokens(kind, context_len):
-    make, how = KINDS[kind]
+def test_a_loss_is_that_of_the_model_after_exactly_c_tokens(case, context_len):
+    make, settings = CASES[case]
     model = make()
     positions = np.array([28, 31, 32, 36, 40])
-    read = read_length(model, how, context_len)
-    scored, losses = losses_of(model, how, positions, read)
+    read = read_length(model, settings, context_len)
+    scored, losses = losses_of(model, settings, positions, read)
     inputs, targets = stream()
     with torch.no_grad():
         expected = [
-            -by_definition(kind, model, how, inputs[place + 1 - read : place + 1])[targets[place]].item()
-            for place in positions
+            -by_definition(case, model, settings, inputs[position + 1 - read : position + 1])[targets[position]].item()
+            for position in positions
         ]
     assert scored.tolist() == positions.tolist()
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_before_the_context_counts_and_its_first_token_does(kind):
-    make, how = KINDS[kind]
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_depends_on_the_first_token_of_the_context_and_on_none_before_it(case):
+    make, settings = CASES[case]
     model, positions, context_len = make(), np.array([20]), 6
     inputs, targets = (part.copy() for part in stream())
 
     def loss():
-        (found,) = context_losses(model, inputs, targets, positions, how, context_len=context_len, windows=1)
-        return found[1][0]
+        (result,) = context_losses(model, inputs, targets, positions, settings, context_len=context_len, windows=1)
+        return result[1][0]
 
     before = loss()
     inputs[14] = (inputs[14] + 1) % 19  # the seventh token before the target
@@ -106,7 +111,7 @@ def test_nothing_before_the_context_counts_and_its_first_token_does(kind):
 
 
 @pytest.mark.parametrize("windows", [1, 2, 4, 5, 50])
-def test_contexts_read_side_by_side_give_each_its_own_loss(windows):
+def test_contexts_read_side_by_side_do_not_affect_each_other(windows):
     positions = np.array([12, 13, 19, 33, 40])
     scored, losses = losses_of(small_model(), MEMORY, positions, 11, windows)
     _, alone = losses_of(small_model(), MEMORY, positions, 11, 1)
@@ -114,7 +119,7 @@ def test_contexts_read_side_by_side_give_each_its_own_loss(windows):
     np.testing.assert_allclose(losses, alone, rtol=1e-6)
 
 
-def test_a_window_reads_no_more_than_it_has_positions_for():
+def test_a_window_reads_at_most_as_many_tokens_as_it_has_positions():
     learned = small_model(position="learned", n_positions=LEARNED)
     assert [read_length(learned, NONE, length) for length in (3, 7, 11)] == [3, 7, 7]
     assert read_length(learned, MEMORY, 11) == 11  # in segments, each from position 0
@@ -122,13 +127,13 @@ def test_a_window_reads_no_more_than_it_has_positions_for():
     assert read_length(small_rnn("lstm"), NONE, 11) == 11
 
 
-def test_segments_longer_than_the_learned_positions_are_refused():
+def test_segments_longer_than_the_trained_positions_are_refused():
     learned = small_model(position="learned", n_positions=3)
     with pytest.raises(UsageError, match="has learned 3 positions, so it cannot read 5 tokens at once"):
         losses_of(learned, MEMORY, np.array([20]), 11)
 
 
-def test_every_sampled_position_has_the_longest_context_before_it():
+def test_every_sampled_position_has_the_longest_context():
     positions = sample_positions(T, longest=30, sample_size=12, seed=3)
     assert positions.tolist() == list(range(29, 41))
     assert len(positions) == eligible_positions(T, longest=30) == 12
@@ -136,17 +141,17 @@ def test_every_sampled_position_has_the_longest_context_before_it():
     assert eligible_positions(T, longest=T + 1) == 0
 
 
-def test_the_seed_draws_the_positions():
+def test_the_seed_determines_the_positions():
     drawn = [sample_positions(997, longest=5, sample_size=50, seed=seed).tolist() for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] == sorted(set(drawn[0]))
 
 
-def test_a_larger_sample_and_a_longer_context_keep_what_they_can():
+def test_a_larger_sample_and_a_longer_context_keep_most_positions():
     small = set(sample_positions(997, longest=100, sample_size=50, seed=1).tolist())
     assert small < set(sample_positions(997, longest=100, sample_size=60, seed=1).tolist())
     longer = set(sample_positions(997, longest=200, sample_size=50, seed=1).tolist())
-    assert {place for place in small if place >= 199} <= longer
+    assert {position for position in small if position >= 199} <= longer
 
 
 def test_the_measured_time_is_per_token():

@@ -1,4 +1,4 @@
-"""The formulas count what PyTorch does."""
+"""The formulas of cost, compared with calculations by hand and with the operations that PyTorch counts."""
 
 import dataclasses
 import math
@@ -25,22 +25,22 @@ from txlcli.core.measures.cost import (
 B, L, M = 3, 5, 7
 
 
-def test_one_token_with_kept_keys_by_pencil():
+def test_one_token_with_kept_keys_equals_a_calculation_by_hand():
     # H D = 33, d = 14, F = 17, 12 keys. A layer: four projections 4 x 14 x 33, scores and values 3 x 12 x 33,
     # feed-forward 2 x 14 x 17; two layers, then the softmax over 19 symbols. Each product is two operations.
     expected = 2 * (2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17) + 14 * 19)
     assert decoding_flops_per_token(model_settings(), 19, keys=12) == expected == 14_580
 
 
-def test_distances_that_share_one_encoding_are_scored_once():
-    # Of 12 keys at the distances 0 .. 11, those from 4 on look alike: 5 products with distances in the place of 12.
+def test_distances_that_share_an_encoding_are_scored_once():
+    # Of 12 keys at distances 0 .. 11, those from 4 on share one encoding: 5 products with distances instead of 12.
     model = model_settings()
     given = [decoding_flops_per_token(model, V, keys=12, max_distance=limit) for limit in (None, 11, 50, 4)]
     assert given[0] == given[1] == given[2]
     assert given[0] - given[3] == 2 * 2 * (12 - 5) * 33
 
 
-def test_a_window_for_one_prediction_by_pencil():
+def test_a_window_for_one_prediction_equals_a_calculation_by_hand():
     # Five tokens see 1 to 5 keys, 3 on average. The first layer computes all of them; the second the last token, with
     # the keys and values of the four before it; the softmax scores one.
     first = 5 * (4 * 14 * 33 + 3 * 3 * 33 + 2 * 14 * 17)
@@ -48,7 +48,7 @@ def test_a_window_for_one_prediction_by_pencil():
     assert window_flops_per_prediction(model_settings(), V, window=5) == 2 * (first + second + 14 * V)
 
 
-def test_a_window_of_one_token_is_one_token():
+def test_a_window_of_one_token_costs_one_token():
     model = model_settings(**ADAPTIVE)
     one = decoding_flops_per_token(model, V, keys=1)
     assert window_flops_per_prediction(model, V, window=1) == pytest.approx(one, rel=1e-12)
@@ -61,7 +61,7 @@ def test_a_window_of_one_token_is_one_token():
     assert adaptive - plain == pytest.approx(2 * 6 * embedded, rel=1e-9)
 
 
-def test_positions_that_are_no_distances_have_no_product_with_queries():
+def test_absolute_positions_have_no_product_with_queries():
     cost = [
         decoding_flops_per_token(model_settings(position=position), V, keys=12, max_distance=4)
         for position in ("relative", "sinusoid")
@@ -75,7 +75,7 @@ def test_positions_that_are_no_distances_have_no_product_with_queries():
     [{"norm": "post"}, {"norm": "pre"}, {"position": "sinusoid"}, {"position": "shaw", "n_positions": 5}],
     ids=str,
 )
-def test_a_training_step_is_what_pytorch_counts(mem_len, changed):
+def test_a_training_step_equals_the_count_of_pytorch(mem_len, changed):
     model = small_model(dtype=torch.float32, **changed)
     _, memory = model(draw_tokens(B, M), model.first_memory(B, mem_len), mem_len=mem_len)
     with FlopCounterMode(display=False) as counter:
@@ -86,7 +86,7 @@ def test_a_training_step_is_what_pytorch_counts(mem_len, changed):
     assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
 
 
-def test_auxiliary_classifiers_count_for_as_long_as_their_layers_do():
+def test_auxiliary_classifiers_count_for_as_long_as_they_are_trained():
     # Two layers of 14 over 19 symbols: the first one predicts two tokens for a quarter of the training, the last one
     # the second token throughout, beside the model's own softmax.
     plain = model_settings(position="learned", n_positions=L)
@@ -102,13 +102,13 @@ SCORED = [14 * 32 + (5 + 2) * 32, 14 * 8 + 6 * 8, 14 * 2 + 8 * 2]
 ZIPF = [math.log(6) / math.log(20), math.log(12 / 6) / math.log(20), math.log(20 / 12) / math.log(20)]
 
 
-def test_zipfs_law_divides_the_tokens_among_the_bands():
+def test_zipfs_law_gives_the_shares_of_the_bands():
     # log(1 + 1/1) + ... + log(1 + 1/5) = log 6: the ids 0 to 4 have the ranks 1 to 5.
     assert [band_share(band, V) for band in bands(model_settings(**ADAPTIVE), V)] == pytest.approx(ZIPF, rel=1e-12)
     assert sum(ZIPF) == pytest.approx(1, rel=1e-12)
 
 
-def test_the_ends_of_an_adaptive_model_by_pencil():
+def test_embedding_and_softmax_of_an_adaptive_model_equal_a_calculation_by_hand():
     model = model_settings(**ADAPTIVE)
     embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
     scored = SCORED[0] + ZIPF[1] * SCORED[1] + ZIPF[2] * SCORED[2]  # every token needs the head
@@ -120,7 +120,7 @@ def test_the_ends_of_an_adaptive_model_by_pencil():
     assert given == pytest.approx(2 * (layers + embedded + scored), rel=1e-12)
 
 
-def test_the_ends_of_bands_as_wide_as_the_model_need_no_projection():
+def test_bands_as_wide_as_the_model_need_no_projection():
     model = model_settings(cutoffs=(5, 11))
     assert embedding_products(model, bands(model, V), zipf_shares(bands(model, V))) == 0
     assert softmax_products(model, bands(model, V), zipf_shares(bands(model, V))) == pytest.approx(
@@ -145,8 +145,8 @@ def test_the_ends_of_bands_as_wide_as_the_model_need_no_projection():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_adaptive_training_step_is_what_pytorch_counts(tied):
-    # Zipf's shares are no whole numbers of tokens: in their place stand the tokens that really lie in each band.
+def test_an_adaptive_training_step_equals_the_count_of_pytorch(tied):
+    # Zipf's shares are not whole numbers of tokens, so they are replaced by the actual tokens of each band.
     model = small_model(dtype=torch.float32, **ADAPTIVE, tie_embeddings=tied)
     tokens, targets = draw_tokens(B, L), torch.tensor([[0, 6, 1, 7, 2], [3, 18, 4, 10, 5], [0, 11, 1, 9, 2]])
     _, memory = model(draw_tokens(B, M), model.first_memory(B, M), mem_len=M)
@@ -166,7 +166,7 @@ def test_an_adaptive_training_step_is_what_pytorch_counts(tied):
     assert counter.get_total_flops() == pytest.approx(B * L * (formula - 6 * zipf_ends) + 6 * ends, rel=1e-12)
 
 
-def test_shares_are_counted_where_there_is_a_text():
+def test_shares_are_counted_in_a_text():
     cut = bands(model_settings(cutoffs=(7, 13)), V)
     assert counted_shares(cut, np.array([0, 6, 7, 12, 3, 18, 1, 2])) == [5 / 8, 2 / 8, 1 / 8]
     even, head_only = (
@@ -176,7 +176,7 @@ def test_shares_are_counted_where_there_is_a_text():
     assert even - head_only == pytest.approx(6 * 14 * (6 + 6) / 3)
 
 
-def test_one_token_of_a_recurrent_model_by_pencil():
+def test_one_token_of_a_recurrent_model_equals_a_calculation_by_hand():
     # d = 7, W = 11, three layers: an LSTM has four gates of input and state, a QRNN three of its window of 3, 1, 1.
     lstm = 4 * (11 * (7 + 11) + 11 * (11 + 11) + 7 * (11 + 7))
     qrnn = 3 * (11 * 3 * 7 + 11 * 11 + 7 * 11)
@@ -185,7 +185,7 @@ def test_one_token_of_a_recurrent_model_by_pencil():
 
 
 @pytest.mark.parametrize("arch", ["lstm", "qrnn"])
-def test_a_training_step_of_a_recurrent_model_is_what_pytorch_counts(arch):
+def test_a_training_step_of_a_recurrent_model_equals_the_count_of_pytorch(arch):
     model = small_rnn(arch)  # in float64 an LSTM runs as products that PyTorch counts
     with FlopCounterMode(display=False) as counter:
         hidden, _ = model(draw_tokens(B, L), model.first_memory(B, 0), mem_len=0)

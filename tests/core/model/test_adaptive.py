@@ -1,4 +1,4 @@
-"""Adaptive embedding and softmax: bands by a pencil, numbers against the oracle, tails only where they are needed."""
+"""Adaptive embedding and softmax, compared with the oracle; tails are computed only where they are needed."""
 
 import copy
 import math
@@ -11,18 +11,16 @@ from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
-from txlcli.config.bands import Band, bands
 from txlcli.config.settings import TrainSettings
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.errors import RecipeError
 
 V, CUTOFFS = 19, (5, 11)  # bands of 5, 6 and 8 ids
 B, L, M, T = 2, 5, 7, 23
 
-KINDS = {
+CASES = {
     "div_val_1": {},
     "div_val_1_narrow": {"d_embed": 6},
     "div_val_2": {"div_val": 2},
@@ -65,55 +63,7 @@ def expected_log_probs(model, hidden):
     return np.stack([reference.token_log_probs(row, weights) for row in hidden.double().numpy()])
 
 
-def cut(vocab_size=V, **changed):
-    return bands(model_settings(**{"cutoffs": CUTOFFS, **changed}), vocab_size)
-
-
-@pytest.mark.parametrize(
-    ("changed", "widths", "projections", "shared"),
-    [
-        ({}, [14, 14, 14], [None] * 3, [False, True, True]),
-        ({"div_val": 4, "d_embed": 32}, [32, 8, 2], [0, 1, 2], [False, True, True]),
-        ({"div_val": 2}, [14, 7, 3], [0, 1, 2], [False, True, True]),
-        ({"div_val": 2, "project_same_width": False}, [14, 7, 3], [None, 1, 2], [False, True, True]),
-        ({"d_embed": 6}, [6, 6, 6], [0, 0, 0], [False, True, True]),
-        ({"d_embed": 28, "div_val": 2, "project_same_width": False}, [28, 14, 7], [0, None, 2], [False, True, True]),
-        ({"d_embed": 6, "project_same_width": False}, [6, 6, 6], [0, 0, 0], [False, True, True]),
-        ({"tie_projections": (True, False, True)}, [14, 14, 14], [None] * 3, [True, False, True]),
-    ],
-    ids=str,
-)
-def test_bands_by_a_pencil(changed, widths, projections, shared):
-    edges = [(0, 5), (5, 11), (11, 19)]
-    expected = [
-        Band(first=first, end=end, width=width, projection=projection, shared=of_both)
-        for (first, end), width, projection, of_both in zip(edges, widths, projections, shared, strict=True)
-    ]
-    assert cut(**changed) == expected
-    assert [band.size for band in expected] == [5, 6, 8]
-
-
-def test_without_cutoffs_the_vocabulary_is_one_band():
-    assert cut(cutoffs=()) == [Band(first=0, end=V, width=14, projection=None, shared=False)]
-    assert cut(cutoffs=(), d_embed=6, tie_projections=(True,)) == [
-        Band(first=0, end=V, width=6, projection=0, shared=True)
-    ]
-
-
-@pytest.mark.parametrize("vocab_size", [7, 11])
-def test_a_cutoff_beyond_the_vocabulary_is_refused(vocab_size):
-    with pytest.raises(RecipeError) as caught:
-        cut(vocab_size)
-    assert str(caught.value) == (
-        f"[model] cutoffs [5, 11] reach beyond the vocabulary of {vocab_size}; each must be less"
-    )
-
-
-def test_the_last_band_may_hold_one_id():
-    assert cut(12)[-1] == Band(first=11, end=12, width=14, projection=None, shared=True)
-
-
-def test_parameters_of_an_adaptive_model_are_counted_by_a_pencil():
+def test_parameters_of_an_adaptive_model_equal_a_calculation_by_hand():
     layers = 2 * (5 * 14 * 33 + 2 * 14 * 17 + 17 + 14 + 2 * 2 * 14) + 2 * 33
     tables = 5 * 32 + 6 * 8 + 8 * 2
     projections = 14 * (32 + 8 + 2)
@@ -134,9 +84,9 @@ def test_parameters_of_an_adaptive_model_are_counted_by_a_pencil():
     assert count_parameters(model_settings(cutoffs=CUTOFFS, d_embed=6), V) == narrow + 6 * 14
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
-def test_embedding_of_every_id_equals_the_oracle(kind):
-    model = adaptive_model(**kind)
+@pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
+def test_embedding_of_every_id_equals_the_oracle(case):
+    model = adaptive_model(**case)
     tokens = torch.randperm(V - 1, generator=torch.Generator().manual_seed(3)).view(2, 9)
     weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
     expected = [[reference.embed(token, weights) for token in row] for row in tokens.tolist()]
@@ -145,23 +95,23 @@ def test_embedding_of_every_id_equals_the_oracle(kind):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_choosing_among_the_vectors_of_all_bands_embeds_the_same(kind):
-    # As a GPU does, which is not asked which tokens lie in a band. Ids are repeated, and a band has none.
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_embedding_with_all_bands_equals_embedding_with_each_band(case):
+    # A GPU embeds with all bands. Ids are repeated, and one band has none.
     for tokens in (draw_tokens(3, 7), draw_tokens(3, 7, vocab_size=11)):
-        found = []
-        for way in ("_vectors", "_choose"):
-            model = adaptive_model(**kind)
-            vectors = getattr(model.embedding, way)(tokens)
+        results = []
+        for method in ("embed_each_band", "embed_all_bands"):
+            model = adaptive_model(**case)
+            vectors = getattr(model.embedding, method)(tokens)
             vectors.backward(torch.arange(vectors.numel(), dtype=vectors.dtype).view_as(vectors))
-            found.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
-        for one, other in zip(*found, strict=True):
+            results.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
+        for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
-def test_log_probs_equal_the_oracle_and_sum_to_one(kind):
-    model, hidden = adaptive_model(**kind), draw_hidden(7)
+@pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
+def test_log_probs_equal_the_oracle_and_sum_to_one(case):
+    model, hidden = adaptive_model(**case), draw_hidden(7)
     log_probs = model.softmax.log_probs(hidden, model.embedding).detach()
     np.testing.assert_allclose(log_probs, expected_log_probs(model, hidden), rtol=0, atol=1e-11)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(7, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -175,16 +125,16 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
+@pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
-def test_losses_are_those_of_the_oracle_in_token_order(kind, targets):
-    model, hidden = adaptive_model(**kind), draw_hidden(7)
+def test_losses_equal_the_oracle_in_token_order(case, targets):
+    model, hidden = adaptive_model(**case), draw_hidden(7)
     losses = model.softmax.losses(hidden, torch.tensor(targets), model.embedding)
     expected = reference.cross_entropy_nats(expected_log_probs(model, hidden), targets)
     np.testing.assert_allclose(losses.detach(), expected, rtol=0, atol=1e-11)
 
 
-def test_a_band_that_nobody_needs_has_a_gradient_of_zeros():
+def test_a_band_without_targets_has_a_gradient_of_zeros():
     model = adaptive_model(div_val=2, tie_embeddings=False, tie_projections=(False,) * 3)
     hidden = draw_hidden(3).requires_grad_()
     model.softmax.losses(hidden, torch.tensor([6, 1, 9]), model.embedding).sum().backward()
@@ -202,9 +152,9 @@ def test_a_band_that_nobody_needs_has_a_gradient_of_zeros():
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 13, V, V + 4])
-@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
-def test_the_likeliest_are_the_top_of_all(kind, count):
-    model = adaptive_model(**kind)
+@pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
+def test_the_likeliest_tokens_are_the_top_of_all(case, count):
+    model = adaptive_model(**case)
     for seed in range(11):
         hidden = draw_hidden(1, seed=seed)
         scores, tokens = model.softmax.likeliest(hidden, count, model.embedding)
@@ -224,23 +174,23 @@ def test_the_likeliest_are_the_top_of_all(kind, count):
         ([-50.0, 50.0], 8, [1]),
     ],
 )
-def test_a_tail_is_computed_only_where_it_may_matter(clusters, count, unneeded):
+def test_a_tail_is_computed_only_if_it_can_contain_a_likeliest_token(clusters, count, unneeded):
     model, hidden = adaptive_model(div_val=2), draw_hidden(1)
     with torch.no_grad():
         model.softmax.cluster_weight.zero_()
         model.softmax.cluster_bias.copy_(torch.tensor(clusters))
         expected = model.softmax.log_probs(hidden, model.embedding)[0].topk(count)
         for number in unneeded:
-            model.embedding.tables[number].fill_(math.nan)  # to compute this tail is to be spoilt
+            model.embedding.tables[number].fill_(math.nan)  # makes results NaN if this tail is computed
     scores, tokens = model.softmax.likeliest(hidden, count, model.embedding)
     torch.testing.assert_close(scores, expected.values, rtol=0, atol=1e-12)
     assert torch.equal(tokens, expected.indices)
     assert not torch.isfinite(model.softmax.likeliest(hidden, V, model.embedding)[0]).all()
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
-def test_bf16_is_close_to_fp32_and_keeps_the_softmax_in_fp32(kind):
-    model = adaptive_model(dtype=torch.float32, std=0.1, **kind)
+@pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
+def test_bf16_is_close_to_fp32_and_keeps_the_softmax_in_fp32(case):
+    model = adaptive_model(dtype=torch.float32, std=0.1, **case)
     hidden, targets = draw_hidden(7, dtype=torch.float32), torch.tensor(TARGETS["every_band"])
 
     def results():
@@ -261,9 +211,9 @@ def test_bf16_is_close_to_fp32_and_keeps_the_softmax_in_fp32(kind):
         torch.testing.assert_close(near, true, rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), *SINGLE.values()], ids=[*KINDS, *SINGLE])
-def test_a_copy_for_decoding_is_the_same_distribution_and_stands_alone(kind):
-    model = adaptive_model(dtype=torch.float32, std=0.1, **kind)
+@pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
+def test_a_copy_for_decoding_has_the_same_distribution_and_is_independent(case):
+    model = adaptive_model(dtype=torch.float32, std=0.1, **case)
     before = copy.deepcopy(model.state_dict())
     hidden = draw_hidden(7, dtype=torch.float32)
     same = model.softmax.for_decoding(model.embedding, torch.float32)
@@ -275,8 +225,8 @@ def test_a_copy_for_decoding_is_the_same_distribution_and_stands_alone(kind):
     assert near.dtype == torch.float32
     torch.testing.assert_close(near, expected, rtol=0, atol=0.03)
     torch.testing.assert_close(rounded.losses(hidden.bfloat16(), torch.tensor([18] * 7), model.embedding), -near[:, 18])
-    # Nothing but itself: another embedding changes nothing, and its own numbers are nobody else's.
-    other = adaptive_model(dtype=torch.float32, seed=9, **kind)
+    # It is independent: another embedding changes nothing, and it shares no memory.
+    other = adaptive_model(dtype=torch.float32, seed=9, **case)
     assert torch.equal(same.log_probs(hidden, other.embedding), expected)
     with torch.no_grad():
         for parameter in same.parameters():
@@ -286,26 +236,26 @@ def test_a_copy_for_decoding_is_the_same_distribution_and_stands_alone(kind):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [*({"cutoffs": CUTOFFS, **kind} for kind in KINDS.values()), *SINGLE.values(), *ENDS.values()],
-    ids=[*KINDS, *SINGLE, *ENDS],
+    "case",
+    [*({"cutoffs": CUTOFFS, **case} for case in CASES.values()), *SINGLE.values(), *ENDS.values()],
+    ids=[*CASES, *SINGLE, *ENDS],
 )
 @pytest.mark.parametrize("key_limit", [None, M])
-def test_a_whole_model_with_memory_equals_the_oracle(kind, key_limit):
-    model, tokens = small_model(**kind), draw_tokens(B, 14)
-    how = {"mem_len": M, "key_limit": key_limit}
-    log_probs, memory = read_segments(model, tokens, [L, L, 1, 3], **how)
-    expected, expected_memory = oracle.read_segments(model, tokens, [L, L, 1, 3], **how)
+def test_a_whole_model_with_memory_equals_the_oracle(case, key_limit):
+    model, tokens = small_model(**case), draw_tokens(B, 14)
+    limits = {"mem_len": M, "key_limit": key_limit}
+    log_probs, memory = read_segments(model, tokens, [L, L, 1, 3], **limits)
+    expected, expected_memory = oracle.read_segments(model, tokens, [L, L, 1, 3], **limits)
     np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
     for given, wanted in zip(memory, expected_memory, strict=True):
         np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_the_decoder_equals_the_model(kind):
-    model, tokens, targets = adaptive_model(**kind), draw_tokens(B, T), draw_tokens(B, T, seed=5)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_decoder_equals_the_model(case):
+    model, tokens, targets = adaptive_model(**case), draw_tokens(B, T), draw_tokens(B, T, seed=5)
     expected, _ = read_segments(model, tokens, [L, L, L, L, 3], mem_len=M)
-    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
+    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L)
     parts = []
     for read, wanted in zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True):
         hidden = decoder.read(read)
@@ -320,12 +270,12 @@ def test_the_decoder_equals_the_model(kind):
     torch.testing.assert_close(torch.cat(parts, dim=1), expected.detach(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_decoder_in_bf16_is_close_to_fp32(kind):
-    model, tokens = adaptive_model(dtype=torch.float32, std=0.1, **kind), draw_tokens(B, L)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_decoder_in_bf16_is_close_to_fp32(case):
+    model, tokens = adaptive_model(dtype=torch.float32, std=0.1, **case), draw_tokens(B, L)
 
     def log_probs(precision):
-        decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L, precision=precision)
+        decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
         return decoder.log_probs(decoder.read(tokens))
 
     exact, rounded = log_probs("fp32"), log_probs("bf16")
@@ -335,8 +285,8 @@ def test_a_decoder_in_bf16_is_close_to_fp32(kind):
 
 
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])
-def test_gradients_of_rows_add_up_to_the_same_gradient_as_of_whole_tables(cutoffs):
-    model, tokens, found = small_model(cutoffs=cutoffs), draw_tokens(1, 4), []
+def test_gradients_of_rows_sum_to_the_gradient_of_the_whole_table(cutoffs):
+    model, tokens, results = small_model(cutoffs=cutoffs), draw_tokens(1, 4), []
     for rows in (False, True):
         model.embedding.gradient_of_rows = rows
         model.zero_grad()
@@ -344,12 +294,12 @@ def test_gradients_of_rows_add_up_to_the_same_gradient_as_of_whole_tables(cutoff
             tokens, tokens.roll(-1, 1), model.first_memory(1, 0), mem_len=0, part="full", progress=0.0
         )
         objective.backward()
-        found.append([parameter.grad for parameter in model.parameters()])
-    assert not any(grad.is_sparse for grad in found[1])
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-14)
+        results.append([parameter.grad for parameter in model.parameters()])
+    assert not any(grad.is_sparse for grad in results[1])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-14)
 
 
-def test_gradients_of_rows_are_added_to_what_a_table_has_and_make_no_other_table():
+def test_gradients_of_rows_are_added_in_place():
     embedding = small_model(vocab_size=997).embedding
     embedding.gradient_of_rows = True
     (table,), tokens = embedding.tables, torch.tensor([[3, 5, 3]])
@@ -367,7 +317,7 @@ def test_gradients_of_rows_are_added_to_what_a_table_has_and_make_no_other_table
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_training_on_a_cpu_adds_rows_to_tables_that_the_softmax_uses(tmp_path, tied):
+def test_training_on_a_cpu_uses_gradients_of_rows_for_tied_tables(tmp_path, tied):
     model = small_model(tie_embeddings=tied, dtype=torch.float32)
     segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), batch_size=2, seg_len=5)
     settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
@@ -378,7 +328,7 @@ def test_a_training_on_a_cpu_adds_rows_to_tables_that_the_softmax_uses(tmp_path,
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_step_on_a_cpu_finds_the_memory_of_the_last_steps_gradients(tied):
+def test_a_step_on_a_cpu_reuses_the_memory_of_the_last_gradients(tied):
     model = small_model(cutoffs=CUTOFFS, tie_embeddings=tied)
     tables = list(model.embedding.tables if tied else model.softmax.tables)
     places = []

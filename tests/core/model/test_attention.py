@@ -411,7 +411,7 @@ def test_scores_by_distance_are_seen_by_key_whatever_their_memory(kind, reach, s
     key_len = M + L
     sizes = {"rows": B * H, "seg_len": seg_len, "key_len": key_len, "reach": reach}
     space = (
-        DenseScoreBuffer(draw(1), **sizes, known=reach)
+        DenseScoreBuffer(draw(1), **sizes, position_keys=reach)
         if kind == "rows"
         else PaddedScoreBuffer(draw(1), **sizes, fill=-math.inf)
     )

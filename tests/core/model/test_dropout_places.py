@@ -1,4 +1,4 @@
-"""Dropout acts where the released code has it: a share of nearly 1 drops everything, so each place shows by pencil."""
+"""Dropout acts where the released code has it: a share of nearly 1 drops everything, which shows each place."""
 
 import pytest
 import torch
@@ -9,15 +9,15 @@ from txlcli.core.model.transformer_xl import GrowingMemory
 from txlcli.core.training.loop import new_model
 
 B, L, M = 2, 5, 7
-ALL = 1 - 2**-20  # rounds to every entry
+ALL = 1 - 2**-20  # rounds to 1, which drops every entry
 
 
 def training_model(norm):
     return small_model(norm=norm, dropout=0.0, attention_dropout=0.0).train()
 
 
-def first_layer_sees(model, tokens):
-    """What the first layer gets (hidden states, position keys), and the model's output."""
+def first_inputs_and_output(model, tokens):
+    """Return the inputs of the first layer (hidden states, position keys) and the output of the model."""
     seen = []
     handle = model.layers[0].register_forward_pre_hook(lambda _, given: seen.append((given[0], given[2].position_key)))
     out, _ = model(tokens, model.first_memory(B, M), mem_len=M)
@@ -27,17 +27,17 @@ def first_layer_sees(model, tokens):
 
 def test_embedding_distance_encodings_and_output_are_dropped():
     model, tokens = training_model("post"), draw_tokens(B, L)
-    assert all(tensor.count_nonzero() for tensor in first_layer_sees(model, tokens))
+    assert all(tensor.count_nonzero() for tensor in first_inputs_and_output(model, tokens))
     for dropout in (model.embedding_dropout, model.encoding.dropout, model.output_dropout):
         dropout.share = ALL
-    hidden, encoding, out = first_layer_sees(model, tokens)
+    hidden, encoding, out = first_inputs_and_output(model, tokens)
     assert (hidden.shape[:2], encoding.shape[1]) == ((B, L), L)
     assert not hidden.count_nonzero()
     assert not encoding.count_nonzero()  # one mask over distances, shared by lanes and layers
     assert not out.count_nonzero()
 
 
-def test_what_both_sublayers_give_is_dropped_before_the_residual_sum():
+def test_the_output_of_both_sublayers_is_dropped_before_the_residual_sum():
     hidden = torch.randn(B, L, small_model().settings.d_model, dtype=torch.float64)
     for norm in ("pre", "post"):
         model = training_model(norm)
@@ -67,7 +67,7 @@ def test_attention_probabilities_are_dropped():
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_shares_of_a_recipe_reach_every_place(norm):
+def test_the_dropout_of_a_recipe_is_applied_everywhere(norm):
     model = small_model(norm=norm, dropout=0.3, attention_dropout=0.2)
     layers = list(model.layers)
     shares = [model.encoding.dropout.share, model.embedding_dropout.share, model.output_dropout.share]
@@ -76,7 +76,7 @@ def test_the_shares_of_a_recipe_reach_every_place(norm):
     assert {layer.attention.attention_dropout for layer in layers} == {0.2}
 
 
-def test_places_may_have_shares_of_their_own():
+def test_places_may_have_their_own_shares():
     own = {"embedding_dropout": 0.4, "inner_dropout": 0.0, "output_dropout": 0.6, "word_dropout": 0.1}
     model = small_model(dropout=0.3, **own)
     layers = list(model.layers)
@@ -87,30 +87,30 @@ def test_places_may_have_shares_of_their_own():
 
 
 @pytest.mark.parametrize("variational", [True, False])
-def test_variational_dropout_is_that_of_every_place(variational):
+def test_variational_dropout_applies_to_every_place(variational):
     model = small_model(dropout=0.3, variational_dropout=variational)
     places = [module for module in model.modules() if isinstance(module, Dropout)]
     assert len(places) == 3 + 2 * 2  # embedding, distances, output; two in each layer
     assert {place.variational for place in places} == {variational}
 
 
-def test_a_dropped_channel_is_gone_from_all_positions_and_from_all_distances():
+def test_a_dropped_channel_is_zero_at_all_positions_and_all_distances():
     torch.manual_seed(3)
     model = small_model(dropout=0.5, variational_dropout=True).train()
     model.encoding.w_k_position[0].weight.data = torch.eye(model.settings.d_model).double()[:11].repeat(3, 1)
-    hidden, encoding, out = first_layer_sees(model, draw_tokens(B, L))
+    hidden, encoding, out = first_inputs_and_output(model, draw_tokens(B, L))
     for tensor in (hidden, out):
-        gone = tensor == 0  # (B, L, d)
-        assert 0 < gone.sum() < gone.numel()
-        assert torch.equal(gone, gone[:, :1].expand_as(gone))
+        zero = tensor == 0  # (B, L, d)
+        assert 0 < zero.sum() < zero.numel()
+        assert torch.equal(zero, zero[:, :1].expand_as(zero))
     # Distance 0, the last row, is the only one whose sines are 0; the projection copies 11 channels into each head.
-    gone = encoding[:, :-1] == 0  # (H, n - 1, D)
-    assert 0 < gone.sum() < gone.numel()
-    assert torch.equal(gone, gone[:1, :1].expand_as(gone))
+    zero = encoding[:, :-1] == 0  # (H, n - 1, D)
+    assert 0 < zero.sum() < zero.numel()
+    assert torch.equal(zero, zero[:1, :1].expand_as(zero))
 
 
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])
-def test_a_dropped_word_is_gone_wherever_it_stands_and_the_softmax_keeps_it(cutoffs):
+def test_a_dropped_word_is_zero_at_every_occurrence_but_not_in_the_softmax(cutoffs):
     torch.manual_seed(5)
     model, tokens = small_model(cutoffs=cutoffs, word_dropout=0.5).train(), draw_tokens(B, 31)
     embedded, tokens = model.embed(tokens, torch.arange(31))[:, 1:], tokens[:, 1:]  # the first position is kept

@@ -1,4 +1,4 @@
-"""Half loss counts the recent half; auxiliary losses count what Al-Rfou et al. say, as long as they say."""
+"""Half loss counts the recent half; auxiliary losses follow the schedule of Al-Rfou et al."""
 
 import numpy as np
 import pytest
@@ -49,17 +49,17 @@ def test_half_loss_keeps_the_whole_segment_in_the_memory():
         (4, 0.9, 1.0),
     ],
 )
-def test_a_layer_counts_less_and_less_and_the_last_one_always(layer, progress, weight):
+def test_the_weight_of_a_layer_falls_and_that_of_the_last_one_stays(layer, progress, weight):
     assert layer_weight(layer, n_layers=4, progress=progress) == pytest.approx(weight)
 
 
 def vanilla(**changed):
-    kind = {"position": "learned", "n_positions": L, "auxiliary_losses": True, "tie_embeddings": False}
-    return small_model(n_layers=3, **{**kind, **changed})
+    settings = {"position": "learned", "n_positions": L, "auxiliary_losses": True, "tie_embeddings": False}
+    return small_model(n_layers=3, **{**settings, **changed})
 
 
 def outputs_of(model, tokens):
-    """The outputs of the layers as the classifiers see them."""
+    """Return the outputs of the layers, which the classifiers read."""
     seen = []
     handles = [layer.register_forward_hook(lambda *given: seen.append(given[-1][0])) for layer in model.layers]
     model(tokens, model.first_memory(B, 0), mem_len=0)
@@ -69,7 +69,7 @@ def outputs_of(model, tokens):
 
 
 def mean_loss(softmax, hidden, targets):
-    """By a plain softmax of the classifier's own matrix."""
+    """Return the mean loss of a plain softmax with the classifier's own matrix."""
     logits = hidden @ softmax.tables[0].T + softmax.biases[0]
     return -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
 
@@ -96,7 +96,7 @@ def test_the_objective_is_the_weighted_sum_of_all_predictions(part, progress):
     torch.testing.assert_close(objective, expected, rtol=0, atol=1e-10)
 
 
-def test_the_classifiers_exist_in_training_only():
+def test_the_classifiers_do_not_change_predictions():
     model, tokens = vanilla(), draw_tokens(B, L)
     with torch.no_grad():
         before = model.log_probs(model(tokens, model.first_memory(B, 0), mem_len=0)[0])
@@ -105,7 +105,7 @@ def test_the_classifiers_exist_in_training_only():
         assert torch.equal(model.log_probs(model(tokens, model.first_memory(B, 0), mem_len=0)[0]), before)
 
 
-def test_there_are_two_classifiers_for_every_layer():
+def test_every_layer_has_two_classifiers_but_the_last():
     model = vanilla()
     own = V * 14 + V
     plain = count_parameters(vanilla(auxiliary_losses=False).settings, V)

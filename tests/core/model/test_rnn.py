@@ -1,4 +1,4 @@
-"""LSTM and QRNN: the layers are the definition's loops, the state is carried, every way of reading gives the same."""
+"""LSTM and QRNN: layers compared with their definition, the carried state, all ways of reading."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ from txlcli.core.training.segments import scored_stream
 
 B, L, T, D, W = 2, 5, 23, 7, 11
 ARCHS = ("lstm", "qrnn")
-KINDS = {
+CASES = {
     "lstm": ("lstm", {}),
     "qrnn": ("qrnn", {}),
     "qrnn of single inputs": ("qrnn", {"window": 1}),
@@ -35,8 +35,8 @@ KINDS = {
 }
 
 
-def model_of(kind, **changed):
-    arch, more = KINDS[kind]
+def make_case(case, **changed):
+    arch, more = CASES[case]
     return small_rnn(arch, **{**more, **changed})
 
 
@@ -59,32 +59,32 @@ def qrnn_weights(layer):
 
 
 @pytest.mark.parametrize("length", [1, L])
-def test_an_lstm_layer_is_the_definition_s_loop(length):
+def test_an_lstm_layer_equals_the_loop_of_its_definition(length):
     layer = Lstm(inputs=D, width=W, window=1).double()
     inputs, hidden, cell = draw(B, length, D), draw(B, W, seed=2), draw(B, W, seed=3)
     read, (last, last_cell) = layer(inputs, (hidden, cell))
     for lane in range(B):
         given = (inputs[lane].numpy(), hidden[lane].numpy(), cell[lane].numpy())
         expected = reference.lstm_layer(*given, lstm_weights(layer))
-        for found, wanted in zip((read, last, last_cell), expected, strict=True):
-            np.testing.assert_allclose(found[lane].detach().numpy(), wanted, rtol=0, atol=1e-12)
+        for result, wanted in zip((read, last, last_cell), expected, strict=True):
+            np.testing.assert_allclose(result[lane].detach().numpy(), wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, L])
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_a_qrnn_layer_is_the_definition_s_loop(window, length):
+def test_a_qrnn_layer_equals_the_loop_of_its_definition(window, length):
     layer = Qrnn(inputs=D, width=W, window=window).double()
     inputs, cell, past = draw(B, length, D), draw(B, W, seed=2), draw(B, window - 1, D, seed=3)
     read, (last, kept) = layer(inputs, (cell, past))
     for lane in range(B):
         given = (inputs[lane].numpy(), cell[lane].numpy(), past[lane].numpy())
         expected = reference.qrnn_layer(*given, qrnn_weights(layer))
-        for found, wanted in zip((read, last, kept), expected, strict=True):
-            np.testing.assert_allclose(found[lane].detach().numpy(), wanted, rtol=0, atol=1e-12)
+        for result, wanted in zip((read, last, kept), expected, strict=True):
+            np.testing.assert_allclose(result[lane].detach().numpy(), wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_layers_are_inner_width_but_the_last_and_only_the_first_sees_a_window(arch):
+def test_all_layers_but_the_last_have_the_hidden_width_and_only_the_first_has_a_window(arch):
     model = small_rnn(arch)
     if arch == "lstm":
         assert [(layer.lstm.input_size, layer.lstm.hidden_size) for layer in model.layers] == [
@@ -97,7 +97,7 @@ def test_the_layers_are_inner_width_but_the_last_and_only_the_first_sees_a_windo
         assert shapes == [(3 * 11, 3 * 7), (3 * 11, 11), (3 * 7, 11)]
 
 
-def test_parameters_by_pencil():
+def test_parameters_equal_a_calculation_by_hand():
     # d = 7, W = 11, three layers, V = 19: an LSTM has four matrices of inputs and state and two biases; a QRNN three.
     ends = 19 * 7 + 19
     lstm = 4 * 11 * (7 + 11 + 2) + 4 * 11 * (11 + 11 + 2) + 4 * 7 * (11 + 7 + 2)
@@ -106,10 +106,10 @@ def test_parameters_by_pencil():
     assert count_parameters(rnn_settings("qrnn"), V) == ends + qrnn
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5, 3], [1] * T, [2, 20, 1]])
-def test_segments_with_the_state_carried_are_one_long_segment(kind, lengths):
-    model, tokens = model_of(kind), draw_tokens(B, T)
+def test_segments_with_a_carried_state_equal_one_long_segment(case, lengths):
+    model, tokens = make_case(case), draw_tokens(B, T)
     whole, memory = _read(model, tokens, [T])
     parts, memory_of_parts = _read(model, tokens, lengths)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
@@ -131,12 +131,12 @@ def read_rnn(model, tokens, lengths):
     return torch.cat(log_probs, dim=1), memory
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_whole_model_is_the_oracle_s_layers_between_embedding_and_softmax(kind):
-    model, tokens = model_of(kind), draw_tokens(1, L)
+@pytest.mark.parametrize("case", CASES)
+def test_the_whole_model_equals_the_oracle(case):
+    model, tokens = make_case(case), draw_tokens(1, L)
     numbers = numbers_of(model)
     weights = bands_of(numbers, model.settings)
-    scale = model.settings.d_model**0.5  # of a Transformer's embedding
+    scale = model.settings.d_model**0.5  # which only the Transformer applies
     hidden = np.stack([reference.embed(token, weights) / scale for token in tokens[0].tolist()])
     for layer in model.layers:
         inputs = hidden.shape[1]
@@ -151,9 +151,9 @@ def test_the_whole_model_is_the_oracle_s_layers_between_embedding_and_softmax(ki
     np.testing.assert_allclose(_read(model, tokens, [L])[0][0].numpy(), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_state_has_lanes_first_two_tensors_a_layer_and_no_gradient(kind):
-    model = model_of(kind).train()
+@pytest.mark.parametrize("case", CASES)
+def test_the_state_has_two_tensors_per_layer_with_the_lane_first_and_no_gradient(case):
+    model = make_case(case).train()
     first = model.first_memory(B, 0)
     _, memory = model(draw_tokens(B, L), first, mem_len=0)
     assert len(first) == len(memory) == 2 * model.settings.n_layers
@@ -162,13 +162,13 @@ def test_the_state_has_lanes_first_two_tensors_a_layer_and_no_gradient(kind):
         assert after.shape[0] == B
         assert not before.count_nonzero()
         assert not after.requires_grad
-        assert after.untyped_storage().nbytes() == after.nbytes  # nothing larger is kept alive
+        assert after.untyped_storage().nbytes() == after.nbytes  # no larger storage is kept in memory
     assert [tensor.shape for tensor in model.full_memory(B, 0)] == [tensor.shape for tensor in first]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_reading_leaves_the_memory_that_it_was_given_as_it_was(kind):
-    model, tokens = model_of(kind).train(), draw_tokens(B, 2 * L)
+@pytest.mark.parametrize("case", CASES)
+def test_reading_does_not_change_the_given_memory(case):
+    model, tokens = make_case(case).train(), draw_tokens(B, 2 * L)
     _, memory = model(tokens[:, :L], model.first_memory(B, 0), mem_len=0)
     copies = [tensor.clone() for tensor in memory]
     hidden, _ = model(tokens[:, L:], memory, mem_len=0)
@@ -176,9 +176,9 @@ def test_reading_leaves_the_memory_that_it_was_given_as_it_was(kind):
     assert all(tensor.equal(copy) for tensor, copy in zip(memory, copies, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_lane_does_not_depend_on_its_neighbours_nor_a_token_on_those_after_it(kind):
-    model, tokens = model_of(kind), draw_tokens(3, T)
+@pytest.mark.parametrize("case", CASES)
+def test_a_lane_does_not_depend_on_other_lanes_nor_a_token_on_later_ones(case):
+    model, tokens = make_case(case), draw_tokens(3, T)
     changed = tokens.clone()
     changed[0], changed[2] = (tokens[0] + 1) % V, (tokens[2] + 3) % V
     changed[1, 13:] = (tokens[1, 13:] + 1) % V
@@ -188,17 +188,17 @@ def test_a_lane_does_not_depend_on_its_neighbours_nor_a_token_on_those_after_it(
     assert (one[0] - other[0]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seg_len", [1, L, 64])
-def test_the_reader_is_the_model(kind, seg_len):
-    model, tokens = model_of(kind), draw_tokens(B, T)
+def test_the_reader_equals_the_model(case, seg_len):
+    model, tokens = make_case(case), draw_tokens(B, T)
     expected, _ = _read(model, tokens, [T])
-    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), lanes=B)
+    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), batch_size=B)
     assert isinstance(reader, StateReader)
     assert reader.housekeeping_interval == 1
     for _ in range(2):
-        found = [reader.log_probs(reader.read(part)) for part in tokens.split(seg_len, dim=1)]
-        torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-10)
+        result = [reader.log_probs(reader.read(part)) for part in tokens.split(seg_len, dim=1)]
+        torch.testing.assert_close(torch.cat(result, dim=1), expected, rtol=0, atol=1e-10)
         reader.reset()
         last = reader.log_probs(reader.read_last(tokens))
         torch.testing.assert_close(last, expected[:, -1:], rtol=0, atol=1e-10)
@@ -206,7 +206,7 @@ def test_the_reader_is_the_model(kind, seg_len):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_split_is_scored_with_the_state_of_all_before_it_whatever_the_segments(arch):
+def test_a_split_is_scored_with_the_state_of_all_earlier_tokens_for_any_segment_length(arch):
     model, stream = small_rnn(arch), draw_tokens(1, T + 1)[0].numpy()
     inputs, targets = scored_stream(stream, None)
     log_probs, _ = _read(model, torch.from_numpy(inputs)[None], [T])
@@ -217,12 +217,12 @@ def test_a_split_is_scored_with_the_state_of_all_before_it_whatever_the_segments
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_generation_reads_its_own_tokens_and_repeats_itself(arch):
+def test_generation_reads_its_own_tokens_and_is_reproducible(arch):
     model, context = small_rnn(arch), draw_tokens(1, T)[0]
-    how = EvalSettings(seg_len=L, mem_len=0)
+    settings = EvalSettings(seg_len=L, mem_len=0)
     texts = []
     for sampling in (Sampling(top_k=5), Sampling(top_k=5), Sampling(greedy=True)):
-        reader = reader_of_one_text(model, how, precision="fp32")
+        reader = reader_of_one_text(model, settings, precision="fp32")
         assert isinstance(reader, StateReader)
         texts.append(list(itertools.islice(generate(reader, context, sampling, seed=3), 17)))
     assert texts[0] == texts[1]
@@ -233,15 +233,15 @@ def test_generation_reads_its_own_tokens_and_repeats_itself(arch):
         given.append(token)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_16_bits_are_close_and_the_state_stays_in_32(kind):
-    model, tokens = model_of(kind, std=0.2, dtype=torch.float32), draw_tokens(B, T)
+@pytest.mark.parametrize("case", CASES)
+def test_bf16_is_close_and_the_state_stays_in_fp32(case):
+    model, tokens = make_case(case, std=0.2, dtype=torch.float32), draw_tokens(B, T)
     expected, _ = _read(model, tokens, [T])
-    reader = make_reader(model, EvalSettings(seg_len=L, mem_len=0), lanes=B, precision="bf16")
-    found = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
-    assert found.dtype == torch.float32
-    assert 0 < (found - expected).abs().max() < 0.05
-    assert {tensor.dtype for tensor in reader._memory} == {torch.float32}
+    reader = make_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B, precision="bf16")
+    result = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
+    assert result.dtype == torch.float32
+    assert 0 < (result - expected).abs().max() < 0.05
+    assert {tensor.dtype for tensor in reader.state} == {torch.float32}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):
         _, memory = model(tokens, model.first_memory(B, 0), mem_len=0)
@@ -258,7 +258,7 @@ def rnn_training(folder, arch, *, model=None, **changed):
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_resumed_training_is_one_that_never_stopped(tmp_path, arch, precision, stop):
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, arch, precision, stop):
     whole = run(rnn_training(tmp_path / "whole", arch, precision=precision))
     first = run(rnn_training(tmp_path / "parts", arch, precision=precision), until=stop)
     saved = checkpoint.load(tmp_path / "parts/last.safetensors")
@@ -273,7 +273,7 @@ def test_a_resumed_training_is_one_that_never_stopped(tmp_path, arch, precision,
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_training_carries_the_state_from_segment_to_segment_and_forgets_it_with_the_epoch(tmp_path, arch):
+def test_training_carries_the_state_between_segments_and_resets_it_after_an_epoch(tmp_path, arch):
     training = rnn_training(tmp_path, arch)
     training.update()
     assert any(tensor.count_nonzero() for tensor in training.memories[0])
@@ -290,8 +290,8 @@ def test_training_carries_the_state_from_segment_to_segment_and_forgets_it_with_
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_training_learns_a_text_that_repeats_itself(tmp_path, arch, precision):
-    # What comes next is known from the last two tokens: a b c a d e ..., never from the last alone.
+def test_training_learns_a_repetitive_text(tmp_path, arch, precision):
+    # The last two tokens determine the next one: a b c a d e ...; the last alone does not.
     ids = np.resize(np.array([0, 1, 2, 0, 3, 4], dtype=np.uint8), LANES * LANE_LEN + 1)
     model = new_model(
         rnn_settings(arch, n_layers=2, d_model=16, d_hidden=23, init_std=0.3), V, seed=1, device=torch.device("cpu")
@@ -329,7 +329,7 @@ def test_dropout_acts_on_the_embedding_between_layers_and_on_the_output(arch):
         dropout.share = 0.0
 
 
-def test_the_shares_of_a_recipe_reach_every_place():
+def test_the_dropout_of_a_recipe_is_applied_everywhere():
     shares = {"dropout": 0.2, "embedding_dropout": 0.3, "output_dropout": 0.4, "word_dropout": 0.1}
     model = small_rnn("lstm", **shares, variational_dropout=True)
     places = (model.embedding_dropout, model.dropout, model.output_dropout)
@@ -340,7 +340,7 @@ def test_the_shares_of_a_recipe_reach_every_place():
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_fresh_weights_are_small_and_biases_of_the_softmax_zero(arch):
+def test_initial_weights_are_small_and_biases_of_the_softmax_zero(arch):
     torch.manual_seed(1)
     model = make_model(rnn_settings(arch, d_model=64, d_hidden=96, cutoffs=(200,), d_embed=32, init_std=0.05), 1000)
     assert isinstance(model, RecurrentModel)
@@ -356,6 +356,6 @@ def test_fresh_weights_are_small_and_biases_of_the_softmax_zero(arch):
             assert weight.std() > 0
 
 
-def test_settings_survive_a_change_of_other_keys():
+def test_settings_are_kept_when_other_keys_change():
     settings = dataclasses.replace(rnn_settings("qrnn"), cutoffs=(5,))
     assert (settings.first_window, settings.widths) == (3, [11, 11, 7])

@@ -21,12 +21,13 @@ POSITIONS = {
     "shaw": {"position": "shaw", "n_positions": 6},
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
+    "rotary": {"position": "rotary", "d_head": 12},
 }
 
 
 def read(model, tokens, *, lengths, **how):
     """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
-    decoder = Decoder(model, lanes=len(tokens), seg_len=L, **how)
+    decoder = Decoder(model, batch_size=len(tokens), seg_len=L, **how)
     found, at = [], 0
     while at < tokens.shape[1]:
         for length in lengths:
@@ -58,7 +59,7 @@ def test_every_token_is_what_the_decoder_reads(position, norm, how, lengths):
 
 def test_a_step_after_a_reset_knows_nothing_of_the_text_before():
     tokens = draw_tokens(B, 2 * M).split(1, dim=1)
-    decoder = Decoder(small_model(), lanes=B, seg_len=1, mem_len=M, replay_steps=True)
+    decoder = Decoder(small_model(), batch_size=B, seg_len=1, mem_len=M, replay_steps=True)
     first = [decoder.read(token) for token in tokens]
     assert not torch.equal(decoder.read(tokens[0]), first[0])
     decoder.reset()
@@ -88,7 +89,7 @@ class Shapes(TorchDispatchMode):
 
 
 def test_no_operation_of_a_step_knows_how_long_the_text_is():
-    decoder = Decoder(small_model(), lanes=B, seg_len=1, mem_len=400, replay_steps=True)
+    decoder = Decoder(small_model(), batch_size=B, seg_len=1, mem_len=400, replay_steps=True)
     steps = []
     for token in draw_tokens(B, 9).split(1, dim=1):
         with Shapes() as shapes:

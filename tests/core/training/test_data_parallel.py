@@ -56,6 +56,7 @@ def two(run_checks, tmp_path_factory):
         ("whole", "trained", {"folder": str(folder / "whole"), "dropout": 0.3}),
         ("resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), "steps": 4, "dropout": 0.3}),
         ("names", "saved_after", {"folder": str(folder / "saved"), "steps": 4, "accumulate": 3, **plain}),
+        ("muon", "trained", {"folder": str(folder / "muon"), "optimizer": "muon", "accumulate": 3}),
         ("models", "updates_of_all_models", {}),
         ("masks", "masks", {"folder": str(folder / "masks")}),
         ("not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}),
@@ -124,6 +125,13 @@ def test_every_model_trains_in_two_processes(two, model):
     losses = [float(training.update()[0]) for _ in range(2)]
     assert two["models"][model]["losses"] == pytest.approx(losses, abs=1e-5)
     assert two["models"][model]["difference"] == 0
+
+
+def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
+    training = alone(tmp_path, optimizer="muon")
+    losses = [report.loss_nats for report in steps_of(run(training))]
+    assert two["muon"]["losses"] == pytest.approx(losses, abs=1e-3)  # orthogonalized in bf16
+    assert two["muon"]["difference"] == 0
 
 
 def test_processes_have_different_dropout_masks_and_equal_weights(two):

@@ -20,6 +20,9 @@ SETTINGS = {
     "validation between": {"valid_every": 3, "weight_decay": 0.01, "warmup_steps": 3},
     "no memory": {"mem_len": 0},
     "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1},
+    "muon in fp16": {"optimizer": "muon", "precision": "fp16"},
     "exponential average": {"average": "exponential", "average_decay": 0.5, "valid_every": 2},
     # The average begins after step 3: stops come before, at and after its beginning.
     "averaged SGD": {

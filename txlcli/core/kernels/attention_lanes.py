@@ -169,7 +169,7 @@ class _Probabilities:
             seg_len=plan.queries,
             key_len=inputs.key_len,
             reach=reach,
-            known=known,
+            position_keys=known,
         )
         if position_key is None:
             self._space.by_distance.zero_()

@@ -2,6 +2,8 @@
 
 import contextlib
 import platform
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -63,12 +65,28 @@ def _free_bytes(meminfo: Path) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
+_row_multiple: ContextVar[int | None] = ContextVar("_row_multiple", default=None)
+
+
 def row_multiple(device: torch.device) -> int:
     """Return the number that row lengths of a matrix should be a multiple of; 1 on a CPU, where any length is fast.
 
     CUDA's fast 16-bit kernels need every row to begin at a multiple of 16 bytes.
     """
-    return 1 if device.type == "cpu" else 8
+    chosen = (
+        None if torch.compiler.is_compiling() else _row_multiple.get()
+    )  # the compiler cannot trace context variables
+    return chosen or (1 if device.type == "cpu" else 8)
+
+
+@contextlib.contextmanager
+def use_row_multiple(multiple: int) -> Iterator[None]:
+    """Lay out rows in this multiple inside this block, on any device."""
+    before = _row_multiple.set(multiple)
+    try:
+        yield
+    finally:
+        _row_multiple.reset(before)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""The recurrence of a QRNN over a segment, without a loop over time.
+"""The recurrence of a QRNN over a segment, as a parallel scan instead of a loop over time.
 
 Axes: B lanes, L segment, W width of a layer.
 """
@@ -11,15 +11,15 @@ from torch.autograd.function import once_differentiable
 
 
 def gated_sum(keep: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """c_t = keep_t * c_(t-1) + new_t for all t of a segment, without a loop over them.
+    """Return c_t = keep_t * c_(t-1) + new_t for all t of a segment.
 
-    Neighbours are joined in pairs, pairs in pairs of pairs: 2 log2 L operations on whole tensors, about twice the
-    multiplications of the loop. Nothing is divided, so a gate that closes (keep = 0) is exact.
+    Neighbours are combined in pairs, then pairs of pairs: 2 log2 L operations on whole tensors, with about twice the
+    multiplications of the loop. No division is used, so a closed gate (keep = 0) is exact.
 
     Args:
         keep: (B, L, W), from 0 to 1.
         new: (B, L, W).
-        before: c_0 (B, W), what the segment before left.
+        before: c_0 (B, W), the last c of the segment before.
     Returns:
         c (B, L, W).
     """
@@ -39,19 +39,19 @@ class _GatedSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keep, sums, before = ctx.saved_tensors
-        # The same sum from the end: what c_t adds to the loss is grad_t + keep_(t+1) * what c_(t+1) adds.
-        added = _scan(torch.cat([keep[:, :1], keep[:, 1:].flip(1)], dim=1), grad.flip(1)).flip(1)
+        # A gated sum from the end: the gradient of c_t is grad_t + keep_(t+1) * the gradient of c_(t+1).
+        total = _scan(torch.cat([keep[:, :1], keep[:, 1:].flip(1)], dim=1), grad.flip(1)).flip(1)
         earlier = torch.cat([before[:, None], sums[:, :-1]], dim=1)
-        return added * earlier, added, added[:, 0] * keep[:, 0]
+        return total * earlier, total, total[:, 0] * keep[:, 0]
 
 
 def _scan(keep: Tensor, new: Tensor) -> Tensor:
-    """c_t = keep_t * c_(t-1) + new_t with c_1 = new_1; the first of `keep` means nothing."""
+    """Return c_t = keep_t * c_(t-1) + new_t with c_1 = new_1; the first entry of `keep` is ignored."""
     length = keep.shape[1]
     if length == 1:
         return new
-    paired = slice(0, length - 1, 2)  # 1, 3, ...; each with the one after it, while an odd last one stays alone
-    # c at the second of each pair is a gated sum over pairs.
+    paired = slice(0, length - 1, 2)  # 1, 3, ..., each with its successor; an odd last one has no partner
+    # The c at the second of each pair is a gated sum over pairs.
     seconds = _scan(
         keep[:, 1::2] * keep[:, paired], torch.addcmul(new[:, 1::2], keep[:, 1::2], new[:, paired])
     )  # (B, L // 2, W)

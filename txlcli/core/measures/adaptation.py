@@ -1,7 +1,6 @@
-"""Models that go on learning from the text they are scored on: the continuous cache, and dynamic evaluation.
+"""Models that adapt to the text they score: the continuous cache and dynamic evaluation.
 
-Both have parameters of their own, which are searched on the validation split and applied to another, never the other
-way.
+The parameters of both are searched on the validation split and applied to another split, never the other way round.
 
 Axes: B lanes, L segment, C entries of the cache, d model width, T tokens scored, K candidates.
 """
@@ -19,20 +18,20 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.rnn import differentiable, gather_weights
+from txlcli.core.model.rnn import flatten_lstm_weights, lstms_in_training_mode
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Lanes, Scores, score
 from txlcli.core.training.segments import StreamPosition, Tokens, TrainingSegments
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Candidates of theta, in units of one over the deviation of h_t . h_i: from an even cache to a peaked one."""
+"""Candidates of theta, in units of one over the standard deviation of h_t . h_i: from a flat cache to a peaked one."""
 SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
 """Candidates of lambda, the cache's share of the mixture."""
 LEARNING_RATES = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
-"""Candidates of the size of a step; 0 leaves the model as it is, where every step makes it worse."""
+"""Candidates of the step size; 0 leaves the model unchanged, in case every step makes it worse."""
 LARGER_LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
-"""More candidates, one after the other as long as each does better than the one before."""
+"""Further candidates, tried one after the other as long as each is better than the one before."""
 DECAYS = (0.0, 1e-3, 1e-2)
 
 
@@ -41,19 +40,19 @@ class CacheSettings:
     """The continuous cache (Grave et al. 2016b)."""
 
     size: int
-    """Hidden states that are remembered, each with the token that followed it."""
+    """Number of hidden states kept, each with the token that followed it."""
     theta: float
-    """How peaked the distribution over the cache is: softmax(theta h_t . h_i)."""
+    """Sharpness of the distribution over the cache: softmax(theta h_t . h_i)."""
     share: float
-    """lambda: the cache's share of the mixture with the model."""
+    """lambda: share of the cache in the mixture with the model."""
 
 
 class ContinuousCache:
-    """The last C hidden states of each lane with the tokens that followed them.
+    """The last C hidden states of each lane, with the tokens that followed them.
 
     Args:
         size: C.
-        thetas: (K,) all of them are tried at once.
+        thetas: (K,) candidates, evaluated together.
     """
 
     def __init__(self, size: int, thetas: Sequence[float]) -> None:
@@ -62,26 +61,26 @@ class ContinuousCache:
         self._tokens: Tensor | None = None  # (B, C)
 
     def read(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The cache's probability of each target before it is seen, and remember them.
+        """Return the cache's probability of each target, then add the targets to the cache.
 
         Args:
-            hidden: (B, L, d) the last hidden states of a segment.
-            targets: (B, L) the tokens that follow.
+            hidden: (B, L, d) last hidden states of a segment.
+            targets: (B, L) tokens that follow.
         Returns:
             (K, B, L); NaN where the cache is empty.
         """
-        lanes, seg_len, width = hidden.shape
+        batch_size, seg_len, width = hidden.shape
         if self._states is None or self._tokens is None:
-            self._states, self._tokens = hidden.new_zeros(lanes, 0, width), targets.new_zeros(lanes, 0)
+            self._states, self._tokens = hidden.new_zeros(batch_size, 0, width), targets.new_zeros(batch_size, 0)
         states = torch.cat([self._states, hidden], dim=1)  # (B, C + L, d)
         tokens = torch.cat([self._tokens, targets], dim=1)
-        place = torch.arange(seg_len, device=hidden.device)[:, None] + self._states.shape[1]  # of each query
+        query = torch.arange(seg_len, device=hidden.device)[:, None] + self._states.shape[1]
         entry = torch.arange(states.shape[1], device=hidden.device)
-        seen = (entry < place) & (entry >= place - self._size)  # (L, C + L)
+        visible = (entry < query) & (entry >= query - self._size)  # (L, C + L)
         scores = hidden @ states.mT  # (B, L, C + L)
-        same = tokens[:, None, :] == targets[:, :, None]
-        shares = ((theta * scores).masked_fill(~seen, -torch.inf).softmax(-1) for theta in self._thetas)
-        probabilities = torch.stack([(share * same).sum(-1) for share in shares])
+        matches = tokens[:, None, :] == targets[:, :, None]
+        weights = ((theta * scores).masked_fill(~visible, -torch.inf).softmax(-1) for theta in self._thetas)
+        probabilities = torch.stack([(weight * matches).sum(-1) for weight in weights])
         self._states, self._tokens = states[:, -self._size :], tokens[:, -self._size :]
         return probabilities
 
@@ -90,41 +89,41 @@ def score_with_cache(
     model: LanguageModel,
     inputs: Tokens,
     targets: Tokens,
-    how: EvalSettings,
+    settings: EvalSettings,
     *,
     size: int,
     thetas: Sequence[float],
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
 ) -> tuple[Scores, NDArray[np.float32]]:
-    """The model's own losses (T,), and the cache's probability of each target by theta, (K, T).
+    """Return the model's own losses (T,), and the cache's probability of each target for each theta, (K, T).
 
-    Where the cache is empty the latter is the model's, so that a mixture changes nothing there.
+    Where the cache is empty, its probability is the model's, so that a mixture changes nothing.
     """
     cache = ContinuousCache(size, thetas)
     cached: list[Tensor] = []  # (K, B, l) of each segment
 
-    def look(hidden: Tensor, segment_targets: Tensor, losses: Tensor) -> None:
+    def look_up(hidden: Tensor, segment_targets: Tensor, losses: Tensor) -> None:
         probabilities = cache.read(hidden.float(), send(segment_targets, hidden.device))
         cached.append(torch.where(probabilities.isnan(), (-losses).exp(), probabilities))
 
     with torch.inference_mode():
-        scores = score(model, inputs, targets, how, precision=precision, on_tokens=on_tokens, on_segment=look)
-        in_order = Lanes.of(len(targets), how).join(torch.cat(cached, dim=-1))
+        scores = score(model, inputs, targets, settings, precision=precision, on_tokens=on_tokens, on_segment=look_up)
+        in_order = Lanes.of(len(targets), settings).join(torch.cat(cached, dim=-1))
     return scores, in_order.numpy()
 
 
 def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], share: float) -> NDArray[np.float32]:
-    """-log((1 - share) p_model + share p_cache) of each token, (T,)."""
+    """Return -log((1 - share) p_model + share p_cache) of each token, (T,)."""
     mixture = (1 - share) * np.exp(-losses_nats.astype(np.float64)) + share * cached
     with np.errstate(divide="ignore"):
         return np.asarray(-np.log(mixture), dtype=np.float32)
 
 
-def theta_candidates(model: LanguageModel, inputs: Tokens, how: EvalSettings) -> list[float]:
-    """Values of theta that suit the size of a model's hidden states."""
-    reader = make_reader(model, sized_for(model, how, min(how.seg_len, len(inputs))), lanes=1)
-    tokens = torch.from_numpy(np.asarray(inputs[: how.seg_len], dtype=np.int64)).to(reader.device)
+def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSettings) -> list[float]:
+    """Return values of theta that suit the scale of a model's hidden states."""
+    reader = make_reader(model, sized_for(model, settings, min(settings.seg_len, len(inputs))), batch_size=1)
+    tokens = torch.from_numpy(np.asarray(inputs[: settings.seg_len], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]
     deviation = float(products.std()) if len(products) > 1 else 1.0
@@ -134,13 +133,13 @@ def theta_candidates(model: LanguageModel, inputs: Tokens, how: EvalSettings) ->
 def search_cache(
     losses_nats: NDArray[np.float32], cached: NDArray[np.float32], *, thetas: Sequence[float], size: int
 ) -> CacheSettings:
-    """The theta and lambda with the lowest loss, from what `score_with_cache` gave on the validation split."""
-    tried = {
+    """Return the theta and lambda with the lowest loss, from `score_with_cache` on the validation split."""
+    totals = {
         (theta, share): float(mixed_losses(losses_nats, row, share).sum(dtype=np.float64))
         for theta, row in zip(thetas, cached, strict=True)
         for share in SHARES
     }
-    theta, share = min(tried, key=lambda pair: tried[pair])
+    theta, share = min(totals, key=lambda pair: totals[pair])
     return CacheSettings(size=size, theta=theta, share=share)
 
 
@@ -149,106 +148,127 @@ class DynamicSettings:
     """Dynamic evaluation with scaled steps (Krause et al. 2018, 2019)."""
 
     lr: float
-    """Size of a step along the gradient divided by its root mean square in training, to which the mean over all
-    parameters is added: else rows of words that training hardly met would leap."""
+    """Step size. The gradient is divided by its root mean square in training plus the mean of that over all parameters,
+    else rows of words that are rare in training would change too much."""
     decay: float
-    """Share of the way back to the trained weights after each step, more where gradients are usually large."""
+    """Share of the way back to the trained weights after each step, larger where gradients are usually large."""
 
 
-def gradient_rms(model: LanguageModel, segments: Iterator[tuple[Tensor, Tensor]], how: EvalSettings) -> list[Tensor]:
-    """The root mean square of the gradient of a segment's mean loss, for each of `LanguageModel.predicting_weights`.
+def gradient_rms(
+    model: LanguageModel, segments: Iterator[tuple[Tensor, Tensor]], settings: EvalSettings
+) -> list[Tensor]:
+    """Return the root mean square of a segment's gradient, for each of `LanguageModel.predicting_weights`.
 
     Args:
         model: in evaluation mode.
         segments: inputs and targets (B, L) of the training split, in reading order.
-        how: M and the limits on distance.
+        settings: M and the limits on distance.
     """
     parameters = model.predicting_weights
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     memory, count = None, 0
     for read, targets in segments:
-        memory = memory or model.first_memory(len(read), how.mem_len)
-        losses, memory = _losses(model, read, targets, memory, how)
+        memory = memory or model.first_memory(len(read), settings.mem_len)
+        losses, memory = _losses(model, read, targets, memory, settings)
         for square, gradient in zip(squares, _gradients(losses.mean(), parameters), strict=True):
             square.addcmul_(gradient, gradient)
         count += 1
     return [(square / max(count, 1)).sqrt() for square in squares]
 
 
+class _DynamicSteps:
+    """Steps of dynamic evaluation on a copy of a model."""
+
+    def __init__(self, model: LanguageModel, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> None:
+        self.model = copy.deepcopy(model).eval()
+        flatten_lstm_weights(self.model)
+        self._parameters = self.model.predicting_weights
+        self._trained = [parameter.detach() for parameter in model.predicting_weights]
+        mean = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
+        self._lr, self._scales = dynamic.lr, [one + mean for one in rms]
+        self._decays = [(dynamic.decay * one / mean).clamp(max=1.0) for one in rms]
+
+    def step(self, loss: Tensor) -> None:
+        """Change the weights by the gradient of a loss (0-d), and decay towards the trained ones."""
+        gradients = _gradients(loss, self._parameters)
+        changes = zip(self._parameters, gradients, self._scales, self._decays, self._trained, strict=True)
+        with torch.no_grad():
+            for parameter, gradient, scale, decay, trained in changes:
+                parameter.sub_(self._lr * gradient / scale)
+                parameter.add_(decay * (trained - parameter))
+
+
 def score_dynamic(
     model: LanguageModel,
     inputs: Tokens,
     targets: Tokens,
-    how: EvalSettings,
-    settings: DynamicSettings,
+    settings: EvalSettings,
+    dynamic: DynamicSettings,
     rms: Sequence[Tensor],
     *,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Score a stream, one segment after the other, and learn from each once it is scored; the model stays as it is.
+    """Score a stream segment by segment, training a copy of the model on each segment after it is scored.
 
     Args:
-        model: the trained weights, where every step decays to.
+        model: the trained weights, towards which every step decays; not changed.
         inputs: (T,) tokens read.
         targets: (T,) tokens predicted.
-        how: L, M, B, the limits on distance.
-        settings: the steps.
-        rms: what `gradient_rms` gave.
-        precision: number format of matrix products.
+        settings: L, M, B, the limits on distance.
+        dynamic: the steps.
+        rms: the result of `gradient_rms`.
+        precision: of matrix products.
         on_tokens: called with the number of tokens scored so far.
     """
-    if settings.lr == 0:  # nothing is learned, so no gradient is needed
-        return score(model, inputs, targets, how, precision=precision, on_tokens=on_tokens)
-    adapted = copy.deepcopy(model).eval()
-    gather_weights(adapted)
-    trained, parameters = [one.detach() for one in model.predicting_weights], adapted.predicting_weights
-    typical = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
-    scales = [one + typical for one in rms]
-    pull = [(settings.decay * one / typical).clamp(max=1.0) for one in rms]
-    lanes = Lanes.of(len(targets), how)
+    if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
+        return score(model, inputs, targets, settings, precision=precision, on_tokens=on_tokens)
+    steps = _DynamicSteps(model, dynamic, rms)
+    lanes = Lanes.of(len(targets), settings)
     input_lanes, target_lanes = (lanes.cut(tokens, model.device) for tokens in (inputs, targets))
-    real = lanes.cut(np.ones(lanes.count, dtype=np.int64), model.device).bool()
+    padded = lanes.cut(np.ones(lanes.count, dtype=np.int64), model.device) == 0
     losses = torch.empty(lanes.number, lanes.length, device=model.device)
-    memory = adapted.first_memory(lanes.number, how.mem_len)
+    memory = model.first_memory(lanes.number, settings.mem_len)
     started = time.perf_counter()
-    for part in lanes.parts(how.seg_len):
+    for part in lanes.parts(settings.seg_len):
         with autocast(model.device, precision):
-            scored, memory = _losses(adapted, input_lanes[:, part], target_lanes[:, part], memory, how)
+            scored, memory = _losses(steps.model, input_lanes[:, part], target_lanes[:, part], memory, settings)
         losses[:, part] = scored.detach().float()
-        gradients = _gradients(scored[real[:, part]].mean(), parameters)
-        with torch.no_grad():
-            for one, gradient, scale, back, origin in zip(parameters, gradients, scales, pull, trained, strict=True):
-                one.sub_(settings.lr * gradient / scale)
-                one.add_(back * (origin - one))
+        steps.step(scored[~padded[:, part]].mean())
         if on_tokens:
             on_tokens(min(part.stop * lanes.number, lanes.count))
     return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)
 
 
-def head_segments(ids: Tokens, how: EvalSettings, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets (B, L) of the first segments of a split, `count` at most, in the evaluation's own shape."""
-    lanes = min(how.batch_size, max(1, len(ids) // (2 * how.seg_len)))
-    segments = TrainingSegments(ids, batch_size=lanes, seg_len=min(how.seg_len, max(1, len(ids) // (2 * lanes))))
+def head_segments(
+    ids: Tokens, settings: EvalSettings, count: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets (B, L) of the first segments of a split, at most `count`, in the evaluation's shape."""
+    batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
+    seg_len = min(settings.seg_len, max(1, len(ids) // (2 * batch_size)))
+    segments = TrainingSegments(ids, batch_size=batch_size, seg_len=seg_len)
     for number in range(min(count, segments.per_epoch - 1)):
         tokens = torch.from_numpy(segments.at(StreamPosition(0, number))).to(device)
         yield tokens[:, :-1], tokens[:, 1:]
 
 
 def _losses(
-    model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, how: EvalSettings
+    model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
-    """The losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
+    """Return the losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
     limits = {}
     if not model.settings.recurrent_state:
-        limits = {"key_limit": key_limit(how.same_length, how.mem_len), "max_distance": how.max_distance}
-    with differentiable(model):
-        hidden, memory = model(inputs, memory, mem_len=how.mem_len, **limits)
+        limits = {
+            "key_limit": key_limit(settings.same_length, settings.mem_len),
+            "max_distance": settings.max_distance,
+        }
+    with lstms_in_training_mode(model):
+        hidden, memory = model(inputs, memory, mem_len=settings.mem_len, **limits)
     return model.losses(hidden, targets), memory
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a loss (0-d) by each parameter; zeros where it does not depend on one."""
+    """Return the gradient of a loss (0-d) for each parameter; zeros if the loss does not depend on it."""
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
         torch.zeros_like(parameter) if gradient is None else gradient

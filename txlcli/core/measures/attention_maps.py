@@ -1,15 +1,14 @@
-"""Where the heads of a model look while it reads a text: attention by distance, in all and term by term (Appendix D).
+"""Where the heads of a model look while it reads a text: attention by distance, in total and by term (Appendix D).
 
-It is observed, not computed a second time from the text: the decoder of `txl eval` reads, and every attention that it
-performs is looked at on the way. A query is a place of the text that a token was read at, so distance 0 is that token
-itself.
+The weights are not computed a second time from the text: the decoder of `txl eval` reads it, and a hook observes every
+attention on the way. A query is the position at which a token is read, so distance 0 is that token itself.
 
-What is alive at once: the scores of one layer, a few queries at a time, so that no tensor of them exceeds SCORE_BYTES
-(or the scores of one query) and there are about ten; of all layers together only sums by distance, (N, H, n), and the
-rows to show, (N, H, R, n).
+Memory: the scores of one layer for a few queries at a time, so that no tensor of scores exceeds SCORE_BYTES (or the
+scores of one query) and about ten exist at once; for all layers only sums by distance, (N, H, n), and the rows to show,
+(N, H, R, n).
 
-Axes: L segment, M memory, K keys, H heads, D head width, N layers, n distances, l queries looked at together, R queries
-whose rows are shown, C places of their context.
+Axes: L segment, M memory, K keys, H heads, D head width, N layers, n distances, l queries observed together, R queries
+whose rows are shown, C positions of their context.
 """
 
 import math
@@ -40,9 +39,9 @@ Numbers = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class TermScores:
-    """The terms of 3.3, scaled, (H, l, n) each: column c is distance n - 1 - c, -inf where no key stands.
+    """The terms of 3.3, scaled, (H, l, n) each: column c is distance n - 1 - c, -inf where there is no key.
 
-    What is None adds nothing to the model's score.
+    A term that the model does not have is None.
     """
 
     a: Tensor
@@ -51,7 +50,7 @@ class TermScores:
     d: Tensor | None
 
     def total(self) -> Tensor:
-        """The score that the model's softmax takes."""
+        """Return the sum of the terms, the input of the model's softmax."""
         total = self.a
         for term in (self.b, self.c, self.d):
             if term is not None:
@@ -61,69 +60,72 @@ class TermScores:
 
 @torch.inference_mode()
 def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
-    """The terms of the scores that `attention` gives to one lane.
+    """Return the terms of the scores that `attention` computes for one lane.
 
     Args:
         attention: of the layer.
-        query: (H, l, D), as the layer has it.
+        query: (H, l, D), not scaled.
         keys: (H, K, D); the last l are the queries' own.
-        terms: what the layer was given beside them.
+        terms: the other terms of the layer's score.
     Returns:
-        At least in float32, whatever the model multiplies in.
+        The terms in float32 at least, whatever the precision of the model.
     """
-    dtype = torch.promote_types(query.dtype, torch.float32)
+    query_dtype, dtype = query.dtype, torch.promote_types(query.dtype, torch.float32)
     terms = terms.nearest(min(terms.reach, keys.shape[1]))
 
     def biased(bias: Tensor | None) -> Tensor | None:  # (H, 1, D)
-        return None if bias is None else (bias * attention.scale).to(query.dtype).to(dtype)[:, None]
+        return None if bias is None else (bias * attention.scale).to(query_dtype).to(dtype)[:, None]
 
     with torch.autocast(query.device.type, enabled=False):
-        wide = (query * attention.scale).to(dtype)
-        keys = keys[..., : query.shape[2]].to(dtype)  # a decoder's may end in zeros
-        a = _by_distance(wide @ keys.mT, terms.reach)
+        query = (query * attention.scale).to(dtype)
+        keys = keys[..., : query.shape[2]].to(dtype)  # a decoder may pad keys with zeros
+        a = _by_distance(query @ keys.mT, terms.reach)
         b = c = d = None
         if (u := biased(terms.content_bias)) is not None:
-            c = _by_distance((u @ keys.mT).expand(-1, wide.shape[1], -1), terms.reach)
-        if (every := terms.every_position_key()) is not None:
-            nowhere, position_key = a.isneginf(), every.to(dtype)  # (H, n, D)
-            b = (wide @ position_key.mT).masked_fill_(nowhere, -math.inf)
+            c = _by_distance((u @ keys.mT).expand(-1, query.shape[1], -1), terms.reach)
+        if (position_keys := terms.every_position_key()) is not None:
+            no_key, position_key = a.isneginf(), position_keys.to(dtype)  # (H, n, D)
+            b = (query @ position_key.mT).masked_fill_(no_key, -math.inf)
             if (v := biased(terms.position_bias)) is not None:
-                d = (v @ position_key.mT).masked_fill(nowhere, -math.inf)
+                d = (v @ position_key.mT).masked_fill(no_key, -math.inf)
+        if terms.distance_bias is not None:  # like (d), it depends on the distance alone
+            bias = terms.distance_bias.to(dtype)[:, None]  # (H, 1, n)
+            d = (bias if d is None else d + bias).masked_fill(a.isneginf(), -math.inf)
     return TermScores(a, b, c, d)
 
 
 def _by_distance(score: Tensor, reach: int) -> Tensor:
-    """(H, l, K) scores by key -> (H, l, n) by distance, the farthest first; -inf where no key stands."""
+    """Arrange scores by key (H, l, K) by distance (H, l, n), the farthest first; -inf where there is no key."""
     heads, queries, key_len = score.shape
-    space = PaddedScoreBuffer(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
-    space.by_key.copy_(score)
-    return space.by_distance
+    buffer = PaddedScoreBuffer(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
+    buffer.by_key.copy_(score)
+    return buffer.by_distance
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """What a reading showed, averaged over its queries; distances rise from 0 along the last axis of each."""
+    """Attention averaged over the queries of a text; distances ascend from 0 along the last axis."""
 
     by_distance: Numbers
     """Attention, (N, H, n): the share of each distance, averaged over the queries. A head's shares sum to 1."""
     by_term: dict[str, Numbers]
-    """The same of "a", "b" and "d", as far as the model has them, each put through a softmax of its own."""
+    """Attention by distance of the terms "a", "b" and "d" that the model has, each after a softmax of its own."""
     entropy_nats: Numbers
-    """(N, H): entropy of one query's attention, averaged."""
+    """(N, H): mean entropy of a query's attention."""
     memory_share: Numbers
-    """(N, H): share of the attention that goes to the memory, before the segment of the query."""
+    """(N, H): share of the attention to the memory, before the segment of the query."""
     first: int
-    """Place of the first query counted; those before it only filled the memory."""
+    """Position of the first query counted; earlier tokens only filled the memory."""
     queries: int
-    """Queries averaged over."""
+    """Number of queries averaged."""
     at: int
-    """Place of the first query of `rows`."""
+    """Position of the first query of `rows`."""
     rows: Numbers
     """Attention of the R queries from `at` on, (N, H, R, n); NaN where there is no key."""
 
     @property
     def distances(self) -> int:
-        """n, the keys that a query sees at most."""
+        """n, the largest number of keys that a query sees."""
         return self.by_distance.shape[2]
 
     @property
@@ -134,101 +136,102 @@ class AttentionMaps:
 
     @property
     def width(self) -> Numbers:
-        """(N, H): over how many distances the averaged attention spreads, in tokens: exp of the entropy of its row.
+        """(N, H): number of distances over which the averaged attention spreads: exp of the entropy of its row.
 
-        A head that always looks to one distance is 1 wide, one that looks everywhere alike is n wide, and so is one
-        whose queries each look to one place, if these lie scattered over the whole span (head 78 of Figure 6).
+        A head that always looks to one distance has width 1, one that looks everywhere alike width n, and so has one
+        whose queries each look to one position, if these are scattered over the whole span (head 78 of Figure 6).
         """
         logarithms = np.log(self.by_distance, where=self.by_distance > 0, out=np.zeros_like(self.by_distance))
         width: Numbers = np.exp(-(self.by_distance * logarithms).sum(axis=2))
         return width
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """The `count` widest heads as (layer, head) from 0, the widest first."""
+        """Return the `count` widest heads as (layer, head), counted from 0, the widest first."""
         order = np.argsort(-self.width, axis=None, kind="stable")[:count]
         n_heads = self.width.shape[1]
         return [(int(number) // n_heads, int(number) % n_heads) for number in order]
 
     def context_of(self, layer: int, head: int) -> Numbers:
-        """Attention of the R queries by place, (R, C): the C = n places up to the first of them, in order.
+        """Return attention of the R queries by position, (R, C): the C = n positions up to the first query, in order.
 
-        That is the context of the first query's target. NaN where a query does not see a place.
+        They are the context of the first query's target. NaN where a query does not see a position.
         """
         rows = self.rows[layer, head]
-        places = self.distances
-        by_place = np.full((len(rows), places), np.nan)
+        by_position = np.full((len(rows), self.distances), np.nan)
         for number, row in enumerate(rows):
-            distance = places - 1 - np.arange(places) + number
-            seen = distance < len(row)
-            by_place[number, seen] = row[distance[seen]]
-        return by_place
+            distance = self.distances - 1 - np.arange(self.distances) + number
+            visible = distance < len(row)
+            by_position[number, visible] = row[distance[visible]]
+        return by_position
 
 
 def strongest(attention: Numbers) -> NDArray[np.bool_]:
-    """The fifth of its context that each query attends to most, (R, C) like the argument; at least one place.
+    """Mark the fifth of its context that each query attends to most, at least one position: (R, C) -> (R, C).
 
-    Of equal ones the nearer counts as stronger; NaN is no context.
+    Of equal weights the nearer counts as stronger; NaN is not part of the context.
     """
     marked = np.zeros(attention.shape, dtype=bool)
     for number, row in enumerate(attention):
-        places = np.flatnonzero(~np.isnan(row))
-        order = np.lexsort((-places, -row[places]))
-        marked[number, places[order[: -(-len(places) // TOP_ONE_IN)]]] = True
+        positions = np.flatnonzero(~np.isnan(row))
+        order = np.lexsort((-positions, -row[positions]))
+        marked[number, positions[order[: -(-len(positions) // TOP_ONE_IN)]]] = True
     return marked
 
 
-def first_query(how: EvalSettings) -> int:
-    """Place of the first query whose memory is full: the segments before it fill the memory."""
-    return -(-how.mem_len // how.seg_len) * how.seg_len
+def first_query(settings: EvalSettings) -> int:
+    """Return the position of the first query whose memory is full: the segments before it fill the memory."""
+    return -(-settings.mem_len // settings.seg_len) * settings.seg_len
 
 
 def observe(
     model: TransformerXL,
     inputs: Tokens,
-    how: EvalSettings,
+    settings: EvalSettings,
     *,
     at: int,
     rows: int,
     by_term: bool = True,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
+    score_bytes: int = SCORE_BYTES,
 ) -> AttentionMaps:
-    """Read a text in one lane and average the attention of all queries that have a full memory.
+    """Read a text with a batch of one and average the attention of all queries that have a full memory.
 
     Args:
         model: in any mode.
-        inputs: (T,) tokens read, T above `first_query(how)`.
-        how: L, M and the limits on distance; its lanes mean nothing here.
-        at: place of the first query whose row is kept, at least `first_query(how)`.
-        rows: R, as far as the text goes.
-        by_term: put each term through a softmax of its own, too.
-        precision: number format of the model's matrix products.
+        inputs: (T,) tokens read, T above `first_query(settings)`.
+        settings: L, M and the limits on distance; its batch size is ignored.
+        at: position of the first query whose row is kept, at least `first_query(settings)`.
+        rows: R, fewer at the end of the text.
+        by_term: also compute the attention of each term alone.
+        precision: of the model's matrix products.
         on_tokens: called with the number of tokens read so far.
+        score_bytes: bytes of a tensor of scores, at most, or those of one query.
 
     Raises:
-        UsageError: the model has learned fewer positions than a segment has.
+        UsageError: a segment is longer than the positions that the model was trained with.
     """
-    first = first_query(how)
+    first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
     decoder = Decoder(
         model,
-        lanes=1,
-        mem_len=how.mem_len,
-        seg_len=how.seg_len,
-        same_length=how.same_length,
-        max_distance=how.max_distance,
+        batch_size=1,
+        mem_len=settings.mem_len,
+        seg_len=settings.seg_len,
+        same_length=settings.same_length,
+        max_distance=settings.max_distance,
         precision=precision,
     )
-    sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term)
+    sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term, score_bytes=score_bytes)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
-    for begin in range(0, first, how.seg_len):
-        decoder.read(tokens[:, begin : begin + how.seg_len])
-        _report(on_tokens, begin + how.seg_len)
+    for begin in range(0, first, settings.seg_len):
+        decoder.read(tokens[:, begin : begin + settings.seg_len])
+        _report(on_tokens, begin + settings.seg_len)
     with sums.observing():
-        for begin in range(first, len(inputs), how.seg_len):
+        for begin in range(first, len(inputs), settings.seg_len):
             sums.begin = begin
-            decoder.read(tokens[:, begin : begin + how.seg_len])
-            _report(on_tokens, min(begin + how.seg_len, len(inputs)))
+            decoder.read(tokens[:, begin : begin + settings.seg_len])
+            _report(on_tokens, min(begin + settings.seg_len, len(inputs)))
     return sums.averages(first, len(inputs) - first)
 
 
@@ -238,12 +241,12 @@ def _report(on_tokens: Callable[[int], None] | None, done: int) -> None:
 
 
 class _Sums:
-    """Sums over the queries of one reading, collected while the decoder attends."""
+    """Sums over the queries of one text, collected while the decoder attends."""
 
-    def __init__(self, decoder: Decoder, *, at: int, rows: int, by_term: bool) -> None:
+    def __init__(self, decoder: Decoder, *, at: int, rows: int, by_term: bool, score_bytes: int) -> None:
         self.begin = 0
-        """Place of the first token of the segment that is being read."""
-        self._decoder, model = decoder, decoder.model
+        """Position of the first token of the segment that is being read."""
+        self._decoder, self._score_bytes, model = decoder, score_bytes, decoder.model
         shape = (len(model.layers), model.settings.n_heads)
         exact: dict[str, Any] = {"dtype": torch.float64, "device": decoder.device}
         reach = decoder.reach
@@ -257,9 +260,9 @@ class _Sums:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Every attention of the decoder is looked at while the block runs."""
+        """Observe every attention of the decoder inside this block."""
         handles = [
-            layer.attention.register_forward_hook(partial(self._see, number))
+            layer.attention.register_forward_hook(partial(self._observe, number))
             for number, layer in enumerate(self._decoder.model.layers)
         ]
         self._decoder.watched = True
@@ -270,26 +273,26 @@ class _Sums:
             for handle in handles:
                 handle.remove()
 
-    def _see(self, layer: int, attention: Attention, inputs: tuple[Any, ...], _: Tensor) -> None:
+    def _observe(self, layer: int, attention: Attention, inputs: tuple[Any, ...], _: Tensor) -> None:
         query, (keys, _values), terms, *_attend = inputs
         seg_len, key_len = query.shape[2], keys.shape[2]
         row_bytes = attention.n_heads * (key_len + seg_len) * torch.promote_types(keys.dtype, torch.float32).itemsize
-        step = max(1, SCORE_BYTES // row_bytes)
+        step = max(1, self._score_bytes // row_bytes)
         for first in range(0, seg_len, step):
             queries = query[0, :, first : first + step]
             end = key_len - seg_len + first + queries.shape[1]  # keys up to the last of these queries
             self._add(layer, first, term_scores(attention, queries, keys[0, :, :end], terms))
 
     def _add(self, layer: int, first: int, scores: TermScores) -> None:
-        """Take the scores of the queries from number `first` of the segment on."""
+        """Add the scores of the queries from index `first` of the segment on."""
         total = scores.total()
         attention = total.softmax(-1)  # (H, l, n)
         reach = attention.shape[2]
         self._attention[layer, :, -reach:] += attention.sum(1)
         self._entropy[layer] += torch.special.entr(attention).sum((1, 2))
         distance = torch.arange(reach - 1, -1, -1, device=total.device)
-        number = first + torch.arange(attention.shape[1], device=total.device)[:, None]
-        self._memory[layer] += (attention * (distance > number)).sum((1, 2))
+        index = first + torch.arange(attention.shape[1], device=total.device)[:, None]  # in the segment
+        self._memory[layer] += (attention * (distance > index)).sum((1, 2))
         for name, sums in self._terms.items():
             sums[layer, :, -reach:] += getattr(scores, name).softmax(-1).expand_as(attention).sum(1)
         begin = self.begin + first
@@ -300,7 +303,7 @@ class _Sums:
             self._rows[layer, :, into, :reach] = rows.flip(-1).float().cpu().numpy()
 
     def averages(self, first: int, queries: int) -> AttentionMaps:
-        """The averages over `queries` queries from place `first` on."""
+        """Return the averages over `queries` queries from position `first` on."""
 
         def averaged(sums: Tensor) -> Numbers:
             average: Numbers = (sums / queries).cpu().numpy()
@@ -319,5 +322,5 @@ class _Sums:
 
 
 def terms_of(position: str) -> tuple[str, ...]:
-    """The terms that Figure 7 compares, as far as this encoding has them; none where the score is (a) alone."""
+    """Return the terms that Figure 7 compares and this encoding has; none if the score is (a) alone."""
     return ENCODINGS[position].score_terms

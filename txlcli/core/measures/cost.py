@@ -3,12 +3,15 @@
 A multiplication and an addition count as two. Axes: L segment, M memory, K = M + L, H heads, D head width,
 d model width, F inner width, V vocabulary, N layers.
 
-How often an adaptive softmax computes a tail depends on the text. Where nothing else is known, ids are taken to follow
+The number of times an adaptive softmax computes a tail depends on the text. By default, ids are assumed to follow
 Zipf's law: the id of rank r has a share of log(1 + 1/r) / log(V + 1).
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,138 +19,200 @@ from numpy.typing import NDArray
 from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
 
-COUNTED = 5_000_000  # tokens; more change no share that matters
+COUNTED = 5_000_000  # tokens; more do not change the shares noticeably
+
+Shares = Sequence[float]
+"""Share of tokens in each band of a vocabulary, the head first."""
 
 
 def band_share(band: Band, vocab_size: int) -> float:
-    """The share of tokens whose id lies in a band, by Zipf's law."""
+    """Return the share of tokens whose id lies in a band, by Zipf's law."""
     return math.log((band.end + 1) / (band.first + 1)) / math.log(vocab_size + 1)
 
 
-Shares = Sequence[float]
-"""The share of tokens in each band of a vocabulary, the head's first."""
+def zipf_shares(all_bands: Sequence[Band]) -> Shares:
+    """Return the shares of the bands by Zipf's law."""
+    return [band_share(band, all_bands[-1].end) for band in all_bands]
 
 
-def zipf_shares(cut: Sequence[Band]) -> Shares:
-    """Shares by Zipf's law."""
-    return [band_share(band, cut[-1].end) for band in cut]
-
-
-def counted_shares(cut: Sequence[Band], ids: NDArray[np.integer]) -> Shares:
-    """Shares in the head of a text."""
-    counts = np.histogram(ids[:COUNTED], [*(band.first for band in cut), cut[-1].end])[0]
+def counted_shares(all_bands: Sequence[Band], ids: NDArray[np.integer]) -> Shares:
+    """Return the shares of the bands in the first tokens of a text."""
+    counts = np.histogram(ids[:COUNTED], [*(band.first for band in all_bands), all_bands[-1].end])[0]
     return [float(count) / max(counts.sum(), 1) for count in counts]
 
 
-def embedding_products(model: ModelSettings, cut: Sequence[Band], shares: Shares) -> float:
-    """Multiplications that embed one token: its band's projection."""
+def embedding_products(model: ModelSettings, all_bands: Sequence[Band], shares: Shares) -> float:
+    """Return the multiplications that embed one token: the projection of its band."""
     return sum(
         share * band.width * model.d_model
-        for band, share in zip(cut, shares, strict=True)
+        for band, share in zip(all_bands, shares, strict=True)
         if band.projection is not None
     )
 
 
-def softmax_columns(cut: list[Band]) -> float:
-    """Logits that a target needs: the head's and the clusters', and a tail's as often as targets lie there."""
-    head, *tails = cut
-    return head.size + len(tails) + sum(band_share(band, cut[-1].end) * band.size for band in tails)
+def softmax_columns(all_bands: Sequence[Band]) -> float:
+    """Return the mean number of logits per target: head and clusters always, a tail by the share of its targets."""
+    head, *tails = all_bands
+    return head.size + len(tails) + sum(band_share(band, all_bands[-1].end) * band.size for band in tails)
 
 
-def softmax_products(model: ModelSettings, cut: Sequence[Band], shares: Shares) -> float:
-    """Multiplications that score one target: the head with its clusters, and a tail where the target lies there."""
+def softmax_products(model: ModelSettings, all_bands: Sequence[Band], shares: Shares) -> float:
+    """Return the multiplications that score one target: the head with its clusters, a tail if the target is in it."""
     products = 0.0
-    for number, (band, share) in enumerate(zip(cut, shares, strict=True)):
-        columns = band.size + (len(cut) - 1 if number == 0 else 0)
+    for number, (band, share) in enumerate(zip(all_bands, shares, strict=True)):
+        columns = band.size + (len(all_bands) - 1 if number == 0 else 0)
         projection = model.d_model * band.width if band.projection is not None else 0
         products += (share if number else 1.0) * (columns * band.width + projection)
     return products
 
 
-def _ends(model: ModelSettings, vocab_size: int, shares: Shares | None = None, *, read: int = 1) -> float:
-    """Multiplications of embedding `read` tokens and scoring one."""
-    cut = bands(model, vocab_size)
-    shares = shares or zipf_shares(cut)
-    return read * embedding_products(model, cut, shares) + softmax_products(model, cut, shares)
+def _embedding_and_softmax(
+    model: ModelSettings, vocab_size: int, shares: Shares | None = None, *, read: int = 1
+) -> float:
+    """Return the multiplications of embedding `read` tokens and scoring one."""
+    all_bands = bands(model, vocab_size)
+    shares = shares or zipf_shares(all_bands)
+    return read * embedding_products(model, all_bands, shares) + softmax_products(model, all_bands, shares)
 
 
-def state_products(model: RnnSettings) -> int:
-    """Multiplications of the layers of an LSTM or a QRNN for one token: W outputs a layer, several gates each."""
-    inputs = [model.first_window * model.d_model, *model.widths[:-1]]
-    if model.arch == "lstm":  # input gate, forget gate, candidate and output gate, of the input and of the state
-        return sum(4 * width * (read + width) for read, width in zip(inputs, model.widths, strict=True))
-    return sum(3 * width * read for read, width in zip(inputs, model.widths, strict=True))
+@dataclass(frozen=True)
+class LayerProducts(ABC):
+    """Multiplications of a model's layers, without embedding and softmax. One subclass per architecture."""
+
+    model: Any
+    """Settings of the architecture."""
+
+    @abstractmethod
+    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+        """Return the products of one token, with projected keys and values of earlier tokens kept."""
+
+    def window(self, *, window: int, max_distance: int | None) -> float:
+        """Return the products of one prediction from a recomputed window; every token takes equally many by default."""
+        return window * self.decoding(keys=1, max_distance=max_distance)
+
+    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
+        """Return the products per token of a step, forward and backward: three forward passes by default."""
+        return 3 * self.decoding(keys=1, max_distance=None)
+
+    def auxiliary(self, vocab_size: int) -> float:
+        """Return the products per token of classifiers that exist in training only, forward: none by default."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class RnnProducts(LayerProducts):
+    """Layers of an LSTM or a QRNN: W outputs per layer, several gates each, no keys."""
+
+    model: RnnSettings
+
+    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+        """Return the products of one token."""
+        inputs = [self.model.first_window * self.model.d_model, *self.model.widths[:-1]]
+        sizes = zip(inputs, self.model.widths, strict=True)
+        if self.model.arch == "lstm":  # input, forget, candidate and output gate, from the input and from the state
+            return sum(4 * width * (size + width) for size, width in sizes)
+        return sum(3 * width * size for size, width in sizes)
+
+
+@dataclass(frozen=True)
+class TransformerProducts(LayerProducts):
+    """Layers of attention and feed-forward."""
+
+    model: TransformerSettings
+
+    @property
+    def _width(self) -> int:
+        return self.model.n_heads * self.model.d_head
+
+    def _layer(self, *, keys: float, max_distance: int | None) -> float:
+        """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
+        projections = 4 * self.model.d_model * self._width  # query, key, value, output
+        distances = keys if max_distance is None else min(keys, max_distance + 1)
+        attention = (2 * keys + (distances if self.model.scores_distances else 0)) * self._width
+        return projections + attention + 2 * self.model.d_model * self.model.d_inner
+
+    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+        """Return the products of one token."""
+        return self.model.n_layers * self._layer(keys=keys, max_distance=max_distance)
+
+    def window(self, *, window: int, max_distance: int | None) -> float:
+        """Return the products of all tokens; of the last layer only the last position, from the keys of all."""
+        below = self._layer(keys=(window + 1) / 2, max_distance=max_distance)
+        last = self._layer(keys=window, max_distance=max_distance)
+        keys_before = 2 * (window - 1) * self.model.d_model * self._width
+        return (self.model.n_layers - 1) * window * below + last + keys_before
+
+    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
+        """Return the products per token of a step.
+
+        The backward pass takes twice the forward, but distances and memory need no gradient themselves (the layer norm
+        of the memory does if it is the layer's own). Keys and values of the memory are projected again at every step,
+        since the weights change; distances are projected once for the whole batch.
+        """
+        model, width = self.model, self._width
+        keys = mem_len + (seg_len + 1) / 2  # on average
+        terms = 3 if model.scores_distances else 2  # content score, weighted values, position score
+        per_token = 4 * model.d_model * width + terms * keys * width + 2 * model.d_model * model.d_inner
+        memory = 2 * mem_len * model.d_model * width
+        memory_passes = 2 if model.norm == "post" else 3
+        distances = (mem_len + seg_len) * model.d_model * width if model.encoding.projects_distances else 0
+        layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * batch_size)
+        return model.n_layers * layer
+
+    def auxiliary(self, vocab_size: int) -> float:
+        """Return the products of the auxiliary classifiers, averaged over a whole training.
+
+        Layer l of N predicts two tokens for l / 2N of it; the last layer predicts the second one throughout.
+        """
+        if not self.model.auxiliary_losses:
+            return 0.0
+        lower = sum(layer / (2 * self.model.n_layers) for layer in range(1, self.model.n_layers))
+        return (2 * lower + 1) * vocab_size * self.model.d_model
+
+
+ARCHITECTURES: dict[str, type[LayerProducts]] = {
+    "transformer": TransformerProducts,
+    "lstm": RnnProducts,
+    "qrnn": RnnProducts,
+}
+"""Formulas of the layers for each value of `model.arch`."""
+
+
+def _layers(model: ModelSettings) -> LayerProducts:
+    return ARCHITECTURES[model.arch](model)
 
 
 def decoding_flops_per_token(
     model: ModelSettings, vocab_size: int, *, keys: float, max_distance: int | None = None
 ) -> float:
-    """Reading and scoring one token with projected keys and values kept, each query seeing `keys` keys.
+    """Return the operations of reading and scoring one token, whose query sees `keys` keys that are kept.
 
     Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them. A
-    model that carries a state sees no keys.
+    model with a recurrent state has no keys.
     """
-    ends = _ends(model, vocab_size)
-    if isinstance(model, RnnSettings):
-        return 2.0 * (state_products(model) + ends)
-    assert isinstance(model, TransformerSettings)
-    return 2.0 * (model.n_layers * _layer_products(model, keys=keys, max_distance=max_distance) + ends)
+    layers = _layers(model).decoding(keys=keys, max_distance=max_distance)
+    return 2.0 * (layers + _embedding_and_softmax(model, vocab_size))
 
 
 def window_flops_per_prediction(
     model: ModelSettings, vocab_size: int, *, window: int, max_distance: int | None = None
 ) -> float:
-    """Reading a window of N tokens from its first one on and scoring what follows, of the keys that queries see.
+    """Return the operations of reading a window from its first token and scoring the token after it.
 
-    Of the last layer only the last position is computed, from the keys and values of all.
+    Only keys that queries see count.
     """
-    assert isinstance(model, TransformerSettings)
-    below = _layer_products(model, keys=(window + 1) / 2, max_distance=max_distance)
-    last = _layer_products(model, keys=window, max_distance=max_distance)
-    keys_before = 2 * (window - 1) * model.d_model * model.n_heads * model.d_head
-    layers = (model.n_layers - 1) * window * below + last + keys_before
-    return 2.0 * (layers + _ends(model, vocab_size, read=window))
-
-
-def _layer_products(model: TransformerSettings, *, keys: float, max_distance: int | None) -> float:
-    """Multiplications of a layer for one token, with the keys and values of those before it kept."""
-    width = model.n_heads * model.d_head
-    projections = 4 * model.d_model * width  # query, key, value, output
-    distances = keys if max_distance is None else min(keys, max_distance + 1)
-    attention = (2 * keys + (distances if model.scores_distances else 0)) * width
-    return projections + attention + 2 * model.d_model * model.d_inner
+    layers = _layers(model).window(window=window, max_distance=max_distance)
+    return 2.0 * (layers + _embedding_and_softmax(model, vocab_size, read=window))
 
 
 def training_flops_per_token(
     model: ModelSettings, vocab_size: int, *, seg_len: int, mem_len: int, batch_size: int, shares: Shares | None = None
 ) -> float:
-    """Forward and backward pass of one segment, per predicted token, of the keys that queries see.
+    """Return the operations per predicted token of one segment, forward and backward. Only keys that queries see count.
 
-    The backward pass costs twice the forward, but distances and memory need no gradient themselves (the norm of the
-    memory does where it is a layer's own). Keys and values of the memory are projected again at every step, since the
-    weights change; distances are projected once for the whole batch.
+    The backward pass takes twice the forward pass.
     """
-    ends = _ends(model, vocab_size, shares)
-    if isinstance(model, RnnSettings):
-        return 6.0 * (state_products(model) + ends)
-    assert isinstance(model, TransformerSettings)
-    width = model.n_heads * model.d_head
-    seen = mem_len + (seg_len + 1) / 2  # keys, on average
-    terms = 3 if model.scores_distances else 2  # content score, weighted values, position score
-    per_token = 4 * model.d_model * width + terms * seen * width + 2 * model.d_model * model.d_inner
-    memory = 2 * mem_len * model.d_model * width
-    memory_passes = 2 if model.norm == "post" else 3
-    distances = (mem_len + seg_len) * model.d_model * width if model.encoding.projects_distances else 0
-    layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * batch_size)
-    return 2.0 * (model.n_layers * layer + 3 * (ends + auxiliary_products(model, vocab_size)))
-
-
-def auxiliary_products(model: TransformerSettings, vocab_size: int) -> float:
-    """Multiplications of the classifiers that exist in training only, per token, over a whole training.
-
-    Layer l of N predicts two tokens for l / 2N of it; the last layer predicts the second one throughout.
-    """
-    if not model.auxiliary_losses:
-        return 0.0
-    lower = sum(layer / (2 * model.n_layers) for layer in range(1, model.n_layers))
-    return (2 * lower + 1) * vocab_size * model.d_model
+    products = _layers(model)
+    layers = products.training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
+    once = _embedding_and_softmax(model, vocab_size, shares) + products.auxiliary(vocab_size)
+    return 2.0 * (layers + 3 * once)

@@ -1,4 +1,4 @@
-"""What a training step needs, worked out without allocating anything: parameters by part, bytes by purpose.
+"""Memory that a training step needs, computed without allocating it: parameters by part, bytes by purpose.
 
 Axes: B lanes, L segment, M memory, d model width, N layers.
 """
@@ -31,12 +31,12 @@ PARTS = {
     ".attention.": "attention",
     ".feed_forward.": "feed-forward",
     "norm.": "layer norms",
-    "layers.": "recurrent layers",  # where the name says no more
+    "layers.": "recurrent layers",  # parameters of layers with no other name
 }
 
 
 def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
-    """Parameters of each part that a model has; of a softmax tied to the embedding only its biases and clusters."""
+    """Count the parameters of each part of a model; a softmax tied to the embedding has only biases and clusters."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
     counts = dict.fromkeys(PARTS.values(), 0)
@@ -47,83 +47,112 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
 
 
 def step_bytes(
-    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU
+    model: ModelSettings,
+    vocab_size: int,
+    train: TrainSettings,
+    *,
+    device: torch.device = CPU,
+    extrapolate: bool = True,
 ) -> dict[str, int]:
-    """Bytes that a training step holds at its peak, by purpose; workspace of single operations comes on top.
+    """Return the bytes that a training step holds at its peak, by purpose, without the workspace of single operations.
 
-    Activations are those that the backward pass will read, counted by a forward pass over tensors without contents,
-    with the kernels of a CPU: those of CUDA may keep less of fused attention. The kernel of an LSTM keeps its gates in
-    a workspace of its own, which is not among them.
+    Activations are the tensors that the backward pass reads, counted by a forward pass over tensors without data, with
+    the kernels of a CPU: fused attention on CUDA may keep less. The workspace of an LSTM's kernel, which keeps its
+    gates, is not counted.
+
+    Args:
+        model: settings of the model.
+        vocab_size: V.
+        train: settings of the training.
+        device: to train on.
+        extrapolate: count activations at two small sizes each of batch, layers and softmax, which takes seconds; else
+            at the full size.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     with torch.device("meta"):
         optimizer = state_bytes(make_model(model, vocab_size), train)
     with tensors_without_data(), _precision(train):
         memory = make_model(model, vocab_size).full_memory(train.batch_size, train.mem_len)
-    remembered = sum(tensor.untyped_storage().nbytes() for tensor in memory)
     return {
         "weights": weights,
         "gradients": weights,
         "optimizer": optimizer,
         "average": weights if train.average != "none" else 0,
-        "memory": remembered,
-        "activations": _activation_bytes(model, vocab_size, train, device),
+        "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
+        "activations": _activation_bytes(model, vocab_size, train, device, _linear if extrapolate else _direct),
     }
 
 
-def _activation_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:
-    """Counted at two small sizes each of lanes, layers and softmax, which takes seconds: each further one adds alike.
+Count = Callable[[int], int]
+"""Bytes by a size."""
 
-    A single lane may be read where several are copied; the first and the last layer may be other than those between.
+
+def _activation_bytes(
+    model: ModelSettings,
+    vocab_size: int,
+    train: TrainSettings,
+    device: torch.device,
+    estimate: Callable[[Count, int, tuple[int, int]], int],
+) -> int:
+    """Count activations, which grow linearly with batch, layers and softmax beyond the smallest sizes.
+
+    A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from those
+    between.
     """
-    # Which rows a tail computes depends on the text; a plain softmax as wide as the bands are on average stands for it.
+    # The rows that a tail computes depend on the text; a plain softmax with the mean number of columns replaces it.
     width = round(softmax_columns(bands(model, vocab_size)))
     plain = dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
-    def of_lanes(lanes: int) -> int:
-        return _on_a_line(lambda n_layers: of_layers(lanes, n_layers), model.n_layers, between=(2, 3))
+    def by_batch_size(batch_size: int) -> int:
+        return estimate(lambda n_layers: by_layers(batch_size, n_layers), model.n_layers, (2, 3))
 
-    def of_layers(lanes: int, n_layers: int) -> int:
+    def by_layers(batch_size: int, n_layers: int) -> int:
         layered = dataclasses.replace(plain, n_layers=n_layers)
-        return _on_a_line(lambda ids: _saved_bytes(layered, ids, train, device, lanes), width, between=(500, 1000))
+        return estimate(lambda ids: _saved_bytes(layered, ids, train, device, batch_size), width, (500, 1000))
 
-    return _on_a_line(of_lanes, train.batch_size // train.accumulate, between=(2, 3))
+    return estimate(by_batch_size, train.batch_size // train.accumulate, (2, 3))
 
 
-def _on_a_line(count: Callable[[int], int], at: int, *, between: tuple[int, int]) -> int:
-    """The count at a number, from those at two numbers where it is beyond them."""
+def _linear(count: Count, size: int, between: tuple[int, int]) -> int:
+    """Return the count at a size, extrapolated from two smaller sizes if it is beyond them."""
     first, second = between
-    if at <= second:
-        return count(at)
-    nearer, farther = count(first), count(second)
-    return nearer + (farther - nearer) * (at - first) // (second - first)
+    if size <= second:
+        return count(size)
+    smaller, larger = count(first), count(second)
+    return smaller + (larger - smaller) * (size - first) // (second - first)
 
 
-def _saved_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device, lanes: int) -> int:
-    """What a step of so many lanes saves for its backward pass, beside the weights."""
-    found: dict[int, Tensor] = {}
+def _direct(count: Count, size: int, between: tuple[int, int]) -> int:
+    return count(size)
+
+
+def _saved_bytes(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device, batch_size: int
+) -> int:
+    """Count the bytes that a step saves for its backward pass, without the weights."""
+    saved: dict[int, Tensor] = {}  # by storage
 
     def keep(tensor: Tensor) -> Tensor:
-        found[id(tensor.untyped_storage())] = tensor
+        saved[id(tensor.untyped_storage())] = tensor
         return tensor
 
     with tensors_without_data():
         stand_in = make_model(model, vocab_size).train()
-        # FlexAttention, which cannot be had here, keeps no probabilities, but scores by distance, which are as many.
+        # FlexAttention needs CUDA. It keeps no probabilities, but equally many scores by distance.
         stand_in.recompute(train.recompute)
         if isinstance(stand_in, TransformerXL):
             stand_in.workspace.at_once = device.type != "cpu"
             if train.attention != "flex":
                 stand_in.attend_by(train.attention)
         weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
-        tokens, targets = (torch.zeros(lanes, train.seg_len, dtype=torch.int64) for _ in range(2))
+        tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
         casts = contextlib.nullcontext() if device.type == "cpu" else cached_casts()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _precision(train), casts:
-            memory = stand_in.full_memory(lanes, train.mem_len)
+            memory = stand_in.full_memory(batch_size, train.mem_len)
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
-    return sum(tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in weights)
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)
 
 
 def _precision(train: TrainSettings) -> contextlib.AbstractContextManager[object]:
-    """Products as a CPU would make them; those of fp16 take as much as those of bf16."""
+    """Multiply in the training's precision on a CPU; fp16 takes as many bytes as bf16."""
     return autocast(CPU, "fp32" if train.precision == "fp32" else "bf16")

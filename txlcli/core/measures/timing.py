@@ -1,4 +1,4 @@
-"""Milliseconds per token: with reused memory, and recomputed as the vanilla model must (section 4.5, Table 9).
+"""Milliseconds per token: with reused memory, and with a window recomputed as in the vanilla model (4.5, Table 9).
 
 Axes: B lanes or windows, L segment, M memory.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -24,9 +25,9 @@ from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.system.memory import is_out_of_memory
 
-PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the machine's rate
-PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that the wait for the last one does not count
-LEAST_SEARCHED = 4  # windows at once that are tried even where two gain nothing
+PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the peak rate of the machine
+PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronisation takes a negligible share
+MIN_SEARCHED = 4  # windows at once that are tried even if two are not faster
 
 
 @dataclass(frozen=True)
@@ -38,43 +39,45 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The middle one: what to quote."""
+        """Median: the figure to report."""
         return statistics.median(self.ms_per_token)
 
     @property
     def low(self) -> float:
-        """The fastest."""
+        """Fastest repetition."""
         return min(self.ms_per_token)
 
     @property
     def high(self) -> float:
-        """The slowest."""
+        """Slowest repetition."""
         return max(self.ms_per_token)
 
 
 def measure(
     work: Callable[[], object], device: torch.device, *, tokens: int, repeat: int, warm_up: bool = True
 ) -> Timing:
-    """Time work that handles `tokens` tokens; the warm-up call is not counted."""
+    """Time work that processes `tokens` tokens; the warm-up call is not counted."""
+    # Not torch.utils.benchmark.Timer: it adds an uncounted call before each measurement, so that a repetition would no
+    # longer cover whole periods of a sliding buffer, and sets its own number of threads.
     if warm_up:
         work()
     times = []
     for _ in range(repeat):
-        _wait(device)
+        _synchronize(device)
         started = time.perf_counter()
         work()
-        _wait(device)
+        _synchronize(device)
         times.append(1e3 * (time.perf_counter() - started) / tokens)
     return Timing(tuple(times))
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> float:
-    """The rate of a large product by the library that the layers use: the machine's limit, measured on the spot."""
+    """Measure the rate of a large product in the library that the layers use: the peak of this machine."""
     size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
     left, right = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
 
@@ -86,14 +89,14 @@ def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> f
     return 2.0 * size**3 / (timing.low / 1e3)
 
 
-def time_evaluation(model: LanguageModel, how: EvalSettings, *, precision: str, repeat: int) -> Timing:
-    """Scoring segments with a full memory."""
-    reader = make_reader(model, how, lanes=how.batch_size, precision=precision)
-    tokens = _draw_tokens(model, (how.batch_size, how.seg_len))
-    if how.mem_len:
-        reader.read_last(_draw_tokens(model, (how.batch_size, how.mem_len)))
-    # The buffer slides now and then; a repetition covers a whole period, so that the slide is paid for.
-    segments = -(-reader.housekeeping_interval // how.seg_len)
+def time_evaluation(model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int) -> Timing:
+    """Time the scoring of segments with a full memory."""
+    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
+    if settings.mem_len:
+        reader.read_last(_random_tokens(model, (settings.batch_size, settings.mem_len)))
+    # A repetition covers a whole period of the sliding buffer, so that the slide is part of the time.
+    segments = -(-reader.housekeeping_interval // settings.seg_len)
 
     def score_segments() -> None:
         for _ in range(segments):
@@ -102,20 +105,20 @@ def time_evaluation(model: LanguageModel, how: EvalSettings, *, precision: str, 
     return measure(score_segments, reader.device, tokens=segments * tokens.numel(), repeat=repeat)
 
 
-def time_single_tokens(model: LanguageModel, how: EvalSettings, *, precision: str, repeat: int) -> Timing:
-    """Scoring one token after the other, read as `txl generate` reads what it has drawn, with a full memory.
+def time_single_tokens(model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int) -> Timing:
+    """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory.
 
-    Here, too, a repetition covers a whole period; the memory is filled in segments, which takes less time than tokens.
+    A repetition covers a whole period of the sliding buffer; the memory is filled in segments, which is faster.
     """
-    reader = reader_of_one_text(model, how, precision=precision)
-    token = _draw_tokens(model, (1, 1))
+    reader = reader_of_one_text(model, settings, precision=precision)
+    token = _random_tokens(model, (1, 1))
 
     def score(tokens: int) -> None:
         for _ in range(tokens):
             reader.losses(reader.read(token), token)
 
-    reader.read_last(_draw_tokens(model, (1, how.mem_len or how.seg_len)))
-    score(1)  # to warm up
+    reader.read_last(_random_tokens(model, (1, settings.mem_len or settings.seg_len)))
+    score(1)  # warm-up
     period = reader.housekeeping_interval
     return measure(lambda: score(period), reader.device, tokens=period, repeat=repeat, warm_up=False)
 
@@ -130,14 +133,15 @@ def time_vanilla(
     repeat: int,
     warm_up: bool = True,
 ) -> Timing:
-    """One prediction per window of `attn_len` tokens, each window computed from its first token on.
+    """Time one prediction per window of `attn_len` tokens, each window computed from its first token.
 
-    The opponent of Table 9, as well made as the rest: keys and values are kept within a window, and of the last layer
-    only the last position is computed in full.
+    This is the vanilla model of Table 9, optimised like the other: keys and values are kept within a window, and of the
+    last layer only the last position is computed in full.
     """
-    assert isinstance(model, TransformerXL)
-    decoder = window_decoder(model, attn_len, windows=windows, precision=precision, max_distance=max_distance)
-    tokens = _draw_tokens(model, (windows, attn_len))
+    decoder = window_decoder(
+        cast(TransformerXL, model), attn_len, windows=windows, precision=precision, max_distance=max_distance
+    )
+    tokens = _random_tokens(model, (windows, attn_len))
 
     def predict() -> object:
         decoder.reset()
@@ -147,24 +151,20 @@ def time_vanilla(
 
 
 def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int) -> Timing:
-    """Optimizer steps with a full memory; the model's weights change."""
+    """Time optimizer steps with a full memory. The weights of the model change."""
     steps = -(-settings.mem_len // settings.seg_len) + repeat + 1
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
-    ids = _draw_tokens(model, (length,)).cpu().numpy()
+    ids = _random_tokens(model, (length,)).cpu().numpy()
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(-(-settings.mem_len // settings.seg_len)):
         training.update()
-    return measure(
-        training.update,
-        training.device,
-        tokens=settings.batch_size * settings.seg_len,
-        repeat=repeat,
-    )
+    tokens = settings.batch_size * settings.seg_len
+    return measure(training.update, training.device, tokens=tokens, repeat=repeat)
 
 
-def _draw_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
-    """Tokens of this shape that follow Zipf's law, as `cost` counts them: an id's share falls with its rank."""
+def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
+    """Sample tokens of this shape by Zipf's law, which `cost` assumes: the share of an id falls with its rank."""
     rank = (model.vocab_size + 1) ** torch.rand(shape, dtype=torch.float64, device=model.device)  # from 1 to V + 1
     return (rank.long() - 1).clamp(max=model.vocab_size - 1)
 
@@ -172,19 +172,18 @@ def _draw_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
 def best_windows(
     model: LanguageModel, attn_len: int, one: Timing, *, max_distance: int | None, precision: str, repeat: int
 ) -> tuple[int, Timing]:
-    """As many windows at once as the device gains from, with their time per prediction.
+    """Search the number of windows computed at once that is fastest per prediction; return it with its time.
 
-    Two and four are tried in any case, more as long as twice as many save a twentieth and memory lasts. The search
-    times each once (on CUDA a second time: the first sets libraries and memory up); the winner is then timed like
-    everything that it is compared with.
+    Two and four are always tried, more as long as doubling saves a twentieth and memory suffices. The search times each
+    number once (on CUDA after a warm-up call); the best one is then timed with all repetitions.
 
     Args:
         model: the weights.
         attn_len: tokens in a window.
         one: the time of one window at a time.
         max_distance: distances beyond it share one encoding.
-        precision: number format of matrix products.
-        repeat: repetitions for the winner.
+        precision: of matrix products.
+        repeat: repetitions for the best number.
     """
 
     def times(windows: int, repeat: int) -> Timing:
@@ -211,20 +210,20 @@ def best_windows(
         gained = tried.median < 0.95 * best_ms
         if gained:
             best, best_ms = windows, tried.median
-        if not gained and windows >= LEAST_SEARCHED:
+        if not gained and windows >= MIN_SEARCHED:
             break
         windows *= 2
     if best == 1:
         return 1, one
-    winner = times(best, repeat)
-    return (best, winner) if winner.median < one.median else (1, one)  # a single measurement may have flattered it
+    timed = times(best, repeat)
+    return (best, timed) if timed.median < one.median else (1, one)  # the single measurement may have been lucky
 
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[list[int]]:
-    """A list that holds, after the block, the most bytes that were in use during it; empty where nothing can tell.
+    """Yield a list that holds the peak memory of the block in bytes after it; it stays empty if that is unknown.
 
-    On CUDA what tensors took; on a CPU what the whole process held (Linux only, where the mark can be set back).
+    On CUDA it is the memory of tensors; on a CPU that of the whole process (Linux only, if the mark can be reset).
     """
     peak_bytes: list[int] = []
     if device.type == "cuda":
@@ -232,9 +231,9 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
         yield peak_bytes
         peak_bytes.append(torch.cuda.max_memory_allocated(device))
         return
-    can_tell = _reset_high_water_mark()
+    was_reset = _reset_high_water_mark()
     yield peak_bytes
-    if can_tell:
+    if was_reset:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
         peak_bytes += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
 

@@ -1,4 +1,4 @@
-"""Dropout: which activations are kept while a model trains.
+"""Dropout of activations and of words.
 
 Axes: B lanes, L segment, d width, V vocabulary.
 """
@@ -11,11 +11,11 @@ from txlcli.core.kernels.dropout_mask import keep_mask, mask_scale
 
 
 class Dropout(nn.Module):
-    """Zeroes each entry with probability `share` while training and scales the rest by 1 / (1 - share).
+    """Zeroes each entry with probability `share` in training and scales the others by 1 / (1 - share).
 
     Args:
         share: dropped, at least 0 and less than 1.
-        variational: draw one mask for all positions of a segment, or for all distances (Gal & Ghahramani 2016).
+        variational: share one mask among all positions of a segment, or all distances (Gal & Ghahramani 2016).
     """
 
     def __init__(self, share: float, *, variational: bool = False) -> None:
@@ -24,11 +24,11 @@ class Dropout(nn.Module):
         self.variational = variational
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape -> the same shape; where the mask is shared, its axes end in positions and channels."""
+        """Drop entries of a tensor of any shape; with a shared mask, its last axes are positions and channels."""
         return self._drop(hidden, None)
 
     def overwrite(self, hidden: Tensor) -> Tensor:
-        """The same without a gradient, in the memory of `hidden` where that is as quick."""
+        """Drop entries without a gradient, in place where that is as fast."""
         return self._drop(hidden, hidden)
 
     def _drop(self, hidden: Tensor, out: Tensor | None) -> Tensor:
@@ -44,19 +44,19 @@ class Dropout(nn.Module):
         return torch.mul(hidden, mask, out=out).mul_(1 / (1 - self.share))
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return the arguments for print(model)."""
         return f"share={self.share}, variational={self.variational}"
 
 
 class WordDropout(nn.Module):
-    """Zeroes the vectors of whole words while training, every occurrence together, and scales those of the others.
+    """Zeroes the vectors of whole words in training, every occurrence together, and scales those of the others.
 
-    The first position of a segment is kept as it is. If nothing came before it and it were zero, it would stay zero up
-    to the last layer, and every layer norm on the way back multiplies the gradient of a zero by eps ** -0.5: with
-    sixteen layers of them it overflows.
+    The first position of a segment is never dropped. With nothing before it, a zero there would stay zero up to the
+    last layer, and every layer norm on the way back multiplies the gradient of a zero by eps ** -0.5: with sixteen
+    layers the gradient overflows.
 
     Args:
-        share: of the vocabulary that is dropped, at least 0 and less than 1.
+        share: dropped part of the vocabulary, at least 0 and less than 1.
         vocab_size: V.
     """
 
@@ -66,7 +66,7 @@ class WordDropout(nn.Module):
         self.vocab_size = vocab_size
 
     def forward(self, embedded: Tensor, tokens: Tensor) -> Tensor:
-        """The embeddings (B, L, d) of tokens (B, L) -> the same shape."""
+        """Drop words from embeddings (B, L, d) of tokens (B, L)."""
         if not self.training or self.share == 0:
             return embedded
         mask = keep_mask(torch.Size((self.vocab_size,)), self.share, embedded.device)
@@ -75,5 +75,5 @@ class WordDropout(nn.Module):
         return (embedded * scale[..., None]).to(embedded.dtype)
 
     def extra_repr(self) -> str:
-        """What print(model) shows."""
+        """Return the arguments for print(model)."""
         return f"share={self.share}, vocab_size={self.vocab_size}"

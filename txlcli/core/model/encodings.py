@@ -11,6 +11,8 @@ A new encoding is a class here, its row in `ENCODINGS`, and its row of `config.e
 Axes: B batch, L segment, H heads, D head width, d model width, N layers, n distances.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -149,10 +151,42 @@ class LearnedEncoding(Encoding):
         return hidden + self.position_tables[layer][positions]
 
 
+@dataclass(frozen=True)
+class PairRotation:
+    """Rotates the pairs (c, c + D/2) of each query and key by an angle per position and pair."""
+
+    cosine: Tensor
+    """(x, D/2), float64."""
+    sine: Tensor
+    """(x, D/2), float64."""
+
+    def apply(self, heads: Tensor) -> Tensor:
+        """Return queries or keys (B, H, x, D) rotated, in their dtype; computed in float32 at least."""
+        dtype = torch.promote_types(heads.dtype, torch.float32)
+        cosine, sine = self.cosine.to(dtype), self.sine.to(dtype)
+        first, second = heads.to(dtype).chunk(2, dim=-1)
+        rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+        return rotated.to(heads.dtype)
+
+
+class RotaryEncoding(Encoding):
+    """Su et al. (2021): queries and keys are rotated by their positions, so that (a) depends on distance.
+
+    Pair c turns by 10000 ** (-2c / D) per position. Only differences of positions matter, so the memory needs no
+    positions of its own.
+    """
+
+    def rotation(self, positions: Tensor) -> PairRotation:
+        """Return the rotation by positions (x,), with angles in float64: a text may be long."""
+        sine, cosine = distance_encoding(positions, self.settings.d_head).chunk(2, dim=-1)
+        return PairRotation(cosine, sine)
+
+
 ENCODINGS: dict[str, type[Encoding]] = {
     "relative": RelativeEncoding,
     "shaw": ShawEncoding,
     "sinusoid": SinusoidEncoding,
     "learned": LearnedEncoding,
+    "rotary": RotaryEncoding,
 }
 """The class of each word of `model.position`."""

@@ -1,4 +1,4 @@
-"""Which predictions a training counts: full and half loss, and the auxiliary losses of the vanilla model.
+"""The predictions that count in training: full and half loss, and the auxiliary losses of the vanilla model.
 
 Axes: B lanes, L segment, d model width, N layers.
 """
@@ -18,17 +18,18 @@ SECOND_STEP_WEIGHT = 0.5
 
 
 def counted_positions(seg_len: int, part: LossPart) -> slice:
-    """The positions of a segment whose losses count: all of them, or the recent half (Table 6).
+    """Return the positions of a segment whose losses count: all of them, or the recent half (Table 6).
 
-    Half loss spares the model predictions from a few tokens only, as they occur at the beginning of a segment.
+    Half loss does not train predictions from a few tokens only, which occur at the beginning of a segment.
     """
     return slice(seg_len // 2 if part == "half" else 0, seg_len)
 
 
 def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:
-    """What the losses of layer 1 .. N count for (Al-Rfou et al. 2018): less and less, and nothing from l / 2N on.
+    """Return the weight of the losses of layer 1 .. N, which falls to 0 at progress l / 2N (Al-Rfou et al. 2018).
 
-    The last layer's always count in full. The paper gives the end of each layer, not the course; it is linear here.
+    The weight of the last layer is always 1. The paper states where each layer ends, not how its weight falls; here it
+    falls linearly.
     """
     if layer == n_layers:
         return 1.0
@@ -36,9 +37,9 @@ def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:
 
 
 class AuxiliaryLosses(nn.Module):
-    """The classifiers that exist in training only: every layer predicts the next two tokens (Al-Rfou et al. 2018).
+    """Classifiers that exist in training only: every layer predicts the next two tokens (Al-Rfou et al. 2018).
 
-    The last layer's prediction of the next token is the model's own softmax and not among them.
+    The last layer's prediction of the next token is made by the softmax of the model.
     """
 
     def __init__(self, bands: list[Band], *, d_model: int, n_layers: int) -> None:
@@ -54,13 +55,13 @@ class AuxiliaryLosses(nn.Module):
     def forward(
         self, hidden: Sequence[Tensor], targets: Tensor, embedding: AdaptiveEmbedding, progress: float
     ) -> Tensor:
-        """The weighted sum of the mean losses (0-d).
+        """Return the weighted sum of the mean losses (0-d).
 
         Args:
-            hidden: the outputs (B, L, d) of the N layers.
-            targets: (B, L) next tokens; the token after the last one is not known, so that position does not count.
+            hidden: outputs (B, L, d) of the N layers.
+            targets: (B, L) next tokens. The token after the last one is unknown, so that position predicts one only.
             embedding: the model's.
-            progress: the share of the training that is done.
+            progress: share of the training that is done.
         """
         total = hidden[0].new_zeros(())
         n_layers = len(hidden)
@@ -77,5 +78,5 @@ class AuxiliaryLosses(nn.Module):
 
     @staticmethod
     def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """The mean loss in nats: (B, L, d), (B, L) -> 0-d."""
+        """Return the mean loss in nats: (B, L, d), (B, L) -> 0-d."""
         return softmax.losses(hidden.flatten(0, 1), targets.flatten(), embedding).mean()

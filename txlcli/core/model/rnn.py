@@ -1,4 +1,4 @@
-"""LSTM and QRNN language models: layers that carry a state from token to token, however long the text (Table 8).
+"""LSTM and QRNN language models: layers that carry a state from token to token (Table 8).
 
 Axes: B lanes, L segment, d model width, W width of a layer, V vocabulary.
 """
@@ -18,26 +18,26 @@ from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.module_list import ModuleList
 
 State = tuple[Tensor, Tensor]
-"""What a layer remembers: two tensors whose first axis is the lane."""
+"""State of a layer: two tensors whose first axis is the lane."""
 
 
 class RecurrentLayer(nn.Module, ABC):
-    """One layer: reads a segment, given the state that the segment before left."""
+    """One layer, which reads a segment given the state after the segment before."""
 
     @abstractmethod
-    def first_state(self, lanes: int, like: Tensor) -> State:
-        """The state before the first token, all zeros."""
+    def first_state(self, batch_size: int, like: Tensor) -> State:
+        """Return the state before the first token, all zeros."""
 
     @abstractmethod
     def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
-        """(B, L, inputs) -> (B, L, W) and the state after it, both in the number format of the state."""
+        """Read (B, L, inputs) -> (B, L, W) and the state after it, both in the dtype of the state."""
 
 
 class Lstm(RecurrentLayer):
     """A layer of PyTorch's LSTM, with its two biases; its state is h and c, (B, W) each.
 
-    With bf16 on CUDA segments are read in fp32, single tokens in bf16: autocast gives cuDNN's LSTM 16 bits of one kind
-    only, those of fp16, whose gradients vanish unless the loss is scaled.
+    With bf16 on CUDA, segments are read in fp32 and single tokens in bf16: under autocast cuDNN's LSTM has fp16 as its
+    only 16-bit dtype, whose gradients vanish without loss scaling.
     """
 
     def __init__(self, *, inputs: int, width: int, window: int) -> None:
@@ -45,25 +45,25 @@ class Lstm(RecurrentLayer):
         assert window == 1  # an LSTM sees one input at a time
         self.lstm = nn.LSTM(inputs, width, batch_first=True)
 
-    def first_state(self, lanes: int, like: Tensor) -> State:
-        """h and c, (B, W) each."""
-        zeros = like.new_zeros(lanes, self.lstm.hidden_size)
+    def first_state(self, batch_size: int, like: Tensor) -> State:
+        """Return h and c, (B, W) each, all zeros."""
+        zeros = like.new_zeros(batch_size, self.lstm.hidden_size)
         return zeros, zeros.clone()
 
     def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
-        """(B, L, inputs) -> (B, L, W), h and c."""
-        kind = state[0].dtype
+        """Read (B, L, inputs) -> (B, L, W), and h and c after it."""
+        dtype = state[0].dtype
         if hidden.shape[1] == 1:
-            # The kernel for segments packs its weights anew at each call, which costs more than one token does.
+            # The kernel for segments repacks its weights at each call, which takes longer than one token.
             last, cell = torch.lstm_cell(hidden[:, 0], state, *self.lstm.all_weights[0])
-            return last[:, None].to(kind), (last.to(kind), cell.to(kind))
+            return last[:, None].to(dtype), (last.to(dtype), cell.to(dtype))
         with _without_bf16(hidden.device):
-            read, (of_last, of_cell) = self.lstm(hidden.to(kind), (state[0][None], state[1][None]))
-        return read.to(kind), (of_last[0].to(kind), of_cell[0].to(kind))
+            output, (last, cell) = self.lstm(hidden.to(dtype), (state[0][None], state[1][None]))
+        return output.to(dtype), (last[0].to(dtype), cell[0].to(dtype))
 
 
 def _without_bf16(device: torch.device) -> AbstractContextManager[object]:
-    """Inside this block CUDA multiplies in fp32 where autocast would have it multiply in bf16."""
+    """Multiply in fp32 inside this block where autocast would multiply in bf16 on CUDA."""
     if device.type == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16:
         return torch.autocast("cuda", enabled=False)
     return nullcontext()
@@ -82,33 +82,33 @@ class Qrnn(RecurrentLayer):
         self.window = window
         self.gates = Linear(window * inputs, 3 * width)  # the oldest input first; then z, f, o
 
-    def first_state(self, lanes: int, like: Tensor) -> State:
-        """c (B, W) and the inputs before (B, window - 1, inputs)."""
+    def first_state(self, batch_size: int, like: Tensor) -> State:
+        """Return c (B, W) and the inputs before (B, window - 1, inputs), all zeros."""
         width, inputs = self.gates.out_features // 3, self.gates.in_features // self.window
-        return like.new_zeros(lanes, width), like.new_zeros(lanes, self.window - 1, inputs)
+        return like.new_zeros(batch_size, width), like.new_zeros(batch_size, self.window - 1, inputs)
 
     def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
-        """(B, L, inputs) -> (B, L, W), c and the last inputs."""
+        """Read (B, L, inputs) -> (B, L, W), and c and the last inputs after it."""
         before, past = state
         length = hidden.shape[1]
         extended = torch.cat([past, hidden], dim=1)  # (B, window - 1 + L, inputs)
-        seen = torch.cat([extended[:, first : first + length] for first in range(self.window)], dim=2)
-        # The sums over time begin here: never in 16 bits, whatever the product was.
-        candidate, forget, show = self.gates(seen).to(before.dtype).chunk(3, dim=2)
+        windows = torch.cat([extended[:, first : first + length] for first in range(self.window)], dim=2)
+        # The sums over time start here: never in 16 bits, whatever the dtype of the product.
+        candidate, forget, output = self.gates(windows).to(before.dtype).chunk(3, dim=2)
         forget = forget.sigmoid()
         sums = gated_sum(forget, (1 - forget) * candidate.tanh(), before)
-        return show.sigmoid() * sums, (sums[:, -1], extended[:, length:])
+        return output.sigmoid() * sums, (sums[:, -1], extended[:, length:])
 
 
 LAYERS: dict[str, type[Lstm] | type[Qrnn]] = {"lstm": Lstm, "qrnn": Qrnn}
 
 
 class RecurrentModel(LanguageModel):
-    """Embedding, layers that carry a state, softmax; the dropout of AWD-LSTM's places (Merity et al. 2017).
+    """Embedding, recurrent layers, softmax; dropout where AWD-LSTM has it (Merity et al. 2017).
 
-    All layers are `d_hidden` wide but the last, which is as wide as the embedding: the softmax can be tied to it.
-    The memory holds two tensors for each of the N layers, its state. It covers the whole text before the segment,
-    whatever its length, so a memory length M means nothing here.
+    All layers are `d_hidden` wide but the last, which is as wide as the embedding, so that the softmax can be tied to
+    it. The memory holds two tensors for each of the N layers, its state. It covers the whole text before the segment,
+    so a memory length M has no meaning here.
     """
 
     settings: RnnSettings
@@ -117,9 +117,9 @@ class RecurrentModel(LanguageModel):
         super().__init__(settings, vocab_size)
         widths = [settings.d_model, *settings.widths]
         windows = [settings.first_window, *[1] * (settings.n_layers - 1)]
-        kind = LAYERS[settings.arch]
+        cls = LAYERS[settings.arch]
         self.layers: ModuleList[RecurrentLayer] = ModuleList(
-            kind(inputs=inputs, width=width, window=window)
+            cls(inputs=inputs, width=width, window=window)
             for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
         )
         variational = settings.variational_dropout
@@ -129,9 +129,9 @@ class RecurrentModel(LanguageModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw embedding and softmax: normal weights, biases 0.
+        """Initialise embedding and softmax: normal weights, biases 0.
 
-        The layers keep what PyTorch draws for them, as AWD-LSTM does: everything uniform, biases included, within
+        The layers keep PyTorch's initialisation, as in AWD-LSTM: all parameters uniform, biases included, within
         1 / sqrt(W) for an LSTM and 1 / sqrt(inputs of the convolution) for a QRNN.
         """
         for name, parameter in (*self.embedding.named_parameters(), *self.softmax.named_parameters()):
@@ -142,46 +142,46 @@ class RecurrentModel(LanguageModel):
             else:
                 nn.init.normal_(parameter, 0.0, self.settings.init_std)
 
-    def first_memory(self, lanes: int, mem_len: int) -> Memory:
-        """The state of every layer before the first token, zeros."""
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return the state of every layer before the first token, zeros."""
         like = self.embedding.tables[0]
-        return [tensor for layer in self.layers for tensor in layer.first_state(lanes, like)]
+        return [tensor for layer in self.layers for tensor in layer.first_state(batch_size, like)]
 
-    def full_memory(self, lanes: int, mem_len: int) -> Memory:
-        """The same: a state does not grow with the text."""
-        return self.first_memory(lanes, mem_len)
+    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return the first memory: a state does not grow with the text."""
+        return self.first_memory(batch_size, mem_len)
 
     def pack(self, dtype: torch.dtype) -> None:
-        """Lay out the gates of QRNNs for reading; the matrices of an LSTM are its kernel's own affair."""
+        """Pack the gates of QRNNs for reading; an LSTM's kernel lays out its own weights."""
         for module in self.layers.modules():
             if isinstance(module, Linear):
                 module.pack(dtype)
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory, detached."""
-        # Not scaled by sqrt(d) as the Transformer's is: each step of Adam would then move a tied embedding too far.
+        """Read one segment (B, L): return the last hidden states (B, L, d) and the new memory, detached."""
+        # Not scaled by sqrt(d) as in the Transformer: each step of Adam would then move a tied embedding too far.
         hidden = self.embedding_dropout(self.embedding(tokens))
         new_memory: Memory = []
         for number, layer in enumerate(self.layers):
             if number:
                 hidden = self.dropout(hidden)
             hidden, state = layer(hidden, (memory[2 * number], memory[2 * number + 1]))
-            # A copy, so that no state keeps the segment alive that it was cut from.
+            # Copies, because a view would keep the whole segment in memory.
             new_memory += [tensor.detach().clone() for tensor in state]
         return self.output_dropout(hidden), new_memory
 
 
-def gather_weights(model: nn.Module) -> None:
-    """Put the weights of each LSTM into one piece: those of a copy are scattered, which cuDNN complains of."""
+def flatten_lstm_weights(model: nn.Module) -> None:
+    """Make the weights of each LSTM contiguous. Those of a copied model are not, and cuDNN warns about it."""
     for lstm in _lstms(model):
         lstm.flatten_parameters()
 
 
 @contextmanager
-def differentiable(model: nn.Module) -> Iterator[None]:
-    """Let what a model in evaluation mode reads here have gradients: cuDNN has them of an LSTM in training mode only.
+def lstms_in_training_mode(model: nn.Module) -> Iterator[None]:
+    """Put LSTMs in training mode inside this block: cuDNN computes gradients of an LSTM in this mode only.
 
-    An LSTM has no dropout of its own here, so nothing else depends on its mode.
+    These LSTMs have no dropout of their own, so nothing else depends on their mode.
     """
     modes = {lstm: lstm.training for lstm in _lstms(model)}
     for lstm in modes:

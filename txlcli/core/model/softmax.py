@@ -19,12 +19,12 @@ from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
 class AdaptiveSoftmax(nn.Module):
-    """The distribution over the vocabulary; its matrices are the embedding's where they are tied.
+    """The distribution over the vocabulary. Tied matrices belong to the embedding.
 
     Args:
         bands: of the vocabulary.
         d_model: d.
-        tied: use the tables of the embedding. Where it is false, the softmax has its own.
+        tied: use the tables of the embedding; if false, the softmax has its own.
     """
 
     def __init__(self, bands: list[Band], d_model: int, *, tied: bool) -> None:
@@ -39,13 +39,13 @@ class AdaptiveSoftmax(nn.Module):
         self.cluster_weight = band_matrix(tails, bands[0].width) if tails else None  # (C, w)
         self.cluster_bias = nn.Parameter(torch.empty(tails)) if tails else None
         self.spare = [SpareGradient() for _ in bands]
-        """Memory of each table's gradient between two steps."""
+        """Memory of each table's gradient, kept between two steps."""
         self.recompute = False
-        """Whether the backward pass computes logits again, instead of keeping them."""
+        """True if the backward pass computes logits again instead of keeping them."""
 
     @torch.no_grad()
     def for_decoding(self, embedding: AdaptiveEmbedding, dtype: torch.dtype) -> "AdaptiveSoftmax":
-        """A copy in another precision that depends on nothing else, so that nothing is cast at every token."""
+        """Return an independent copy in another dtype, so that no matrix is cast at every token."""
         own = [dataclasses.replace(band, shared=False) for band in self.bands]
         with torch.device(self.biases[0].device):
             copy = AdaptiveSoftmax(own, self.d_model, tied=False).to(dtype).requires_grad_(False)
@@ -55,77 +55,77 @@ class AdaptiveSoftmax(nn.Module):
             projection = self._projection(number, embedding)
             if projection is not None:
                 copy.projections[str(number)].copy_(projection)
-        for mine, theirs in ((copy.cluster_weight, self.cluster_weight), (copy.cluster_bias, self.cluster_bias)):
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
+        for target, source in ((copy.cluster_weight, self.cluster_weight), (copy.cluster_bias, self.cluster_bias)):
+            if target is not None and source is not None:
+                target.copy_(source)
         return copy
 
     def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Cross entropy in nats of each target, in token order: (T, d), (T,) -> (T,), float32 at least.
+        """Return the cross entropy in nats of each target: (T, d), (T,) -> (T,), float32 at least.
 
-        With several bands the targets had better be on the host: a GPU would have to be waited for to know how many of
-        them lie in each tail.
+        With several bands the targets should be on the host: the number of targets in each tail is needed, and reading
+        it from a GPU has to wait.
         """
-        within = [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
-        targets, *tails = (send(places, hidden.device) for places in (targets, *within))
+        rows_of_tails = [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
+        targets, *tails = (send(tensor, hidden.device) for tensor in (targets, *rows_of_tails))
         if len(self.bands) == 1:
-            return self._losses_within(0, hidden, targets, embedding)
+            return self._band_losses(0, hidden, targets, embedding)
         in_head = targets < self.bands[0].end
         projected = self._project(0, hidden, embedding)
-        of_head, head = self._normalize(0, projected, targets.clamp(max=self.bands[0].end - 1), embedding)
-        clusters = self._clusters(projected)
-        total = torch.logaddexp(of_head, clusters.logsumexp(-1))
+        head_total, head = self._normalize(0, projected, targets.clamp(max=self.bands[0].end - 1), embedding)
+        clusters = self._cluster_logits(projected)
+        total = torch.logaddexp(head_total, clusters.logsumexp(-1))
         chosen = torch.where(in_head, head, 0.0)
         for number, (band, rows) in enumerate(zip(self.bands[1:], tails, strict=True), start=1):
             ids = targets.index_select(0, rows) - band.first
-            # A band that nobody needs still has a gradient, of zeros: its moments decay as the released code's do.
-            loss = self._losses_within(number, hidden.index_select(0, rows), ids, embedding)
+            # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
+            loss = self._band_losses(number, hidden.index_select(0, rows), ids, embedding)
             chosen = chosen.index_copy(0, rows, clusters[:, number - 1].index_select(0, rows) - loss)
         return total - chosen
 
-    def _losses_within(self, number: int, hidden: Tensor, ids: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Cross entropy of each id, given that it is one of the band's: (T, d), (T,) -> (T,)."""
+    def _band_losses(self, number: int, hidden: Tensor, ids: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Return the cross entropy of each id given its band: (T, d), (T,) -> (T,)."""
         total, logit = self._normalize(number, self._project(number, hidden, embedding), ids, embedding)
         return total - logit
 
     def _normalize(
         self, number: int, projected: Tensor, ids: Tensor, embedding: AdaptiveEmbedding
     ) -> tuple[Tensor, Tensor]:
-        """The normaliser of a band's ids and the logit of one of them: (T, w), (T,) -> (T,), (T,)."""
+        """Return the log normalizer of a band's logits, and the logit of one id each: (T, w), (T,) -> (T,), (T,)."""
         table, bias = self._table(number, embedding), self.biases[number]
         return normalize(projected, table, bias, ids, spare=self.spare[number], recompute=self.recompute)
 
     def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Log-probabilities of all tokens: (T, d) -> (T, V), float32 at least."""
+        """Return the log-probabilities of all tokens: (T, d) -> (T, V), float32 at least."""
         if len(self.bands) == 1:
-            return _exact(self._logits(0, hidden, embedding)).log_softmax(-1)
-        head, clusters, total = self._head(hidden, embedding)
+            return self._band_log_probs(0, hidden, embedding)
+        head, clusters, total = self._head_logits(hidden, embedding)
         parts = [head - total[:, None]]
         for number in range(1, len(self.bands)):
-            reached = clusters[:, number - 1] - total
-            parts.append(reached[:, None] + self._within(number, hidden, embedding))
+            cluster = clusters[:, number - 1] - total
+            parts.append(cluster[:, None] + self._band_log_probs(number, hidden, embedding))
         return torch.cat(parts, dim=-1)
 
     def likeliest(self, hidden: Tensor, count: int, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor]:
-        """The log-probabilities and the ids of the `count` likeliest tokens after one position, likeliest first.
+        """Return log-probabilities and ids of the `count` likeliest tokens after one position, likeliest first.
 
-        A tail band is computed only while its cluster is likelier than the last of those found so far.
+        A tail band is computed only while its cluster is likelier than the last token selected so far.
 
         Args:
             hidden: (1, d).
-            count: how many; all of the vocabulary where it is less.
+            count: number of tokens, at most V.
             embedding: the model's.
         """
         if len(self.bands) == 1:
             scores = self.log_probs(hidden, embedding)[0]
             return scores.topk(min(count, len(scores)))
-        head, clusters, total = self._head(hidden, embedding)
+        head, cluster_logits, total = self._head_logits(hidden, embedding)
         scores, tokens = (head[0] - total).topk(min(count, self.bands[0].size))
-        reached = clusters[0] - total  # (C,)
-        for tail in reached.argsort(descending=True).tolist():
-            if len(scores) == count and reached[tail] <= scores[-1]:
+        clusters = cluster_logits[0] - total  # (C,)
+        for tail in clusters.argsort(descending=True).tolist():
+            if len(scores) == count and clusters[tail] <= scores[-1]:
                 break
-            log_probs = reached[tail] + self._within(tail + 1, hidden, embedding)[0]
+            log_probs = clusters[tail] + self._band_log_probs(tail + 1, hidden, embedding)[0]
             more, ids = log_probs.topk(min(count, len(log_probs)))
             tokens = torch.cat([tokens, ids + self.bands[tail + 1].first])
             scores = torch.cat([scores, more])
@@ -133,44 +133,41 @@ class AdaptiveSoftmax(nn.Module):
             tokens = tokens[order]
         return scores, tokens
 
-    def _head(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the head's ids (T, n) and of the clusters (T, C), with the logarithm of their total (T,)."""
+    def _head_logits(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits of the head's ids (T, n) and of the clusters (T, C), and their joint log normalizer (T,)."""
         projected = self._project(0, hidden, embedding)
-        head = _exact(linear(projected, self._table(0, embedding), self.biases[0]))
-        clusters = self._clusters(projected)
+        head = _at_least_float32(linear(projected, self._table(0, embedding), self.biases[0]))
+        clusters = self._cluster_logits(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
 
-    def _clusters(self, projected: Tensor) -> Tensor:
-        """Logits of the clusters: (T, w) -> (T, C)."""
+    def _cluster_logits(self, projected: Tensor) -> Tensor:
+        """Return the logits of the clusters: (T, w) -> (T, C)."""
         assert self.cluster_weight is not None
-        return _exact(linear(projected, self.cluster_weight, self.cluster_bias))
+        return _at_least_float32(linear(projected, self.cluster_weight, self.cluster_bias))
 
-    def _within(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Log-probabilities of a band's ids, given that it is that band: (T, d) -> (T, n)."""
-        return _exact(self._logits(number, hidden, embedding)).log_softmax(-1)
-
-    def _logits(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Logits of a band's ids: (T, d) -> (T, n)."""
+    def _band_log_probs(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Return the log-probabilities of a band's ids given the band: (T, d) -> (T, n)."""
         projected = self._project(number, hidden, embedding)
-        return linear(projected, self._table(number, embedding), self.biases[number])
+        logits = linear(projected, self._table(number, embedding), self.biases[number])
+        return _at_least_float32(logits).log_softmax(-1)
 
     def _project(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """(T, d) -> (T, w)."""
+        """Project to the width of a band: (T, d) -> (T, w)."""
         projection = self._projection(number, embedding)
         return hidden if projection is None else linear(hidden, projection.mT)
 
     def _projection(self, number: int, embedding: AdaptiveEmbedding) -> Tensor | None:
-        """The matrix (d, w) of a band, the embedding's where it is shared; None where the band has none."""
+        """Return the projection (d, w) of a band, the embedding's if it is shared, or None if the band has none."""
         band = self.bands[number]
         if band.projection is None:
             return None
         return embedding.projections[str(band.projection)] if band.shared else self.projections[str(number)]
 
     def _table(self, number: int, embedding: AdaptiveEmbedding) -> Tensor:
-        """The matrix (n, w) of a band, the embedding's where they are tied."""
+        """Return the table (n, w) of a band, the embedding's if they are tied."""
         return self.tables[number] if len(self.tables) else embedding.tables[number]
 
 
-def _exact(logits: Tensor) -> Tensor:
-    """Logits that a softmax may be taken of: never in 16 bits."""
+def _at_least_float32(logits: Tensor) -> Tensor:
+    """Cast 16-bit logits to float32: no softmax is computed in 16 bits."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

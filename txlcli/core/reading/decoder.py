@@ -38,7 +38,7 @@ class Decoder(Reader):
 
     Args:
         model: its weights must not change while the decoder is used, which copies some now and reads others later.
-        lanes: B.
+        batch_size: B.
         mem_len: M.
         seg_len: the longest segment that will be read.
         same_length: which keys a query sees, see `key_limit`.
@@ -60,7 +60,7 @@ class Decoder(Reader):
         self,
         model: TransformerXL,
         *,
-        lanes: int,
+        batch_size: int,
         mem_len: int,
         seg_len: int,
         same_length: SameLength = "off",
@@ -77,7 +77,7 @@ class Decoder(Reader):
         self._zeros = mem_len if (memory_start or settings.memory_start) == "zeros" else 0
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
         self._window = Window(mem_len + slack)
-        shape = (lanes, settings.n_heads, self._window.capacity, settings.d_head)
+        shape = (batch_size, settings.n_heads, self._window.capacity, settings.d_head)
         dtype = model.dtype if precision == "fp32" else DTYPES[precision]
         check_free_memory(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
         with torch.inference_mode():

@@ -257,7 +257,7 @@ class Training:
         self._interval = Interval(self.device, self.clock)
 
     def _check_gradients(self, max_norm: Tensor) -> None:
-        """Raise if a step was skipped or had no meaning.
+        """Check the largest gradient norm of one or several steps.
 
         Raises:
             TrainingError: a gradient, or the sum of its squares, is not finite; with fp16, at many steps in turn.
@@ -274,14 +274,17 @@ class Training:
     def _validate(
         self, should_stop: Callable[[], bool], on_valid_tokens: Callable[[int], None] | None
     ) -> Iterator[ValidReport]:
-        """Validate, keep the best weights, and report; do nothing if a stop interrupts the validation."""
+        """Validate and report; do nothing if a stop interrupts the validation."""
         if self.valid is None:
             self.validated = self.step
             return
         with self.average.swapped_in():
             scores = self.score_validation(self.valid, should_stop, on_valid_tokens)
-        if scores is None:
-            return
+        if scores is not None:
+            yield self._on_validation(scores)
+
+    def _on_validation(self, scores: Scores) -> ValidReport:
+        """Save the weights if they are the best so far, and update learning rate and average."""
         loss_nats = scores.total_nats / len(scores.losses_nats)
         if not math.isfinite(loss_nats):
             raise TrainingError(
@@ -297,7 +300,7 @@ class Training:
             with self.average.swapped_in():
                 self._save(self.best_path, {})
         self.average.on_validation(loss_nats)
-        yield ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, is_best, averaged)
+        return ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, is_best, averaged)
 
     def score_validation(
         self, split: ValidSplit, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
@@ -320,7 +323,7 @@ class Training:
         return self.clock() - self._saved_at > self.save_interval_s
 
     def _mark_saved(self) -> None:
-        """Begin a new interval of reports, which shall not count the time of a save."""
+        """Restart the timer of saves, and the interval of reports, whose speed must not include a save."""
         self._saved_at, self._saved_step = self.clock(), self.step
         self._interval = Interval(self.device, self.clock)
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from txlcli.config import optimizers
+from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
 from txlcli.errors import RecipeError
 
@@ -64,20 +66,23 @@ def state_bytes(model: nn.Module, settings: TrainSettings) -> int:
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers of disjoint parameters as one: common `param_groups` and `state`."""
+    """Several optimizers of disjoint parameters as one, with common `param_groups` and `state`.
 
-    def __init__(self, *optimizers: Optimizer) -> None:
-        super().__init__([group for one in optimizers for group in one.param_groups], {})
-        self._optimizers = optimizers
+    In fp16, torch.amp.GradScaler waits for the device at each step to decide whether to skip it.
+    """
+
+    def __init__(self, *parts: Optimizer) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
         self.state: defaultdict[Any, Any] = defaultdict(dict)
-        for one in optimizers:
-            self.state.update(one.state)
-            one.state = self.state
+        for part in parts:
+            self.state.update(part.state)
+            part.state = self.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step all optimizers; closures are not supported."""
-        for one in self._optimizers:
-            one.step()
+        for part in self._parts:
+            part.step()
 
 
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
@@ -128,8 +133,10 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
     square of AdamW's (`match_rms_adamw`, Liu et al. 2025). Muon has Nesterov momentum.
 
     Raises:
-        RecipeError: the layers have no matrices.
+        RecipeError: the layers have no matrices, or the momentum is not below 1.
     """
+    if settings.momentum >= 1:
+        raise RecipeError(f'[train] momentum must be below 1 with optimizer = "muon", not {settings.momentum:g}')
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if _is_layer_matrix(name, parameter.shape)]
     others = [parameter for name, parameter in named if not _is_layer_matrix(name, parameter.shape)]
@@ -159,3 +166,13 @@ OPTIMIZERS = {
     "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0)),
 }
 """Optimizers by the name that train.optimizer gives them."""
+
+
+def register_optimizer(name: str, entry: OptimizerEntry, traits: OptimizerTraits) -> None:
+    """Add an optimizer, so that train.optimizer accepts its name.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    optimizers.register_optimizer(name, traits)
+    OPTIMIZERS[name] = entry

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from txlcli.workflows.reproduction.report import Claim, Grid, Section, to_html, to_markdown
+from txlcli.views.reproduction_report import to_html, to_markdown
+from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
 SECTION = Section(
     name="table6",
@@ -77,7 +78,7 @@ def test_the_page_holds_every_word_and_the_figure_itself(page):
         "as in the paper: one is ahead (here 1 and 2)",
         "NOT as in the paper: two is ahead (here 3 and 2)",
         "code: ``` x < y ```",
-        "1.5 minutes in all, trainings that were there already left out, on a machine. Commands",
+        "1.5 minutes on a machine, without trainings that had already finished. Commands",
         "txl eval runs/stdlib",
         "the end",
     ):

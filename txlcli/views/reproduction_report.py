@@ -1,13 +1,19 @@
-"""Writes what was reproduced as one Markdown file and one HTML file that needs no other."""
+"""Shows a reproduction on the terminal, and as a Markdown and a self-contained HTML report."""
 
 import base64
 import html
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from txlcli import __version__, console
+from txlcli.workflows.reproduction.costs import Costs
+from txlcli.workflows.reproduction.scales import Scale
+from txlcli.workflows.reproduction.section import Section
+
+MARKDOWN, HTML = "report.md", "report.html"
+CLASSES = {True: "held", False: "failed", None: "note"}
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1.5rem; }
@@ -22,73 +28,56 @@ th, td, h2 { border-color: #3a3d44; } img { background: #fff; } .held { color: #
 .note { color: #a8a8a4; } a { color: #8ab4f8; } }
 """
 
-CLASSES = {True: "held", False: "failed", None: "note"}
+
+def render(sections: Sequence[Section], scale_name: str, folder: Path) -> dict[str, str]:
+    """Return the text of each file of the report by name; the figures are in `folder`."""
+    title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale_name} scale"
+    footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
+    return {MARKDOWN: to_markdown(title, sections, footer), HTML: to_html(title, sections, footer, folder)}
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A statement of the paper, and whether these numbers say the same."""
-
-    text: str
-    held: bool | None
-    """None where the numbers cannot tell."""
-    detail: str
-    """The numbers that decide."""
-
-    @property
-    def verdict(self) -> str:
-        """In words."""
-        if self.held is None:
-            return "undecided"
-        return "as in the paper" if self.held else "NOT as in the paper"
+def to_json(folder: Path, sections: Sequence[Section]) -> dict[str, Any]:
+    """Return the object that --json prints."""
+    tables = {section.name: section.to_table() for section in sections}
+    return {"report": [str(folder / MARKDOWN), str(folder / HTML)], "sections": tables}
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table."""
+def show(folder: Path, sections: Sequence[Section]) -> None:
+    """Write tables and claims to stdout."""
+    for section in sections:
+        for grid in section.grids:
+            console.show_table(section.title, grid.columns, grid.rows, grid.caption)
+        for claim in section.claims:
+            console.show_text(f"{claim.verdict}: {claim.text} ({claim.detail})")
+        if section.grids or section.claims:
+            console.show_text("")
+    console.show_text(f"report: {folder / MARKDOWN}, {folder / HTML}")
 
-    columns: list[str]
-    rows: list[list[str]]
-    caption: str = ""
 
+def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> None:
+    """Write the costs of the missing trainings to stdout."""
+    from txlcli.views.forecast import duration
 
-@dataclass(frozen=True)
-class Section:
-    """One table or figure of the paper, made again."""
-
-    name: str
-    """As on the command line: "table6"."""
-    title: str
-    scale: str
-    notes: list[str]
-    """What stands for what, and how it was measured: one paragraph each."""
-    grids: list[Grid] = field(default_factory=list)
-    figures: list[list[str]] = field(default_factory=list)
-    """File beside the report, and caption."""
-    texts: list[list[str]] = field(default_factory=list)
-    """Title and text of samples."""
-    claims: list[Claim] = field(default_factory=list)
-    readings: list[str] = field(default_factory=list)
-    """The conventions by which texts were read."""
-    commands: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    hardware: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
-    """The numbers behind the tables."""
-
-    def to_table(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_table(cls, table: dict[str, Any]) -> "Section":
-        """The opposite of `to_table`."""
-        grids = [Grid(**grid) for grid in table["grids"]]
-        return cls(**{**table, "grids": grids, "claims": [Claim(**claim) for claim in table["claims"]]})
+    lines = [
+        [
+            row["item"],
+            f"{row['models']}",
+            f"{row['missing']}",
+            f"{row['training_flops']:.2g}",
+            duration(row["seconds"]) if row["missing"] else "-",
+        ]
+        for row in rows
+    ]
+    caption = (
+        f"{scale.description}\nTime: of the missing trainings, at {costs.share:.0%} of the {costs.peak / 1e9:,.0f} "
+        "GFLOP/s that a matrix product has just\nreached. Models that several items need count for each. Evaluation "
+        "is not included."
+    )
+    console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, caption)
 
 
 def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
-    """The report; figures are links to files beside it."""
+    """Return the report as Markdown; figures are links to files in its folder."""
     parts = [f"# {title}", ""]
     for section in sections:
         parts += [f"## {section.title}", ""]
@@ -105,13 +94,13 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
         parts += [""] if section.claims else []
         for name, text in section.texts:
             parts += [f"### {name}", "", _fenced(text), ""]
-        parts += [*(f"- Read: {reading}" for reading in section.readings), ""] if section.readings else []
+        parts += [*(f"- Evaluation: {sentence}" for sentence in section.readings), ""] if section.readings else []
         parts += [f"{_cost(section)} Commands:", "", _fenced("\n".join(section.commands), "sh"), ""]
     return "\n".join([*parts, footer, ""])
 
 
 def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) -> str:
-    """The report as one page; the figures, which lie in `folder`, stand in it."""
+    """Return the report as one page that contains the figures, which are in `folder`."""
     esc = html.escape
     links = " ".join(f'<a href="#{section.name}">{esc(section.title.partition(":")[0])}</a>' for section in sections)
     parts = [
@@ -141,7 +130,7 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
         for name, text in section.texts:
             parts.append(f"<h3>{esc(name)}</h3><pre>{esc(text)}</pre>")
         if section.readings:
-            parts.append("".join(f'<p class="note">Read: {esc(reading)}</p>' for reading in section.readings))
+            parts.append("".join(f'<p class="note">Evaluation: {esc(text)}</p>' for text in section.readings))
         commands = esc("\n".join(section.commands))
         parts.append(
             f'<details><summary class="note">{esc(_cost(section))} Commands</summary><pre>{commands}</pre></details>'
@@ -150,9 +139,9 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
 
 
 def _image(path: Path, caption: str) -> str:
-    """A figure within the page; one that somebody has removed is only named."""
+    """Return an embedded figure, or a note if the file is missing."""
     if not path.is_file():
-        return f"<p>{html.escape(path.name)} is missing; make it again with txl reproduce</p>"
+        return f"<p>{html.escape(path.name)} is missing; repeat txl reproduce</p>"
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
 
@@ -162,13 +151,11 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """A block that the text cannot end."""
-    longest = max((len(found) for found in re.findall("`+", text)), default=0)
+    """Return a fenced block whose fence does not occur in the text."""
+    longest = max((len(backticks) for backticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _cost(section: Section) -> str:
-    return (
-        f"{section.seconds / 60:.1f} minutes in all, trainings that were there already left out, on {section.hardware}."
-    )
+    return f"{section.seconds / 60:.1f} minutes on {section.hardware}, without trainings that had already finished."

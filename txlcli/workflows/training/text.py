@@ -1,12 +1,12 @@
-"""What a training reads: its store, the lanes of the train split, the valid split."""
+"""Opens the text of a training: its store, the segments of the train split, the valid split."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txlcli import console
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, StoreError, TrainingError
 from txlcli.runs.run_folder import Run
+from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
     from txlcli.core.training.checkpoint import Checkpoint
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from txlcli.data.token_store import TokenStore
 
 
-def store_for(settings: Settings, data_dir: Path) -> "TokenStore":
-    """The recipe's store; a corpus that every machine has is prepared on the way."""
+def open_or_prepare_store(settings: Settings, data_dir: Path, reporter: Reporter) -> "TokenStore":
+    """Open the store of a recipe; a corpus that every machine has is prepared if its store is missing."""
     import corpora
     from txlcli.runs.loading import open_store
     from txlcli.workflows.preparation.preparing import prepare
@@ -24,13 +24,20 @@ def store_for(settings: Settings, data_dir: Path) -> "TokenStore":
     name = settings.corpus.store
     corpus = corpora.CORPORA.get(name)
     if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
-        console.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
-        return prepare(name, data_dir, reporter=console.TerminalReporter())
+        reporter.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
+        return prepare(name, data_dir, reporter=reporter)
     return open_store(name, data_dir)
 
 
-def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments, ValidSplit | None]":
-    """The training split in lanes and the validation split, None where the store has none."""
+def read_splits(
+    settings: Settings, store: "TokenStore", reporter: Reporter
+) -> "tuple[TrainingSegments, ValidSplit | None]":
+    """Read the segments of the train split, and the valid split; None for a store without one.
+
+    Raises:
+        RecipeError: a setting needs what the store does not have.
+        TrainingError: a split is too short.
+    """
     from txlcli.core.training.segments import TrainingSegments, scored_stream
     from txlcli.core.training.validation import ValidSplit
 
@@ -39,7 +46,7 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
         starts = store.sentence_starts("train")
         if starts is None:
             raise RecipeError(
-                f"corpus.shuffle_sentences: {store.path} does not know where sentences start; set it to false"
+                f"corpus.shuffle_sentences: {store.path} does not record where sentences start; set it to false"
             )
     segments = TrainingSegments(
         store.ids("train"),
@@ -55,7 +62,7 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
                     f'train.{key} = "{value}" needs a valid split, and {store.path} has none; prepare a text with one, '
                     f"or set another train.{key}"
                 )
-        console.say(f"{store.path} has no valid split: training without validation")
+        reporter.say(f"{store.path} has no valid split: training without validation")
         return segments, None
     inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
     if not len(targets):
@@ -64,16 +71,16 @@ def text_of(settings: Settings, store: "TokenStore") -> "tuple[TrainingSegments,
 
 
 def check_same_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
-    """Refuse another text than the one whose place, losses and memory the checkpoint holds."""
-    read, valid = store.digest("train"), store.digest("valid")
-    if saved.state.get("train_sha256", read) != read:
+    """Refuse another text than the one that the checkpoint's position, losses and memory belong to."""
+    train, valid = store.digest("train"), store.digest("valid")
+    if saved.state.get("train_sha256", train) != train:
         raise StoreError(
-            f"{store.path} holds another train split than the one {run.folder} has read; prepare that text again, or "
-            "start a new run"
+            f"{store.path} holds another train split than the one {run.folder} was trained on; prepare that text "
+            "again, or start a new run"
         )
     was_validated = saved.state.get("best_nats") is not None
     if was_validated and saved.state.get("valid_sha256", valid) != valid:
         raise StoreError(
-            f"{store.path} does not hold the valid split that {run.folder} was validated on, and losses of another are "
+            f"{store.path} holds another valid split than the one {run.folder} was validated on, and the losses are "
             "not comparable; prepare that text again, or start a new run"
         )

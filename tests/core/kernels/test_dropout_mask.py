@@ -1,0 +1,42 @@
+"""Masks of dropout: shares, independence, reproducibility."""
+
+import pytest
+import torch
+
+from txlcli.core.kernels.dropout_mask import keep_mask
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_dropped_share_is_the_requested_one(share):
+    torch.manual_seed(3)
+    kept = keep_mask(torch.Size((701, 997)), share, CPU)
+    deviation = (share * (1 - share) / kept.numel()) ** 0.5
+    assert abs(1 - share - kept.double().mean().item()) < 4 * deviation
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 4, 5])
+def test_neighbouring_entries_are_independent(lag):
+    torch.manual_seed(5)
+    kept = keep_mask(torch.Size((500_009,)), 0.5, CPU).double() - 0.5
+    correlation = (kept[:-lag] * kept[lag:]).mean().item() / 0.25
+    assert abs(correlation) < 4 / 500_009**0.5
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3, 5)])
+def test_the_mask_has_the_requested_shape(shape):
+    assert keep_mask(torch.Size(shape), 0.3, CPU).shape == shape
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0, 1.0), (1e-9, 1.0), (1 - 1e-9, 0.0)])
+def test_a_share_at_either_end_keeps_all_or_nothing(share, kept):
+    assert keep_mask(torch.Size((1009,)), share, CPU).double().mean() == kept
+
+
+def test_the_generator_determines_the_mask_and_advances():
+    torch.manual_seed(7)
+    first, second = (keep_mask(torch.Size((101,)), 0.5, CPU) for _ in range(2))
+    torch.manual_seed(7)
+    assert torch.equal(first, keep_mask(torch.Size((101,)), 0.5, CPU))
+    assert not torch.equal(first, second)
