@@ -1,4 +1,4 @@
-"""What a corpus is: where its text comes from, how it is cut, what its benchmark counts."""
+"""The description of a corpus: the source of its text, its splits, and the conventions of its benchmark."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,15 +10,14 @@ SPLITS = ("train", "valid", "test")
 
 
 class CorpusError(Exception):
-    """A corpus could not be downloaded, unpacked, read or split; the message says what and where."""
+    """A corpus could not be downloaded, unpacked, read or split; the message says why and where."""
 
 
 @dataclass(frozen=True)
 class Download:
     """One file of the original distribution.
 
-    `digest` is "algorithm:hex", or None where no published digest is known; `size` is in bytes, or None likewise.
-    Addresses are tried in order.
+    `digest` is "algorithm:hex" and `size` is in bytes; None if not published. Addresses are tried in order.
     """
 
     file: str
@@ -29,7 +28,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Slice:
-    """The bytes `start` to `stop` of a file."""
+    """The bytes from `start` up to `stop` of a file."""
 
     path: Path
     start: int
@@ -37,13 +36,13 @@ class Slice:
 
     @property
     def size(self) -> int:
-        """Bytes in the slice."""
+        """Number of bytes."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Text:
-    """Where the text of each split lies; notes and conventions say what differs from the full benchmark."""
+    """The location of each split's text; notes and conventions describe differences from the full benchmark."""
 
     splits: Mapping[str, tuple[Slice, ...]]
     notes: tuple[str, ...] = ()
@@ -52,8 +51,8 @@ class Text:
 
 
 @dataclass(frozen=True)
-class ReadWishes:
-    """What a reader may be asked for: the released convention, or shares of train, valid and test in percent."""
+class ReadOptions:
+    """Options of a reader: the released convention, or shares of train, valid and test in percent."""
 
     released: bool = False
     shares: tuple[float, float, float] | None = None
@@ -61,11 +60,11 @@ class ReadWishes:
 
 @dataclass(frozen=True)
 class VocabularyRule:
-    """How a benchmark builds its own vocabulary.
+    """The rule by which a benchmark builds its vocabulary.
 
-    Symbols of `splits`, counted in that order, by frequency; ties in first-seen order; `specials` get the first ids.
-    `boundary` closes every line. `dropped` symbols leave the stream before anything is counted. `file` names the list
-    of symbols where the benchmark comes with one.
+    The symbols of `splits`, counted in that order, are sorted by frequency, with ties in first-seen order; `specials`
+    get the first ids. `boundary` ends every line. `dropped` bytes are removed before anything is counted. `file` is the
+    name of the list of symbols, if the benchmark has one.
     """
 
     splits: tuple[str, ...] = SPLITS
@@ -78,46 +77,46 @@ class VocabularyRule:
     file: str | None = None
 
 
-def as_it_is(text: str) -> str:
-    """Text that needs no detokenizing."""
+def unchanged(text: str) -> str:
+    """Return text that needs no detokenization."""
     return text
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: facts, plus one reader that says where the text of each split lies."""
+    """A corpus: facts, and a reader that locates the text of each split."""
 
     name: str
     title: str
     licence: str
     unit: Unit
-    """What the benchmark's own tokens are."""
-    read: Callable[[Path, ReadWishes], Text]
-    """Gets a file or an (unpacked) folder; raises CorpusError."""
+    """Token unit of the benchmark."""
+    read: Callable[[Path, ReadOptions], Text]
+    """Reader: gets a file or an (unpacked) folder; raises CorpusError."""
     rule: VocabularyRule
     conventions: Mapping[str, str]
     released_rule: VocabularyRule | None = None
-    """The rule of the released code where it differs; None means that --released-convention changes no symbol."""
+    """Rule of the released code if it differs; None if --released-convention does not change the symbols."""
     released_conventions: Mapping[str, str] = field(default_factory=dict)
-    """What the released code did otherwise; empty means that there is no such choice."""
+    """Differences of the released code; empty if --released-convention does not apply."""
     downloads: tuple[Download, ...] = ()
     wanted: Callable[[str], bool] = lambda member: True
-    """Which members of the archive are needed."""
+    """Returns True for the members of the archive that are needed."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """File name -> "algorithm:hex" of the original files inside the archive."""
+    """Digest, "algorithm:hex", of each original file in the archive."""
     published: Mapping[str, int] = field(default_factory=dict)
-    """Tokens per split, and "types", in the benchmark's own convention at full size."""
+    """Tokens per split, and "types", of the full benchmark in its own convention."""
     counts_line_ends: bool = True
-    """Whether perplexity per word counts one word per line end, as benchmarks with <eos> do."""
+    """True if perplexity per word counts one word per line end, as in benchmarks with <eos>."""
     sentences: bool = False
-    """Whether lines are unrelated sentences whose starts are kept."""
+    """True if lines are unrelated sentences, whose offsets are stored."""
     splittable: bool = False
-    """Whether --split may choose the shares."""
+    """True if --split may set the shares."""
     home: Callable[[], Path] | None = None
-    """Where the text lies on every machine; None where it has to be downloaded or pointed at."""
-    detokenize: Callable[[str], str] = as_it_is
+    """Returns the folder of the text if every machine has it; None if it must be downloaded or given."""
+    detokenize: Callable[[str], str] = unchanged
 
 
 def whole(path: Path) -> tuple[Slice, ...]:
-    """All of a file as one slice."""
+    """Return a whole file as one slice."""
     return (Slice(path, 0, path.stat().st_size),)

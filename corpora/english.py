@@ -1,4 +1,4 @@
-"""Turns tokenized English back into ordinary spelling."""
+"""Detokenizes English text."""
 
 import re
 
@@ -11,7 +11,7 @@ _RULES = (
 
 
 def join_english(text: str) -> str:
-    """Join punctuation and clitics to their words; what cannot be known (line breaks, case) stays as it is."""
+    """Join punctuation and clitics to their words; line breaks and case, which are lost, are not restored."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text

@@ -12,15 +12,15 @@ Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of
 
 from pathlib import Path
 
-from corpora.corpus import Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
 from corpora.locate import cut_prefix, one_file
 
 SIZE = 100_000_000
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
-    """The three splits of enwik8 or of a prefix of it."""
-    return cut_prefix(one_file(place, "enwik8"), SIZE, "enwik8")
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the three splits of enwik8 or of a prefix of it."""
+    return cut_prefix(one_file(source, "enwik8"), SIZE, "enwik8")
 
 
 CORPUS = Corpus(

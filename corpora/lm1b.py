@@ -8,13 +8,13 @@ Splits      train: 99 shards, 768,648,884 tokens; valid: heldout shard 1; test: 
 Symbols     793,470, in the order of the vocabulary file (793,471 lines, two of which are one word); others are <UNK>
 Released    the released code used heldout shard 0 for valid as well as for test (--released-convention)
 Digests     sha256 and size of the archive as several public projects pin them; sha256 of the vocabulary file as one
-            does (its size is not published)
+            project pins it (its size is not published)
 """
 
 import re
 from pathlib import Path
 
-from corpora.corpus import Corpus, Download, ReadWishes, Slice, Text, VocabularyRule, whole
+from corpora.corpus import Corpus, Download, ReadOptions, Slice, Text, VocabularyRule, whole
 from corpora.english import join_english
 from corpora.locate import missing_note, split_files, text_files
 
@@ -23,20 +23,20 @@ TRAIN = re.compile(r"news\.en-\d{5}-of-\d{5}")
 HELDOUT = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-00000-of-00050"}
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
-    """The splits of the benchmark that `place` holds: by the names of its shards, else by names like train and test."""
-    near = text_files(place if place.is_dir() else place.parent)
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the splits in `source`, found by the names of the shards, else by names such as train and test."""
+    near = text_files(source if source.is_dir() else source.parent)
     vocabulary = next((path for path in near if path.name == VOCABULARY_FILE), None)
-    files = {path.name: path for path in (near if place.is_dir() else [place])}
-    splits = _shards(files, wishes.released)
-    said: dict[str, str] = {}
+    files = {path.name: path for path in (near if source.is_dir() else [source])}
+    splits = _shards(files, options.released)
+    conventions: dict[str, str] = {}
     if not splits:
-        found = split_files(place, {"train": "news.en-00001-of-00100", **HELDOUT}, "lm1b")
-        if wishes.released and "test" in found:
-            found["valid"] = found["test"]
-        splits = {split: whole(path) for split, path in found.items()}
-        said = {split: f"{path.name}, not known to be a shard" for split, path in found.items()}
-    return Text(splits, missing_note(splits), said, vocabulary)
+        paths = split_files(source, {"train": "news.en-00001-of-00100", **HELDOUT}, "lm1b")
+        if options.released and "test" in paths:
+            paths["valid"] = paths["test"]
+        splits = {split: whole(path) for split, path in paths.items()}
+        conventions = {split: f"{path.name}, not known to be a shard" for split, path in paths.items()}
+    return Text(splits, missing_note(splits), conventions, vocabulary)
 
 
 def _shards(files: dict[str, Path], released: bool) -> dict[str, tuple[Slice, ...]]:

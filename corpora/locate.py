@@ -1,4 +1,4 @@
-"""Finds the files of a corpus in whatever place the user points at."""
+"""Finds the files of a corpus in the file or folder that the user gives."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
 from corpora.signatures import refuse_packed
 from corpora.unpack import is_archive
 
-# What people call the three splits.
+# Common names of the three splits.
 SPLIT_WORDS = {
     "train": "train",
     "valid": "valid",
@@ -21,26 +21,26 @@ SPLIT_WORDS = {
 
 
 def text_files(folder: Path, *, every_folder: bool = False) -> list[Path]:
-    """All files below a folder that are not hidden, sorted by their relative name.
+    """Return all files below a folder that are not hidden, sorted by relative path.
 
     Args:
-        folder: where to look.
-        every_folder: links to folders are followed, each folder once; else they are left out, and so is a folder that
-            cannot be read.
+        folder: the folder to search.
+        every_folder: follow links to folders, reading each folder once; otherwise skip links, and folders that cannot
+            be read.
 
     Raises:
         CorpusError: with `every_folder`, a folder cannot be read.
     """
-    paths, known = [], set()
+    paths, visited = [], set()
     walk = os.walk(folder, onerror=_refuse_folder if every_folder else None, followlinks=every_folder)
-    for place, folders, files in walk:
-        real = os.path.realpath(place)
-        if real in known:
+    for parent, folders, files in walk:
+        real = os.path.realpath(parent)
+        if real in visited:
             folders.clear()
             continue
-        known.add(real)
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths += [Path(place, name) for name in files if not name.startswith(".")]
+        paths += [Path(parent, name) for name in files if not name.startswith(".")]
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -49,34 +49,31 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def printable(name: str) -> str:
-    """A file name as text that can be printed and written: what is no UTF-8 in it becomes the replacement character."""
+    """Return a file name in which bytes that are not UTF-8 are replaced, so that it can be printed and written."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file name speaks of: one of its words is train, valid, dev, validation, val or test."""
+    """Return the split that a file name mentions: one of its words is train, valid, dev, validation, val or test."""
     named = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
     return named.pop() if len(named) == 1 else None
 
 
-def split_files(place: Path, official: Mapping[str, str], corpus: str) -> dict[str, Path]:
-    """Split -> file, for a corpus that comes as one file per split.
+def split_files(source: Path, official: Mapping[str, str], corpus: str) -> dict[str, Path]:
+    """Return the file of each split, for a corpus with one file per split.
 
-    The official names win; for a split that has none of them, a file whose name speaks of that split is taken. An
-    archive is no text, whatever its name.
+    Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
     """
-    files = text_files(place) if place.is_dir() else [place]
+    files = text_files(source) if source.is_dir() else [source]
     by_split = {split: path for path in files for split, name in official.items() if path.name == name}
-    by_split = _by_loose_name([path for path in files if split_of(path.name) not in by_split]) | by_split
+    by_split = _by_split_word([path for path in files if split_of(path.name) not in by_split]) | by_split
     if not by_split:
         names = ", ".join(official.values())
-        raise CorpusError(
-            f"{place}: nothing here looks like {corpus}; expected {names}, or names with train, valid or test"
-        )
+        raise CorpusError(f"{source}: found no file of {corpus}; expected {names}, or names with train, valid or test")
     return {split: by_split[split] for split in SPLITS if split in by_split}
 
 
-def _by_loose_name(files: Iterable[Path]) -> dict[str, Path]:
+def _by_split_word(files: Iterable[Path]) -> dict[str, Path]:
     by_split: dict[str, Path] = {}
     for path in files:
         split = split_of(path.name)
@@ -88,25 +85,25 @@ def _by_loose_name(files: Iterable[Path]) -> dict[str, Path]:
     return by_split
 
 
-def one_file(place: Path, name: str) -> Path:
-    """The only file of a corpus that comes as one file: `place` itself, or the one below it of that name.
+def one_file(source: Path, name: str) -> Path:
+    """Return the file of a corpus with only one file: `source` itself, or the file below it with that name.
 
-    Where there is none, one whose name begins so is taken, a prefix of the corpus say; but no archive.
+    If there is none, use a file whose name begins with it, such as a prefix of the corpus, but not an archive.
     """
-    if not place.is_dir():
-        return place
-    near = [path for path in text_files(place) if path.name.startswith(name)]
-    candidates = [path for path in near if path.name == name] or [path for path in near if not is_archive(path)]
+    if not source.is_dir():
+        return source
+    similar = [path for path in text_files(source) if path.name.startswith(name)]
+    candidates = [path for path in similar if path.name == name] or [path for path in similar if not is_archive(path)]
     if len(candidates) != 1:
         raise CorpusError(
-            f"{place}: expected one file {name}, or one whose name begins so, found {len(candidates)}; "
+            f"{source}: expected one file {name}, or one whose name begins so, found {len(candidates)}; "
             "give --source the file itself"
         )
     return candidates[0]
 
 
 def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
-    """Train, valid and test of a corpus or a prefix of it: n // 20 symbols each for valid and test, the rest train."""
+    """Split a corpus, or a prefix of n symbols: n // 20 symbols each for valid and test, the rest for train."""
     refuse_packed([path])
     size = path.stat().st_size
     if size > full_size:
@@ -124,11 +121,11 @@ def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
 
 
 def text_of_files(files: Mapping[str, Path]) -> Text:
-    """One whole file per split; the splits that are missing are noted."""
+    """Return the text of one whole file per split, with a note on missing splits."""
     return Text({split: whole(path) for split, path in files.items()}, missing_note(files))
 
 
 def missing_note(splits: Mapping[str, object]) -> tuple[str, ...]:
-    """A note that names the splits that are not there, if any."""
+    """Return a note that names the missing splits, if any."""
     missing = [split for split in SPLITS if split not in splits]
     return (f"no {' and no '.join(missing)} split in this source",) if missing else ()

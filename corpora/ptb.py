@@ -11,16 +11,16 @@ Digests     size of the archive as public projects check it, no published digest
 
 from pathlib import Path
 
-from corpora.corpus import SPLITS, Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.corpus import SPLITS, Corpus, Download, ReadOptions, Text, VocabularyRule
 from corpora.english import join_english
 from corpora.locate import split_files, text_of_files
 
 FILES = {split: f"ptb.{split}.txt" for split in SPLITS}
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
-    """The splits of Penn Treebank that `place` holds."""
-    return text_of_files(split_files(place, FILES, "ptb"))
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the splits of Penn Treebank in `source`."""
+    return text_of_files(split_files(source, FILES, "ptb"))
 
 
 CORPUS = Corpus(

@@ -1,4 +1,4 @@
-"""Files that are no text, told by what they begin with."""
+"""Recognizes files that are not text by their first bytes."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from corpora.corpus import CorpusError
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _PACKED = "an archive or compressed file"
-# What files of a kind have near their beginning, where, and what they are called.
+# Signature, its offset, and a name for files of that format.
 PACKED = (
     (GZIP, 0, _PACKED),
     (ZIP, 0, _PACKED),
@@ -20,7 +20,7 @@ PACKED = (
 )
 BESIDE_TEXT = (
     (b"\x89HDF\r\n", 0, "an HDF5 file"),
-    (b'\0{"', 7, "a file of weights"),  # safetensors: after the length of what describes the tensors
+    (b'\0{"', 7, "a file of weights"),  # safetensors: after the length of the header
     (b"%PDF-", 0, "a PDF file"),
     (b"\x89PNG", 0, "a picture"),
     (b"\xff\xd8\xff", 0, "a picture"),
@@ -30,27 +30,27 @@ HEAD = 512  # bytes
 
 
 def refuse_packed(paths: Iterable[Path]) -> None:
-    """Refuse archives and compressed files, whose bytes are no text; zeros are no tar without members here.
+    """Refuse archives and compressed files; a file of zeros, which is a tar without members, is accepted.
 
     Raises:
-        CorpusError: naming the first of them.
+        CorpusError: the message names the first such file.
     """
     _refuse(paths, PACKED, "unpack it first")
 
 
 def refuse_beside_text(paths: Iterable[Path]) -> None:
-    """Refuse what a folder of text may hold beside it, txl's own files among them.
+    """Refuse files that a folder may have beside its text, including txl's own files.
 
     Raises:
-        CorpusError: naming the first of them.
+        CorpusError: the message names the first such file.
     """
     _refuse(paths, BESIDE_TEXT, "keep the text in a folder of its own, or name a file of it")
 
 
-def _refuse(paths: Iterable[Path], marks: Iterable[tuple[bytes, int, str]], instead: str) -> None:
-    for path in filter(Path.is_file, paths):  # a pipe would wait for its writer
+def _refuse(paths: Iterable[Path], signatures: Iterable[tuple[bytes, int, str]], instead: str) -> None:
+    for path in filter(Path.is_file, paths):  # opening a pipe would wait for its writer
         with path.open("rb") as file:
             head = file.read(HEAD)
-        for mark, offset, kind in marks:
-            if head.startswith(mark, offset):
-                raise CorpusError(f"{path}: {kind} is no text; {instead}")
+        for signature, offset, name in signatures:
+            if head.startswith(signature, offset):
+                raise CorpusError(f"{path}: {name} is no text; {instead}")

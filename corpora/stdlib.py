@@ -1,10 +1,10 @@
 """The source of the running Python's standard library: real text on every machine, no download.
 
 Source      every .py file below the standard library's folder; without site-packages, tests, __pycache__ and tables
-            that a program wrote (encodings, pydoc_data, _sysconfigdata): they are no language
+            that a program wrote (encodings, pydoc_data, _sysconfigdata)
 Licence     PSF License Agreement
 Unit        byte, all 256 symbols; metric bits per byte
-Splits      files in the order of the sha256 of their relative names, so that the splits are alike;
+Splits      files in the order of the sha256 of their relative names, so that all splits have similar text;
             90/5/5 of the bytes, cut at the nearest file boundary (--split changes the shares)
 """
 
@@ -12,33 +12,31 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from corpora.corpus import SPLITS, Corpus, CorpusError, ReadWishes, Slice, Text, VocabularyRule, whole
+from corpora.corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule, whole
 from corpora.locate import text_files
 
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 TABLES = {"encodings", "pydoc_data"}
 SHARES = (90.0, 5.0, 5.0)
 
 
 def home() -> Path:
-    """The folder of the running Python's standard library."""
+    """Return the folder of the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
-    """Whole source files, shared out over train, valid and test."""
-    files = [path for path in text_files(place) if path.suffix == ".py" and _belongs(path.relative_to(place))]
+def read(source: Path, options: ReadOptions) -> Text:
+    """Divide the source files, each as a whole, among train, valid and test."""
+    files = [path for path in text_files(source) if path.suffix == ".py" and _belongs(path.relative_to(source))]
     slices = [
-        piece
-        for path in sorted(files, key=lambda path: _place_in_line(path.relative_to(place)))
-        for piece in whole(path)
+        piece for path in sorted(files, key=lambda path: _sort_key(path.relative_to(source))) for piece in whole(path)
     ]
     slices = [piece for piece in slices if piece.size]
-    splits = _share_out(slices, wishes.shares or SHARES)
+    splits = _divide(slices, options.shares or SHARES)
     for name, pieces in splits.items():
         if not pieces:
             raise CorpusError(
-                f"{place}: {len(slices)} source files are too few to give a {name} split; give --source a folder with "
+                f"{source}: {len(slices)} source files are too few for a {name} split; give --source a folder with "
                 "more, or another --split"
             )
     return Text(splits)
@@ -46,15 +44,15 @@ def read(place: Path, wishes: ReadWishes) -> Text:
 
 def _belongs(relative: Path) -> bool:
     folders = set(relative.parts[:-1])
-    return not folders & (LEFT_OUT | TABLES) and not relative.name.startswith("_sysconfigdata")
+    return not folders & (SKIPPED | TABLES) and not relative.name.startswith("_sysconfigdata")
 
 
-def _place_in_line(relative: Path) -> str:
+def _sort_key(relative: Path) -> str:
     return hashlib.sha256(relative.as_posix().encode()).hexdigest()
 
 
-def _share_out(slices: list[Slice], shares: tuple[float, float, float]) -> dict[str, tuple[Slice, ...]]:
-    """A file belongs to the split in whose share its middle lies: the cut falls on the nearest file boundary."""
+def _divide(slices: list[Slice], shares: tuple[float, float, float]) -> dict[str, tuple[Slice, ...]]:
+    """Assign each file to the split whose share contains its middle, so that cuts are at the nearest file boundary."""
     total = sum(piece.size for piece in slices)
     ends = (total * shares[0] / 100, total * (shares[0] + shares[1]) / 100)
     splits: dict[str, list[Slice]] = {name: [] for name, share in zip(SPLITS, shares, strict=True) if share}

@@ -11,7 +11,7 @@ Digests     md5 of the unpacked file as public projects pin it; sha256 and size 
 
 from pathlib import Path
 
-from corpora.corpus import Corpus, CorpusError, Download, ReadWishes, Text, VocabularyRule
+from corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Text, VocabularyRule
 from corpora.locate import cut_prefix, one_file
 
 SIZE = 100_000_000
@@ -19,9 +19,9 @@ SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
 BLOCK = 1 << 20
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
-    """The three splits of text8 or of a prefix of it."""
-    path = one_file(place, "text8")
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the three splits of text8 or of a prefix of it."""
+    path = one_file(source, "text8")
     text = cut_prefix(path, SIZE, "text8")
     _refuse_other_symbols(path)
     return text

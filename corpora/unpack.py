@@ -1,4 +1,4 @@
-"""Unpacks archives into a folder that no member can leave."""
+"""Unpacks zip, tar and gzip archives into a folder, and refuses members that would be written elsewhere."""
 
 import gzip
 import lzma
@@ -13,40 +13,42 @@ from corpora.corpus import CorpusError
 from corpora.signatures import GZIP, ZIP
 
 BLOCK = 1 << 20
+SYMLINK = 0o12  # file type in the highest 4 bits of a zip member's Unix mode
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip, tar or gzip archive, by its content; the beginning of a zip or gzip file is one too."""
+    """Return True if the content of a file is a zip, tar or gzip archive, or the beginning of a zip or gzip archive."""
     if not path.is_file():
         return False
-    return _begins(path, GZIP) or _is_zip(path) or (path.stat().st_size > 0 and tarfile.is_tarfile(path))
+    return _begins_with(path, GZIP) or _is_zip(path) or (path.stat().st_size > 0 and tarfile.is_tarfile(path))
 
 
 def _is_zip(path: Path) -> bool:
-    return _begins(path, ZIP) or zipfile.is_zipfile(path)
+    return _begins_with(path, ZIP) or zipfile.is_zipfile(path)
 
 
-def _begins(path: Path, mark: bytes) -> bool:
+def _begins_with(path: Path, signature: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(len(mark)) == mark
+        return file.read(len(signature)) == signature
 
 
 def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Write the wanted members of an archive below `folder`.
+    """Extract the wanted members of an archive into `folder`.
 
     Raises:
-        CorpusError: the archive is damaged, has a member that would leave the folder or is a link, or nothing wanted.
+        CorpusError: the archive is damaged, has a member that is a link or would leave the folder, or has no wanted
+            member.
     """
     try:
         if _is_zip(archive):
-            written = _unpack_zip(archive, folder, wanted)
+            extracted = _unpack_zip(archive, folder, wanted)
         elif _is_tar(archive):
-            written = _unpack_tar(archive, folder, wanted)
+            extracted = _unpack_tar(archive, folder, wanted)
         else:
-            written = _unpack_gzip(archive, folder)
+            extracted = _unpack_gzip(archive, folder)
     except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise CorpusError(f"{archive}: the archive is damaged ({error}); fetch it again") from error
-    if not written:
+    if not extracted:
         raise CorpusError(f"{archive}: the archive has none of the files that are needed; give the corpus's own")
 
 
@@ -57,43 +59,37 @@ def _is_tar(archive: Path) -> bool:
         return False
 
 
-def _inside(archive: Path, folder: Path, member: str) -> Path:
-    """Where a member is to be written; refused where that is not below the folder."""
-    parts = PurePosixPath(member.replace("\\", "/"))
-    if parts.is_absolute() or ".." in parts.parts or PureWindowsPath(member).drive:
+def _check_name(archive: Path, member: str) -> None:
+    # zipfile and tarfile would rename such members instead of refusing them, and accept Windows paths on other systems.
+    path = PurePosixPath(member.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or PureWindowsPath(member).drive:
         raise CorpusError(f'{archive}: the member "{member}" would leave the folder; this archive is not to be trusted')
-    return folder / parts
 
 
 def _unpack_zip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
-    written = 0
+    extracted = 0
     with zipfile.ZipFile(archive) as source:
         for member in source.infolist():
-            target = _inside(archive, folder, member.filename)
-            if (member.external_attr >> 28) == 0o12:  # the high bits hold the Unix mode; 0o12 is a symbolic link
+            _check_name(archive, member.filename)
+            if (member.external_attr >> 28) == SYMLINK:
                 raise CorpusError(f'{archive}: the member "{member.filename}" is a link; links are not unpacked')
             if not member.is_dir() and wanted(member.filename):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with source.open(member) as content, target.open("wb") as file:
-                    shutil.copyfileobj(content, file, BLOCK)
-                written += 1
-    return written
+                source.extract(member, folder)
+                extracted += 1
+    return extracted
 
 
 def _unpack_tar(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
-    written = 0
+    extracted = 0
     with tarfile.open(archive, "r:*") as source:
         for member in source:
-            target = _inside(archive, folder, member.name)
+            _check_name(archive, member.name)
             if not (member.isfile() or member.isdir()):
                 raise CorpusError(f'{archive}: the member "{member.name}" is a link or device; such are not unpacked')
-            content = source.extractfile(member) if wanted(member.name) else None
-            if content is not None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with content, target.open("wb") as file:
-                    shutil.copyfileobj(content, file, BLOCK)
-                written += 1
-    return written
+            if member.isfile() and wanted(member.name):
+                source.extract(member, folder, filter="data")
+                extracted += 1
+    return extracted
 
 
 def _unpack_gzip(archive: Path, folder: Path) -> int:

@@ -12,16 +12,16 @@ Digests     sha256 of the archive and sha1 of the files inside, as several publi
 import re
 from pathlib import Path
 
-from corpora.corpus import SPLITS, Corpus, Download, ReadWishes, Text, VocabularyRule
+from corpora.corpus import SPLITS, Corpus, Download, ReadOptions, Text, VocabularyRule
 from corpora.english import join_english
 from corpora.locate import split_files, text_of_files
 
 FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 
 
-def read(place: Path, wishes: ReadWishes) -> Text:
-    """The splits of WikiText-103 that `place` holds."""
-    return text_of_files(split_files(place, FILES, "wt103"))
+def read(source: Path, options: ReadOptions) -> Text:
+    """Return the splits of WikiText-103 in `source`."""
+    return text_of_files(split_files(source, FILES, "wt103"))
 
 
 def detokenize(text: str) -> str:

@@ -1,8 +1,8 @@
-"""What every test needs: one thread per worker, and hypothesis with the same examples on every machine."""
+"""Settings of all tests: one thread per worker, and the same hypothesis examples on every machine."""
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch: workers share the cores already
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: the workers share the cores already
 
 from hypothesis import settings
 

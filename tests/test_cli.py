@@ -1,4 +1,4 @@
-"""The command line as a whole: how it starts, what it says to what it does not know."""
+"""The command line as a whole: imports, help, unknown commands, signals."""
 
 import signal
 import subprocess
@@ -21,21 +21,21 @@ def txl(*arguments):
     return CliRunner().invoke(app, list(arguments), prog_name="txl")
 
 
-def test_symbols_that_a_terminal_lacks_cost_no_result(tmp_path, monkeypatch):
+def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = ["-m", "txlcli", "recipes", "copy", "enwik8", str(tmp_path / "naïve.toml")]
     copied = python(*command)
     assert (copied.returncode, copied.stderr) == (0, "")
-    assert "na?ve.toml; change it" in copied.stdout
+    assert "na?ve.toml; edit it" in copied.stdout
     assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
 
 
-def test_importing_the_command_line_loads_nothing_heavy():
+def test_importing_the_command_line_imports_nothing_heavy():
     ended = python("-c", f"import sys, txlcli.cli; print(sorted({HEAVY!r} & set(sys.modules)))")
     assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
-def test_help_loads_nothing_heavy():
+def test_help_imports_nothing_heavy():
     script = f"""
 import atexit, sys
 atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
@@ -61,7 +61,7 @@ def test_version():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []])
-def test_help_and_nothing_at_all_show_the_help_on_stdout(arguments):
+def test_help_is_shown_on_stdout_with_and_without_the_option(arguments):
     ended = txl(*arguments)
     assert ended.exit_code == 0
     assert ended.stderr == ""
@@ -70,7 +70,7 @@ def test_help_and_nothing_at_all_show_the_help_on_stdout(arguments):
 
 
 @pytest.mark.parametrize("arguments", [["perpare"], ["--perpare"]])
-def test_what_is_unknown_gives_one_line_on_stderr_and_exit_code_2(arguments):
+def test_an_unknown_command_is_refused_on_one_line_with_exit_code_2(arguments):
     ended = txl(*arguments)
     assert ended.exit_code == 2
     assert ended.stdout == ""
@@ -79,11 +79,11 @@ def test_what_is_unknown_gives_one_line_on_stderr_and_exit_code_2(arguments):
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_command_that_nearly_exists_is_suggested():
+def test_a_similar_command_is_suggested():
     assert "'prepare'" in txl("prepar").stderr
 
 
-def test_an_unknown_word_of_an_option_gets_a_suggestion():
+def test_an_invalid_choice_gets_a_suggestion():
     ended = txl("prepare", "x", "--tokenizer", "wrod")
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert ended.stderr == (
@@ -92,7 +92,7 @@ def test_an_unknown_word_of_an_option_gets_a_suggestion():
     )
 
 
-def test_sigterm_clears_away_what_is_unfinished(tmp_path):
+def test_sigterm_removes_unfinished_files(tmp_path):
     (tmp_path / "book.txt").write_text("one two three four five\n" * 2_000_000)
     command = [sys.executable, "-m", "txlcli", "prepare", "book.txt", "--tokenizer", "word"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""The Python that README prints does what it says."""
+"""The Python examples of the README do what they say."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="no README here")
 
 @pytest.fixture
 def fresh_run(tmp_path, monkeypatch):
-    """The folder of a run "stdlib" with fresh weights is the current one."""
+    """Create a run "stdlib" with fresh weights in the current folder."""
     monkeypatch.chdir(tmp_path)
     settings = recipe.load("stdlib")
     model = make_model(settings.model, BYTES.size)
@@ -35,23 +35,23 @@ def fresh_run(tmp_path, monkeypatch):
 
 
 def python_of(text):
-    """The blocks of Python in Markdown that need no system but this one."""
+    """Return the blocks of Python in Markdown that need no other framework."""
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     return [block for block in blocks if "tensorflow" not in block]
 
 
-def test_the_python_of_the_readme_reads_with_a_run_and_trains_a_model(fresh_run, capsys):
+def test_the_python_of_the_readme_evaluates_a_run_and_trains_a_model(fresh_run, capsys):
     (block,) = python_of(README.read_text())
-    found = {}
-    exec(block, found)
+    names = {}
+    exec(block, names)
     text = list(b"def main(")
     hidden, _ = fresh_run(torch.tensor([text]), fresh_run.first_memory(1, 64), mem_len=64)
     expected = fresh_run.log_probs(hidden)[:, -1:]
-    torch.testing.assert_close(found["log_probs"], expected, rtol=0, atol=1e-5)
-    assert found["reading"].max_distance == 64 + 64  # as txl eval reads: no farther than L + M of the training
+    torch.testing.assert_close(names["log_probs"], expected, rtol=0, atol=1e-5)
+    assert names["reading"].max_distance == 64 + 64  # as in txl eval: L + M of the training
     likeliest = chr(int(expected.argmax()))
     first, *others = capsys.readouterr().out.splitlines()
     assert first == f"{expected.max().exp():.1%} {likeliest!r}"
     assert len(others) == 4
-    assert [tuple(part.shape) for part in found["memory"]] == [(1, 8, 128)] * 4
-    assert all(parameter.grad is not None for parameter in found["model"].parameters())
+    assert [tuple(part.shape) for part in names["memory"]] == [(1, 8, 128)] * 4
+    assert all(parameter.grad is not None for parameter in names["model"].parameters())

@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> None:
-    """Run it; Ctrl-C ends it in one line even while it loads."""
+    """Run the command line; Ctrl-C ends it with one line even while modules are imported."""
     try:
         from txlcli import console
         from txlcli.cli import app
@@ -16,7 +16,7 @@ def main() -> None:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done; libraries clear away
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the cleanup of libraries is left
 
 
 if __name__ == "__main__":

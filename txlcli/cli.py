@@ -1,4 +1,4 @@
-"""The Typer application: registers the commands, turns a TxlError into one line and an exit code."""
+"""The command line: registers the commands, and turns exceptions into one line and an exit code."""
 
 import contextlib
 import errno
@@ -36,8 +36,8 @@ from txlcli.system import torchrun
 from txlcli.system.memory import is_out_of_memory
 
 CTRL_C, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
-SECONDS_TO_LEAD = 10.0
-"""For the first of several processes to say what is wrong, before another says it of itself."""
+SECONDS_FOR_RANK_0 = 10.0
+"""Time for rank 0 to report an error before another process reports it."""
 
 
 class TxlGroup(TyperGroup):
@@ -46,7 +46,7 @@ class TxlGroup(TyperGroup):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Any:
-        """Run a command line; always ends in SystemExit with txl's exit codes."""
+        """Run a command line; always raises SystemExit with an exit code of txl."""
         if torchrun.world_size() == 1:
             return self._main(args, prog_name, extra)
         try:
@@ -59,21 +59,21 @@ class TxlGroup(TyperGroup):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-        # Without clearing away: PyTorch's process groups may wait for themselves when they are taken apart.
+        # Exit without cleanup: destroying PyTorch's process groups can deadlock.
         os._exit(code if isinstance(code, int) else 0)
 
     def _main(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> Any:
         args = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         extra["obj"] = args
-        before = signal.signal(signal.SIGTERM, _terminate)  # so that everything unfinished is cleared away
+        before = signal.signal(signal.SIGTERM, _terminate)  # so that unfinished files are removed
         try:
             result = super().main(args=args, prog_name=prog_name or "txl", **extra)
-            if result == CTRL_C:  # what Typer makes of it
+            if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
         except TxlError as error:
-            if not torchrun.leads():  # the leading process finds the same, and ends the others once it has said so
-                time.sleep(SECONDS_TO_LEAD)
+            if not torchrun.is_main():  # rank 0 reports the same error and then ends the others
+                time.sleep(SECONDS_FOR_RANK_0)
             console.complain(str(error))
             sys.exit(error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
@@ -82,20 +82,20 @@ class TxlGroup(TyperGroup):
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             where = f'; see "{context.command_path} --help"' if context else ""
-            console.complain(_plain(error.format_message()) + where)
+            console.complain(_one_line(error.format_message()) + where)
             sys.exit(error.exit_code)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            console.give_up_stdout()  # the option parser writes --help there
+            console.give_up_stdout()  # --help is written by the option parser
             console.complain(f"cannot write ({error.strerror}); free some space, or send the output elsewhere")
             sys.exit(TxlError.exit_code)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            wanted = re.search(r"(tried|unable) to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-            how_much = f" ({wanted[0][0].lower()}{wanted[0][1:]})" if wanted else ""
-            console.complain(f"out of memory{how_much}; take fewer lanes, shorter lengths or a smaller model")
+            size = re.search(r"(tried|unable) to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+            detail = f" ({size[0][0].lower()}{size[0][1:]})" if size else ""
+            console.complain(f"out of memory{detail}; use a smaller batch size, shorter lengths or a smaller model")
             sys.exit(TxlError.exit_code)
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -106,8 +106,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(TERMINATED)
 
 
-def _plain(message: str) -> str:
-    """A message of the option parser on one line, with the nearest of the words that would have been right."""
+def _one_line(message: str) -> str:
+    """Return a message of the option parser on one line, with a suggestion for a misspelled choice."""
     message = " ".join(message.split()).rstrip(".").replace("Value error, ", "")
     choice = re.search(r"'([^']*)' is not one of (.+)$", message)
     return message + (did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else "")
@@ -119,13 +119,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Transformer-XL (Dai et al. 2019) as commands: prepare a corpus, train, evaluate, time, generate.\n\n"
-    'Start with "txl quickstart": it does all of it on text that this machine already has.',
+    help="Transformer-XL (Dai et al. 2019): prepare a corpus, train, evaluate, measure speed, generate text.\n\n"
+    'Start with "txl quickstart": it does all of this with Python source files of this machine.',
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         console.show_text(f"txl {__version__}")
         raise typer.Exit
 

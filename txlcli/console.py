@@ -1,4 +1,4 @@
-"""The only writer to the terminal: results go to stdout, everything else to stderr."""
+"""Writes to the terminal: results to stdout, everything else to stderr. No other module does."""
 
 import io
 import json
@@ -16,8 +16,8 @@ from rich.table import Table
 from txlcli.errors import TxlError
 from txlcli.system import torchrun
 
-WIDEST = 10_000  # columns; more than any table needs
-PLAIN_INTERVAL_S = 10.0  # without a terminal, a long step reports itself this often
+MAX_WIDTH = 10_000  # columns; more than any table needs
+PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
 
 
 def _out() -> Console:
@@ -29,14 +29,14 @@ def _err() -> Console:
 
 
 def _plain(file: TextIO) -> Console:
-    """A console that takes brackets and colons for what they are: names of files and tokens of a text have them."""
-    # Made anew for each use: a test runner exchanges sys.stdout after this module is imported.
+    """Return a console that does not interpret markup, since file names and tokens may contain brackets and colons."""
+    # Created for each use, because test runners replace sys.stdout after this module is imported.
     return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def say(message: str) -> None:
-    """Write one line about what is going on to stderr; of several processes one does so."""
-    if torchrun.leads():
+    """Write one line to stderr; in a training of several processes, only rank 0 writes it."""
+    if torchrun.is_main():
         _err().print(message)
 
 
@@ -46,20 +46,20 @@ def complain(message: str) -> None:
 
 
 def replace_missing_symbols() -> None:
-    """Write "?" to stdout for each symbol that its encoding lacks, rather than fail with the result computed."""
+    """Write "?" to stdout for symbols that its encoding lacks, instead of failing after the computation."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
 
 def give_up_stdout() -> None:
-    """Let what waits to be written go nowhere: the end of the process would try again."""
-    with suppress(OSError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    """Redirect stdout to the null device, so that the exit of the process does not flush to it again."""
+    with suppress(OSError), open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())
 
 
 @contextmanager
 def _to_stdout() -> Iterator[None]:
-    """Say so in one line where the block cannot write; a reader that has left is another matter."""
+    """Raise a TxlError if the block cannot write; a closed pipe is left to the caller."""
     try:
         yield
     except BrokenPipeError:
@@ -67,19 +67,19 @@ def _to_stdout() -> Iterator[None]:
     except OSError as error:
         give_up_stdout()
         raise TxlError(
-            f"stdout: cannot be written ({error.strerror}); free some space, or send it elsewhere"
+            f"stdout: cannot be written ({error.strerror}); free some space, or redirect it elsewhere"
         ) from error
 
 
 def show_text(text: str, end: str = "\n") -> None:
-    """Write text to stdout as it is, at once."""
+    """Write text to stdout unchanged, and flush it."""
     with _to_stdout():
         sys.stdout.write(text + end)
         sys.stdout.flush()
 
 
 def show_json(result: Any) -> None:
-    """Write one JSON object, on one line, to stdout; with escapes where its encoding lacks symbols."""
+    """Write one JSON object, on one line, to stdout; escaped unless its encoding is Unicode."""
     unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
     show_text(json.dumps(result, ensure_ascii=not unicode, allow_nan=False))
 
@@ -87,7 +87,7 @@ def show_json(result: Any) -> None:
 def show_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", *, ruled: bool = False
 ) -> None:
-    """Write a table to stdout; the first column is left-aligned, the others to the right; `ruled` divides its rows."""
+    """Write a table to stdout, the first column left-aligned, the others right-aligned; `ruled` adds lines."""
     table = Table(
         title=title,
         caption=caption or None,
@@ -101,15 +101,15 @@ def show_table(
     for row in rows:
         table.add_row(*row)
     out = _out()
-    # The widest row decides, in a pipe and in a terminal, which may wrap it: so no column is cut.
-    out.size = (WIDEST, out.height)
+    # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
+    out.size = (MAX_WIDTH, out.height)
     out.width = max(out.measure(table).maximum, len(title), len(caption))
     with _to_stdout():
         out.print(table, crop=False)
 
 
 class Step:
-    """One long step that reports how far it is."""
+    """Progress of one long step."""
 
     def __init__(self, description: str, total: float | None, unit: str, bar: Progress | None) -> None:
         self.description, self.total, self.unit = description, total, unit
@@ -133,7 +133,7 @@ class Step:
             say(f"{self.description}: {share}, {detail or self._rate()}")
 
     def describe(self, detail: str) -> None:
-        """Show another detail on a live bar."""
+        """Replace the detail beside a live bar."""
         if self._bar and self._task is not None:
             self._bar.update(self._task, detail=detail)
 
@@ -143,7 +143,7 @@ class Step:
 
 
 def _amount(number: float, unit: str) -> str:
-    """For people: 9.1M tokens, 9.1 MB."""
+    """Format an amount: 9.1M tokens, 9.1 MB."""
     for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.1f} {prefix}B" if unit == "B" else f"{number / limit:.1f}{prefix} {unit}"
@@ -152,7 +152,7 @@ def _amount(number: float, unit: str) -> str:
 
 @contextmanager
 def progress(description: str, total: float | None = None, unit: str = "", shown: bool = True) -> Iterator[Step]:
-    """Show a live bar on stderr while the block runs; plain lines now and then where stderr is no terminal."""
+    """Show a live bar on stderr while the block runs, or plain lines at intervals if stderr is not a terminal."""
     if not (shown and sys.stderr.isatty()):
         yield Step(description, total, unit, None)
         return

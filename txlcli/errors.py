@@ -1,18 +1,18 @@
-"""Everything that txl raises on purpose, as one small tree.
+"""The exceptions of txl.
 
-TxlError                    could not                                    exit code 1
-├── UsageError              asked wrongly                                exit code 2
-│   ├── RecipeError         a recipe or a --set that cannot be honoured
-│   └── UnknownNameError    a name that nothing answers to, with a suggestion
-├── StoreError              a token store is missing, damaged or foreign
-├── VocabularyError         text and vocabulary do not fit each other
-├── CorpusInputError        a corpus could not be read, downloaded or split
-├── RunError                a run folder or checkpoint is missing, damaged or foreign
+TxlError                    the request failed                           exit code 1
+├── UsageError              the request is wrong                         exit code 2
+│   ├── RecipeError         a recipe file or a --set override is wrong
+│   └── UnknownNameError    an unknown name, with a suggestion
+├── StoreError              a token store is missing, damaged, or not a store of txl
+├── VocabularyError         a text and a vocabulary, or two vocabularies, do not match
+├── CorpusInputError        a corpus could not be downloaded, unpacked, read or split
+├── RunError                a run folder or checkpoint is missing, damaged, or not of txl
 │   └── BusyError           another process writes a run, a report or a file of losses
-├── TrainingError           training cannot go on: a loss that is not finite, a text too short, a process lost
+├── TrainingError           training cannot continue: non-finite loss, text too short, process lost
 └── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143); the message says what was saved
 
-A message is one line: what, where, next step. `txlcli.cli` turns it into stderr text and the exit code.
+A message is one line: what, where, next step. `txlcli.cli` prints it and sets the exit code.
 """
 
 import difflib
@@ -20,13 +20,13 @@ from collections.abc import Iterable
 
 
 class TxlError(Exception):
-    """The wish could not be carried out; the message says what, where and what to do next."""
+    """The request could not be carried out; the message states what, where, and the next step."""
 
     exit_code = 1
 
 
 class UsageError(TxlError):
-    """The wish itself is wrong: nothing was started."""
+    """The request itself is wrong; nothing was started."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class RecipeError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A name is unknown; the message suggests the nearest known one and lists them all."""
+    """A name is unknown; the message suggests the most similar name and lists all known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, like: str | None = None) -> None:
         names = list(known)
@@ -45,11 +45,11 @@ class UnknownNameError(UsageError):
 
 
 class StoreError(TxlError):
-    """A token store is missing, damaged, or not one of ours."""
+    """A token store is missing, damaged, or not a store of txl."""
 
 
 class VocabularyError(TxlError):
-    """A text has symbols that the vocabulary lacks, or two vocabularies differ."""
+    """A text has symbols that are not in the vocabulary, or two vocabularies differ."""
 
 
 class CorpusInputError(TxlError):
@@ -57,7 +57,7 @@ class CorpusInputError(TxlError):
 
 
 class RunError(TxlError):
-    """A run folder or a checkpoint is missing, damaged, or not one of ours."""
+    """A run folder or a checkpoint is missing, damaged, or not of txl."""
 
 
 class BusyError(RunError):
@@ -65,11 +65,11 @@ class BusyError(RunError):
 
 
 class TrainingError(TxlError):
-    """Training cannot go on: a loss or gradient that is not finite, a text too short for the lanes, a process lost."""
+    """Training cannot continue: a non-finite loss or gradient, a text too short for the batch size, a process lost."""
 
 
-class Interrupted(TxlError):  # noqa: N818 - it is no error of anybody's
-    """A command was stopped from outside; the message says what was saved."""
+class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error
+    """A signal stopped a command; the message states what was saved."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -77,11 +77,11 @@ class Interrupted(TxlError):  # noqa: N818 - it is no error of anybody's
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names that there are, for a message."""
+    """Return names as a list for a message."""
     return ", ".join(names) or "none yet"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The words `; did you mean "X"?` for the nearest known name, or nothing where none is near."""
+    """Return `; did you mean "X"?` with the most similar known name, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f'; did you mean "{near[0]}"?' if near else ""

@@ -1,4 +1,4 @@
-"""What two or more commands are asked: options of one name and one help text, and what is made of their words."""
+"""Options that several commands share, each with one name and one help text."""
 
 import sys
 from enum import StrEnum
@@ -10,10 +10,13 @@ import typer
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import MOST_SEED
 from txlcli.errors import UsageError
+from txlcli.workflows import command_lines
+
+DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 
 
 class Device(StrEnum):
-    """Where tensors live."""
+    """Device of the tensors."""
 
     auto = "auto"
     cpu = "cpu"
@@ -21,7 +24,7 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """The number format of matrix products."""
+    """Precision of matrix products."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -29,7 +32,7 @@ class Precision(StrEnum):
 
 
 class Attention(StrEnum):
-    """How attention is computed."""
+    """Backend that computes attention."""
 
     auto = "auto"
     reference = "reference"
@@ -40,32 +43,29 @@ class Attention(StrEnum):
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of the token stores.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the training runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-DeviceOption = Annotated[Device, typer.Option("--device", help="auto takes CUDA where there is one.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Device; auto uses CUDA if available.")]
 PrecisionOption = Annotated[
-    Precision | None, typer.Option("--precision", help="Number format of matrix products; the run's own by default.")
+    Precision | None, typer.Option("--precision", help="Precision of matrix products [default: as trained].")
 ]
 AttentionOption = Annotated[
     Attention | None,
-    typer.Option("--attention", help="How attention is computed, always the same function; auto is txl's own."),
+    typer.Option("--attention", help="Attention backend; all compute the same function."),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
-Unfinished = Annotated[bool, typer.Option("--unfinished", help="Take a run that has not taken all its steps, too.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw the result to this .png, .svg or .pdf file.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing results.")]
+Unfinished = Annotated[bool, typer.Option("--unfinished", help="Also accept a run whose training is not finished.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also plot the result to this .png, .svg or .pdf file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting of the recipe; repeatable."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the recipe; repeatable."),
 ]
-
-DATA_DIR = Path("data")
-RUNS_DIR = Path("runs")
 
 
 def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
-    """`0,160,640` -> [0, 160, 640], each once, in the order given.
+    """Parse lengths without duplicates, in the given order: `0,160,640` -> [0, 160, 640].
 
     Raises:
-        UsageError: not whole numbers, or below `least`.
+        UsageError: one is not a whole number, is below `least`, or is too large.
     """
     lengths = []
     for part in text.split(","):
@@ -82,7 +82,7 @@ def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
 
 
 def read_stdin() -> bytes:
-    """What is sent to stdin, as "-" asks for.
+    """Read stdin, which "-" stands for.
 
     Raises:
         UsageError: it is closed.

@@ -85,7 +85,7 @@ def our_step(model, work):
         clip=CLIP,
     )
     ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(SEGMENTS)]).numpy()
-    segments = TrainingSegments(ids, lanes=work.lanes, seg_len=work.seg_len)
+    segments = TrainingSegments(ids, batch_size=work.lanes, seg_len=work.seg_len)
 
     @functools.cache
     def training_in(precision):

@@ -76,21 +76,23 @@ def prepare_here(text, kind, workers):
     """Prepare in this process and print what it took."""
     import resource
 
-    from txlcli.workflows.preparation.planning import PrepareWishes
-    from txlcli.workflows.preparation.preparing import prepare, silent
+    from txlcli.workflows.preparation.planning import PrepareOptions
+    from txlcli.workflows.preparation.preparing import prepare
+    from txlcli.workflows.reporter import SilentReporter
 
     seconds = {}
 
-    @contextmanager
-    def timed(description, total=None, unit=""):
-        started = time.perf_counter()
-        with silent(description, total, unit) as step:
-            yield step
-        seconds[description] = time.perf_counter() - started
+    class Timed(SilentReporter):
+        @contextmanager
+        def progress(self, description, total=None, unit=""):
+            started = time.perf_counter()
+            with super().progress(description, total, unit) as step:
+                yield step
+            seconds[description] = time.perf_counter() - started
 
     started = time.perf_counter()
-    wishes = PrepareWishes(tokenizer=kind, workers=workers, split="98,1,1")
-    store = prepare(str(text), text.parent / "data", wishes, force=True, progress=timed)
+    wishes = PrepareOptions(tokenizer=kind, workers=workers, split="98,1,1")
+    store = prepare(str(text), text.parent / "data", wishes, force=True, reporter=Timed())
     whole = time.perf_counter() - started
     own, most_of_a_worker = (
         1024 * resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)

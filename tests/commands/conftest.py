@@ -14,7 +14,7 @@ def trained_novel(tmp_path_factory):
 
 @pytest.fixture
 def here(trained_novel, tmp_path, monkeypatch):
-    """The current folder, with the novel, its stores and trained runs; each test may do with it what it likes."""
+    """Make a copy of the novel, its stores and its trained runs the current folder."""
     shutil.copytree(trained_novel, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -22,7 +22,7 @@ def here(trained_novel, tmp_path, monkeypatch):
 
 @pytest.fixture
 def untouched(tmp_path, monkeypatch):
-    """The current folder, with the novel and the recipe only."""
+    """Make a folder with only the novel and the recipe the current one."""
     write_texts(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,5 +1,6 @@
-"""A small novel in three splits, a tiny recipe, one trained run per tokenizer: what the commands are tried on."""
+"""A small novel in three splits, a tiny recipe, a trained run per tokenizer, and helpers that run commands."""
 
+import contextlib
 import json
 import os
 import random
@@ -20,7 +21,7 @@ from txlcli.runs import run_folder
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
 LINES = {"train": 61, "valid": 7, "test": 11}
 ENDLESS = ["--set", "train.max_steps=1_000_000", "--set", "train.valid_every=500_000"]
-LONGEST_WAIT_S = 300  # for a machine that is busy; what hangs is ended all the same
+LONGEST_WAIT_S = 300  # long enough for a busy machine; a process that hangs is ended then
 TOKENIZERS = ("byte", "char", "word", "sentencepiece")
 RECIPE = """
 [corpus]
@@ -52,26 +53,51 @@ every = 2
 """
 
 
+HERE = {"device": "cpu", "data_dir": Path("data"), "runs_dir": Path("runs")}
+"""Arguments of a training workflow in the current folder."""
+
+
+class RecordingReporter:
+    """Keeps the messages of a workflow; a subclass can act on them or on its progress."""
+
+    def __init__(self):
+        self.messages = []
+
+    def say(self, message):
+        self.messages.append(message)
+
+    def progress(self, description, total=None, unit=""):
+        return contextlib.nullcontext(self)
+
+    def reach(self, done, detail=""):
+        pass
+
+    advance = reach
+
+    def describe(self, detail):
+        pass
+
+
 def txl(*arguments, stdin=None):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, prog_name="txl")
 
 
 def done(*arguments, stdin=None):
-    """The result of a command that must succeed."""
+    """Run a command that must succeed, and return its result."""
     result = txl(*arguments, stdin=stdin)
     assert result.exit_code == 0, f"{result.stderr}\n{result.exception!r}"
     return result
 
 
 def json_of(*arguments, stdin=None):
-    """The one JSON object that a command prints."""
+    """Return the JSON object that a command prints."""
     result = done(*arguments, "--json", stdin=stdin)
     assert result.stdout.count("\n") == 1
     return json.loads(result.stdout)
 
 
 def refusal(*arguments, stdin=None, code=2):
-    """The one line of error of a command that must fail and print no result."""
+    """Return the error line of a command that must fail and print no result."""
     result = txl(*arguments, stdin=stdin)
     assert result.exit_code == code, f"{result.stderr}\n{result.exception!r}"
     assert result.stdout == ""
@@ -82,7 +108,7 @@ def refusal(*arguments, stdin=None, code=2):
 
 
 def start(*arguments, module="txlcli", stdout=subprocess.PIPE):
-    """A command as a process of its own."""
+    """Start a command as a process."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdout=stdout,
@@ -93,15 +119,15 @@ def start(*arguments, module="txlcli", stdout=subprocess.PIPE):
 
 
 def wait_for(condition):
-    """Look again and again until it is true."""
+    """Wait until the condition is true."""
     until = time.monotonic() + LONGEST_WAIT_S
     while not condition():
-        assert time.monotonic() < until, "waited in vain"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.05)
 
 
 def cells(result):
-    """The bodies of the printed tables, one list of cells per line."""
+    """Return the cells of the printed tables, one list per line."""
     lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
@@ -115,13 +141,13 @@ app(sys.argv[2:])
 
 
 def on_a_full_disk(limit, *arguments):
-    """A command, ended, that could write no file longer than `limit` bytes."""
+    """Run a command that cannot write a file longer than `limit` bytes."""
     words = [sys.executable, "-c", FULL_DISK, str(limit), *arguments]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=LONGEST_WAIT_S)
 
 
 def interrupt_at_save(number, monkeypatch):
-    """Let Ctrl-C arrive while a checkpoint to go on from is written for the so manieth time."""
+    """Send Ctrl-C while `last.safetensors` is written for the given time."""
     replace, saved = os.replace, []
 
     def replace_and_interrupt(source, target):
@@ -135,14 +161,14 @@ def interrupt_at_save(number, monkeypatch):
 
 
 def text_of(split):
-    """The text of a split; every word is in each of them."""
+    """Return the text of a split; each one contains every word."""
     chance = random.Random(split)
     lines = [" ".join(chance.choices(WORDS, k=7)) for _ in range(LINES[split])]
     return "\n".join([" ".join(WORDS), *lines]) + "\n"
 
 
 def write_texts(folder: Path):
-    """The novel, the recipe, no store yet."""
+    """Write the novel and the recipe."""
     (folder / "novel").mkdir(parents=True)
     for split in LINES:
         (folder / "novel" / f"{split}.txt").write_text(text_of(split), encoding="utf-8")
@@ -150,7 +176,7 @@ def write_texts(folder: Path):
 
 
 def prepare_and_train(folder: Path):
-    """A store and a trained run for every tokenizer, of that name; the byte run is also called tiny."""
+    """Make a store and a trained run for every tokenizer, named after it; the store of bytes is "novel"."""
     write_texts(folder)
     data, runs_dir = folder / "data", folder / "runs"
     for kind in TOKENIZERS:
@@ -162,12 +188,12 @@ def prepare_and_train(folder: Path):
 
 
 def train(*changes, name):
-    """A run of the recipe, with changes by --set, in the current folder."""
+    """Train the recipe with changes of its settings, in the current folder."""
     done("train", "tiny.toml", "--name", name, *(word for change in changes for word in ("--set", change)))
 
 
 def reports(folder):
-    """The lines of a run's metrics.jsonl."""
+    """Return the lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -176,7 +202,7 @@ def card(folder):
 
 
 def change_weights(run, change):
-    """Put other weights into the checkpoint that is evaluated."""
+    """Change the weights of the checkpoint that is evaluated."""
     path = f"runs/{run}/best.safetensors"
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
@@ -185,7 +211,7 @@ def change_weights(run, change):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint's tensors, to compare."""
+    """Tensors of a checkpoint, for comparison."""
 
     path: Path
 

@@ -11,7 +11,9 @@ from tests.commands.test_recurrent import recipe_of
 from tests.views.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
 from txlcli.runs import loading
-from txlcli.workflows.attention import AttentionWishes, make
+from txlcli.views import attention_result
+from txlcli.workflows.attention import AttentionOptions, measure
+from txlcli.workflows.reporter import SilentReporter
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
 POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
@@ -53,11 +55,11 @@ def test_three_figures_are_drawn_beside_the_weights(here):
     for name in FILES:
         assert (here / "runs/byte/figures" / name).read_bytes().startswith(MAGIC[".png"])
     assert (
-        f"looking at {N_VALID - 5} tokens of novel valid with runs/byte (best.safetensors, step 7), L = 5, M = 5\n"
-        in result.stderr
+        f"measuring attention on {N_VALID - 5} tokens of novel valid with runs/byte (best.safetensors, step 7), "
+        "L = 5, M = 5\n" in result.stderr
     )
-    for number, name in zip((5, 6, 7), FILES, strict=True):
-        assert f"Figure {number} drawn to runs/byte/figures/{name}\n" in result.stderr
+    for name in FILES:
+        assert f"figure written to runs/byte/figures/{name}\n" in result.stderr
 
 
 def test_the_table_shows_what_the_json_says(here):
@@ -198,7 +200,7 @@ def test_figures_are_overwritten_only_with_force(here):
     path = here / "runs/byte/figures/figure6.png"
     before = path.read_bytes()
     assert refusal("attention", "byte", "--heads", "2.1", code=1) == (
-        "runs/byte/figures/figure6.png exists; choose another --out, or overwrite it with --force"
+        "runs/byte/figures/figure6.png exists; give another --out, or overwrite it with --force"
     )
     assert (path.read_bytes(), names_in(path.parent)) == (before, ["figure6.png"])
     done("attention", "byte", "--heads", "2.1", "--force")
@@ -214,10 +216,11 @@ def test_a_run_with_figures_is_still_a_run(here):
 
 def test_other_code_can_make_the_figures(here):
     opened = loading.open_run("byte", here / "runs", device="cpu", precision=None)
-    wishes = AttentionWishes(figures=(5,), positions=20)
-    result = make(opened, wishes, folder=here / "own", ending="pdf", force=False, data_dir=here / "data", shown=False)
-    assert result["files"] == [str(here / "own/figure5.pdf")]
-    assert (here / "own/figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
+    options = AttentionOptions(figures=(5,), positions=20)
+    result = measure(opened, options, data_dir=here / "data", reporter=SilentReporter())
+    attention_result.plot_figure(result, 5, here / "figure5.pdf")
+    assert result.figures == (5,)
+    assert (here / "figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
 
 
 def test_shaws_positions_have_two_terms(other):
@@ -229,10 +232,10 @@ def test_shaws_positions_have_two_terms(other):
 def test_a_score_of_one_term_has_no_figure_7(other):
     result = done("attention", "sinusoid")
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
-    assert 'Figure 7: none; position = "sinusoid" scores by term (a) alone.' in result.stdout
+    assert 'Figure 7: none; the score of position = "sinusoid" is term (a) alone.' in result.stdout
     assert "same_length = m, fp32." in result.stdout
     assert refusal("attention", "sinusoid", "--figure", "7", "--force") == (
-        'runs/sinusoid has position = "sinusoid", whose score is term (a) alone, so there is nothing for Figure 7 to '
+        'runs/sinusoid has position = "sinusoid", whose score is term (a) alone, so Figure 7 has nothing to '
         "compare; give --figure 5,6"
     )
 
@@ -251,7 +254,7 @@ def test_a_model_without_memory_is_read_by_segments(other):
 
 def test_a_state_has_no_attention(other):
     assert refusal("attention", "lstm") == (
-        'runs/lstm carries a state (arch = "lstm") and has no attention; name a run with arch = "transformer"'
+        'runs/lstm has a recurrent state (arch = "lstm") and no attention; give a run with arch = "transformer"'
     )
 
 
@@ -267,13 +270,13 @@ def test_an_unknown_head_is_refused(here, heads):
 def test_what_is_no_head_is_refused(here, heads):
     name = heads.split(",")[-1]
     assert refusal("attention", "byte", f"--heads={heads}") == (
-        f"--heads {heads}: {name!r} is no head; write layer.head, both from 1, like 2.3,5.1"
+        f"--heads {heads}: {name!r} is not a head; write layer.head, both from 1, like 2.3,5.1"
     )
 
 
 def test_heads_and_auto_exclude_each_other(here):
     assert refusal("attention", "byte", "--heads", "1.1", "--auto", 2) == (
-        "--heads names the heads that --auto would choose; leave out one of them"
+        "--heads and --auto both select heads; leave out one of them"
     )
     assert refusal("attention", "byte", "--auto", 7) == "--auto 7: runs/byte has 6 heads; give at most that"
 
@@ -288,7 +291,7 @@ def test_other_figures_are_refused(here, figure):
 @pytest.mark.parametrize("option", [("--heads", "1.1"), ("--auto", 2), ("--at", 9)])
 def test_what_only_figure_6_shows_is_refused_without_it(here, option):
     assert refusal("attention", "byte", "--figure", "5,7", *option) == (
-        f"{option[0]} is about Figure 6; leave it out, or add 6 to --figure 5,7"
+        f"{option[0]} applies to Figure 6 only; leave it out, or add 6 to --figure 5,7"
     )
 
 
@@ -306,7 +309,7 @@ def test_positions_beyond_the_split_are_refused(here):
 @pytest.mark.parametrize("at", [4, 25])
 def test_a_token_that_is_not_looked_at_is_refused(here, at):
     assert refusal("attention", "byte", "--positions", 20, "--at", at) == (
-        f"--at {at}: the tokens looked at are 5 to 24; name one of these, or change --positions"
+        f"--at {at}: give one of the tokens measured, 5 to 24, or change --positions"
     )
     assert json_of("attention", "byte", "--positions", 20, "--at", 24)["figure6"]["targets"]
 
@@ -314,7 +317,7 @@ def test_a_token_that_is_not_looked_at_is_refused(here, at):
 def test_more_heads_than_a_picture_holds_are_refused(untouched):
     done("prepare", "novel")
     done("train", "tiny.toml", "--set", "model.n_layers=9", "--set", "train.max_steps=1")
-    assert refusal("attention", "--auto", 25) == "Figure 6 has room for 24 heads; choose fewer by --heads or --auto"
+    assert refusal("attention", "--auto", 25) == "Figure 6 has room for 24 heads; select fewer with --heads or --auto"
 
 
 def test_wrong_words_get_a_suggestion(here):
@@ -327,9 +330,9 @@ def test_wrong_words_get_a_suggestion(here):
 
 def test_a_folder_that_cannot_be_one_is_refused(here):
     (here / "taken").write_text("")
-    assert refusal("attention", "byte", "--out", "taken") == "--out taken: is a file; name a folder"
+    assert refusal("attention", "byte", "--out", "taken") == "--out taken: this is a file; give a folder"
     assert refusal("attention", "byte", "--out", "taken/in", code=1) == (
-        "taken/in: cannot be made (Not a directory); choose another --out"
+        "taken/in: cannot be created (Not a directory); give another --out"
     )
 
 

@@ -72,7 +72,7 @@ def test_the_table_shows_what_the_json_says(here):
         f"{row['mem_len']}{' *' if row['best'] else ''}" for row in told["rows"]
     ]
     assert f"runs/byte on novel test, {told['rows'][0]['tokens']:,} tokens scored\n" in table.stdout
-    assert "L = 5, same_length = m, max_distance = 10, fp32; 3 lanes, of which 2 start without context." in table.stdout
+    assert "L = 5, same_length = m, max_distance = 10, fp32; 3 lanes, 2 of them start without context." in table.stdout
     assert "vocabulary: all 256 bytes" in table.stdout
     assert "evaluating runs/byte (best.safetensors, step 7)" in table.stderr
 
@@ -225,9 +225,9 @@ def test_a_vocabulary_of_bytes_scores_any_bytes(here, by_stdin):
 def test_unknown_words_of_a_text_are_counted(here):
     (here / "strange.txt").write_text("the quagga fox\n")
     said = done("eval", "word", "--text", "strange.txt").stderr
-    assert "1 of 4 tokens are unknown to the vocabulary and read as <unk>\n" in said
+    assert "1 of 4 tokens are not in the vocabulary and are read as <unk>\n" in said
     head = done("eval", "word", "--text", "strange.txt", "--positions", 2).stderr
-    assert "1 of 2 tokens are unknown to the vocabulary and read as <unk>\n" in head
+    assert "1 of 2 tokens are not in the vocabulary and are read as <unk>\n" in head
     assert "unknown" not in done("eval", "word", "--text", "strange.txt", "--positions", 1).stderr
 
 
@@ -365,7 +365,7 @@ def test_zeros_for_which_there_is_no_room_are_refused_in_one_line(here, monkeypa
     assert refusal("eval", "zeros", "--mem-len", 9_999_999, code=1) == (
         # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
         f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (9_999_999 + 2_499_999) * 4 / 2**30:.1f} GiB); "
-        "take fewer lanes, shorter lengths or a smaller model"
+        "use a smaller batch size, shorter lengths or a smaller model"
     )
 
 
@@ -379,19 +379,19 @@ def test_bf16_is_said_and_close(here):
 def test_a_plot_is_a_real_figure(here, ending, magic):
     result = done("eval", "byte", "--mem-len", "0,5", "--plot", f"curve.{ending}")
     assert (here / f"curve.{ending}").read_bytes().startswith(magic)
-    assert result.stderr.endswith(f"drawn to curve.{ending}\n")
+    assert result.stderr.endswith(f"figure written to curve.{ending}\n")
 
 
 def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
-    assert "may hold text" not in done("eval", "byte").stderr
+    assert "may contain training data" not in done("eval", "byte").stderr
     assert json_of("eval", "byte", "--split", "train")["may_be_learned"] is True
     before = json_of("runs")["runs"]
     (here / "novel/train.txt").write_text("the fox\n" * 60)
     (here / "novel/test.txt").write_text("the dog\n" * 9)
     done("prepare", "novel", "--force")
     told = (
-        "data/novel.h5 has another train split than runs/byte was trained on: it was prepared again, and its test "
-        "split may hold text that the run has learned"
+        "data/novel.h5 was prepared again: its train split is not the one runs/byte was trained on, and its test split "
+        "may contain training data of that run"
     )
     assert told in done("eval", "byte").stderr
     assert told in done("generate", "byte", "--tokens", 2).stderr
@@ -400,8 +400,8 @@ def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
     tests = {entry["name"]: entry["test"] for entry in before}
     assert {entry["name"]: entry["test"] for entry in json_of("runs")["runs"]} == tests
     assert tests["byte"] is not None
-    assert "may hold text" not in done("eval", "char").stderr
-    assert "may hold text" not in done("generate", "byte", "--prompt", "the", "--tokens", 2).stderr
+    assert "may contain training data" not in done("eval", "char").stderr
+    assert "may contain training data" not in done("generate", "byte", "--prompt", "the", "--tokens", 2).stderr
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
 )
 def test_a_plot_is_over_the_lengths_that_were_asked_for(here, monkeypatch, wishes, lengths, label):
     drawn = []
-    monkeypatch.setattr("txlcli.views.plots.draw_curves", lambda *places, **words: drawn.append((*places, words)))
+    monkeypatch.setattr("txlcli.views.plots.plot_curves", lambda *places, **words: drawn.append((*places, words)))
     told = json_of("eval", "byte", *wishes, "--plot", "curve.svg")
     ((_, curves, words),) = drawn
     by_length = sorted(told["rows"], key=lambda row: row["mem_len"] or row["attn_len_max"] * ("stride" in row))
@@ -462,7 +462,7 @@ USAGE = [
     (["byte", "--text", "nowhere.txt"], "--text nowhere.txt: cannot be read (No such file or directory); check the"),
     (["byte", "--text", "novel"], "--text novel: cannot be read (Is a directory); check the path"),
     (["byte", "--text", ""], "--text : cannot be read ("),
-    (["byte", "--plot", "curve.txt"], "--plot curve.txt: the ending decides the format; use one of .png, .svg, .pdf"),
+    (["byte", "--plot", "curve.txt"], "--plot curve.txt: unknown figure format; use the extension .png, .svg or .pdf"),
     (["byte", "--plot", "no/curve.png"], "--plot no/curve.png: there is no folder no; make it first"),
     (["byte", "--losses", "no/losses.h5"], "--losses no/losses.h5: there is no folder no; make it first"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
@@ -547,7 +547,7 @@ def test_a_perplexity_beyond_all_numbers_is_a_result(here):
         ("byte", b"", "--text -: no token to predict; give a longer text"),
         ("byte", b"a", "--text -: no token to predict; give a longer text"),
         ("word", b" \n"[:1], "--text -: no token to predict; give a longer text"),
-        ("char", b"the \xff", "--text -: no UTF-8 at byte 4; convert it first"),
+        ("char", b"the \xff", "--text -: not UTF-8 at byte 4; convert it first"),
     ],
 )
 def test_a_text_that_cannot_be_scored_is_named(here, kind, text, message):
@@ -591,7 +591,7 @@ def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
         (
             MemoryError("Tried to allocate 9 GB"),
             1,
-            "out of memory (tried to allocate 9 GB); take fewer lanes, shorter lengths or a smaller model",
+            "out of memory (tried to allocate 9 GB); use a smaller batch size, shorter lengths or a smaller model",
         ),
     ],
 )
@@ -617,7 +617,7 @@ def test_a_sweep_that_is_ended_keeps_the_rows_before_it(here, monkeypatch, endin
     assert [row["mem_len"] for row in kept] == [0, 5]
     table = txl("eval", "byte", "--mem-len", "0,5,13,20")
     assert [row[0] for row in cells(table)] == ["0", "5 *"]
-    assert "It ended before the last row." in table.stdout
+    assert "Stopped before the last row." in table.stdout
 
 
 def test_a_reader_that_has_gone_costs_no_row(here):
@@ -686,7 +686,7 @@ def test_the_papers_number_stands_beside_ours_where_model_and_corpus_are_the_pap
 
 
 def test_lanes_that_are_short_beside_the_memory_are_said(here):
-    told = "The lanes are short beside M: --batch-size 1 gives every token all of its context."
+    told = "The lanes are short compared with M: with --batch-size 1 every token has its full context."
     assert told in done("eval", "byte", "--mem-len", 4, "--positions", 78, "--batch-size", 2).stdout
     assert told not in done("eval", "byte", "--mem-len", 4, "--positions", 80, "--batch-size", 2).stdout
     assert told not in done("eval", "byte", "--mem-len", 40, "--positions", 78, "--batch-size", 1).stdout

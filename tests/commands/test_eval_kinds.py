@@ -1,14 +1,18 @@
-"""txl eval without memory, with a cache, with learning while it reads."""
+"""txl eval without memory, with a cache, with dynamic evaluation."""
 
 import json
+from pathlib import Path
 
 import h5py
 import pytest
 
-from tests.commands.novel import cells, done, json_of, refusal, train, txl
-from txlcli.core.measures import adaptation
+from tests.commands.novel import cells, done, json_of, refusal, train
+from txlcli.errors import TrainingError
 from txlcli.runs import loading
-from txlcli.workflows.evaluation import adapted
+from txlcli.workflows.evaluation.adapted import best_dynamic_settings
+from txlcli.workflows.evaluation.evaluate import evaluate
+from txlcli.workflows.evaluation.options import AdaptationSearch, EvalOptions
+from txlcli.workflows.reporter import SilentReporter
 
 SHORT = ["--positions", 60, "--batch-size", 2]
 
@@ -21,10 +25,7 @@ def test_windows_are_evaluated_by_length(here):
     strided = json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)["rows"][0]
     assert (strided["attn_len_min"], strided["attn_len_max"]) == (5, 7)
     table = done("eval", "byte", "--attn-len", "3,7", *SHORT).stdout
-    assert (
-        "Without memory: windows of the text computed anew, one prediction per window, max_distance = 10, fp32."
-        in table
-    )
+    assert "Without memory: each window is recomputed, one prediction per window, max_distance = 10, fp32." in table
 
 
 def test_one_window_over_the_whole_text_is_one_segment(here):
@@ -51,7 +52,7 @@ def test_absolute_positions_know_no_distances(here, position):
     train(f"model.position={position}", *learned, name="absolute")
     for wish in ("7", "none"):
         assert refusal("eval", "absolute", "--max-distance", wish) == (
-            "runs/absolute has absolute positions, which know no distances; leave out --max-distance"
+            "runs/absolute has absolute positions and encodes no distances; leave out --max-distance"
         )
     told = json_of("eval", "absolute", *SHORT)
     assert (told["position"], told["max_distance"]) == (position, None)
@@ -79,7 +80,7 @@ def test_windows_longer_than_the_text_see_all_of_it(here):
         assert {"attn_len_50", "attn_len_70", "attn_len_90"} <= set(file)
     result = done("eval", "byte", "--attn-len", "50,70", *SHORT)
     assert [[cell.removesuffix(" *") for cell in row[:2]] for row in cells(result)] == [["50", "50"], ["70", "60"]]
-    assert "N is longer than the text in some rows: no query sees as many tokens of it.\n" in result.stdout
+    assert "N is longer than the text in some rows: no query sees that many tokens.\n" in result.stdout
     strided = json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)["rows"][0]
     assert (strided["attn_len_min"], strided["attn_len_max"]) == (60, 60)
 
@@ -109,33 +110,33 @@ def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        (["--stride", 2], "--stride goes with --attn-len: it says how many tokens a window predicts"),
+        (["--stride", 2], "--stride is the number of tokens predicted per window; add --attn-len, or leave it out"),
         (
             ["--attn-len", 7, "--mem-len", 5],
-            "--attn-len evaluates windows without memory; --mem-len means nothing there, leave it out",
+            "--attn-len evaluates windows without memory; --mem-len has no effect there, leave it out",
         ),
         (
             ["--attn-len", 7, "--seg-len", 5],
-            "--attn-len evaluates windows without memory; --seg-len means nothing there, leave it out",
+            "--attn-len evaluates windows without memory; --seg-len has no effect there, leave it out",
         ),
         (
             ["--attn-len", 7, "--same-length"],
-            "--attn-len evaluates windows without memory; --same-length means nothing there, leave it out",
+            "--attn-len evaluates windows without memory; --same-length has no effect there, leave it out",
         ),
         (
             ["--attn-len", 7, "--no-same-length"],
-            "--attn-len evaluates windows without memory; --no-same-length means nothing there, leave it out",
+            "--attn-len evaluates windows without memory; --no-same-length has no effect there, leave it out",
         ),
-        (["--attn-len", "9,7", "--stride", 8], "--stride 8 is longer than a window of 7; give at most that"),
+        (["--attn-len", "9,7", "--stride", 8], "--stride 8 exceeds the window length 7; give at most that"),
         (["--cache", 100, "--mem-len", "0,5"], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (
             ["--cache", 9, "--plot", "curve.svg"],
-            "--plot draws a curve by length, and --cache and --dynamic take one length; leave it out",
+            "--plot plots a curve over lengths, but --cache and --dynamic take one length; leave it out",
         ),
         (["--dynamic", "--attn-len", 5], "--cache and --dynamic take one --mem-len and no --attn-len"),
         (
             ["--cache", 61, "--positions", 60, "--batch-size", 1],
-            "--cache 61 is longer than the 60 tokens of a lane; take less, or a smaller --batch-size",
+            "--cache 61 exceeds the 60 tokens of a lane; give at most that, or a smaller --batch-size",
         ),
     ],
 )
@@ -154,25 +155,7 @@ def test_the_cache_and_dynamic_evaluation_stand_beside_the_model(here):
     table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT).stdout
     assert "cache 30: theta = " in table
     assert f"searched on {cache['adaptation']['searched_on']:,} tokens of valid." in table
-    assert "M = 5, L = 5, same_length = m, max_distance = 10, fp32; 2 lanes, of which 1 start without context." in table
-
-
-def test_steps_so_long_that_no_loss_is_left_are_not_chosen(here, monkeypatch):
-    monkeypatch.setattr(adaptation, "LEARNING_RATES", (0.0, 1e30))
-    model, dynamic = json_of("eval", "byte", "--dynamic", *SHORT)["rows"]
-    assert dynamic["adaptation"]["lr"] == 0.0
-    assert dynamic["loss_nats"] == pytest.approx(model["loss_nats"], rel=1e-5)
-
-
-def test_a_way_of_adapting_that_leaves_no_loss_is_named(here, monkeypatch):
-    monkeypatch.setattr(adaptation, "LEARNING_RATES", (1e30,))
-    monkeypatch.setattr(adaptation, "LARGER_LEARNING_RATES", ())
-    ended = txl("eval", "byte", "--dynamic", *SHORT)
-    assert ended.exit_code == 1
-    assert ended.stderr.splitlines()[-1] == (
-        "error: runs/byte: the loss of novel test is not finite; leave out --dynamic"
-    )
-    assert [row[0] for row in cells(ended)] == ["model"]  # which is kept
+    assert "M = 5, L = 5, same_length = m, max_distance = 10, fp32; 2 lanes, 1 of them start without context." in table
 
 
 def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
@@ -181,42 +164,74 @@ def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
     assert found[0]["loss_nats"] != found[1]["loss_nats"]
 
 
-def test_the_search_reads_as_many_tokens_as_its_parameters_need(here, monkeypatch):
-    monkeypatch.setattr(adapted, "CACHE_SEARCH_TOKENS", 10)
-    monkeypatch.setattr(adapted, "DYNAMIC_SEARCH_TOKENS", 25)
-    monkeypatch.setattr(adapted, "DYNAMIC_SEARCH_STEPS", 3)
-    _, cache, dynamic = json_of("eval", "word", "--cache", 12, "--dynamic", "--seg-len", 5, *SHORT)["rows"]
+class Messages(SilentReporter):
+    """Keeps the messages of a workflow."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, message):
+        self.lines.append(message)
+
+
+def evaluate_adapted(search, **options):
+    """Evaluate the run of words on 60 tokens, and return the rows and the messages."""
+    reporter = Messages()
+    options = EvalOptions(**{"positions": 60, "batch_size": 2, "search": AdaptationSearch(**search), **options})
+    evaluation = evaluate("word", options, data_dir=Path("data"), runs_dir=Path("runs"), reporter=reporter)
+    return evaluation.result["rows"], reporter.lines
+
+
+def test_learning_rates_that_give_a_nan_loss_are_not_selected(here):
+    (model, dynamic), _ = evaluate_adapted({"learning_rates": (0.0, 1e30)}, dynamic=True)
+    assert dynamic["adaptation"]["lr"] == 0.0
+    assert dynamic["loss_nats"] == pytest.approx(model["loss_nats"], rel=1e-5)
+
+
+def test_an_adaptation_whose_loss_is_nan_is_named_and_the_other_rows_are_kept(here):
+    search = AdaptationSearch(learning_rates=(1e30,), larger_learning_rates=())
+    options = EvalOptions(dynamic=True, positions=60, batch_size=2, search=search)
+    evaluation = evaluate("byte", options, data_dir=Path("data"), runs_dir=Path("runs"), reporter=SilentReporter())
+    assert [row["method"] for row in evaluation.result["rows"]] == ["model"]
+    with pytest.raises(TrainingError) as error:
+        evaluation.raise_pending()
+    assert str(error.value) == "runs/byte: the loss of novel test is not finite; leave out --dynamic"
+
+
+def test_the_search_scores_as_many_tokens_as_its_parameters_need(here):
+    search = {"cache_tokens": 10, "dynamic_tokens": 25, "dynamic_steps": 3}
+    (_, cache, dynamic), _ = evaluate_adapted(search, cache=12, dynamic=True, seg_len=5)
     assert cache["adaptation"]["searched_on"] == 2 * 12 * 2  # each of two lanes fills the cache twice
     assert dynamic["adaptation"]["searched_on"] == 3 * 5 * 2
-    one_lane = json_of("eval", "word", "--dynamic", "--seg-len", 5, "--positions", 60, "--batch-size", 1)["rows"][1]
+    (_, one_lane), _ = evaluate_adapted(search, dynamic=True, seg_len=5, batch_size=1)
     assert one_lane["adaptation"]["searched_on"] == 25
-    monkeypatch.setattr(adapted, "CACHE_SEARCH_TOKENS", 50)
-    assert json_of("eval", "word", "--cache", 5, *SHORT)["rows"][1]["adaptation"]["searched_on"] == 50
+    (_, cache), _ = evaluate_adapted({**search, "cache_tokens": 50}, cache=5)
+    assert cache["adaptation"]["searched_on"] == 50
 
 
-def test_a_cache_that_no_lane_of_valid_fills_is_said(here, monkeypatch):
-    monkeypatch.setattr(adapted, "CACHE_SEARCH_FILLS", 0)
-    monkeypatch.setattr(adapted, "CACHE_SEARCH_TOKENS", 50)
-    told = "a lane of valid has 25 tokens, so that theta and lambda are those of a cache that long"
-    assert told in done("eval", "word", "--cache", 26, *SHORT).stderr
-    assert told not in done("eval", "word", "--cache", 25, *SHORT).stderr
+def test_a_cache_that_no_lane_of_valid_fills_is_reported(here):
+    message = (
+        "a lane of valid has 25 tokens, fewer than the cache: theta and lambda are searched with a cache that is not "
+        "full"
+    )
+    search = {"cache_tokens": 50, "cache_fills": 0}
+    assert message in evaluate_adapted(search, cache=26)[1]
+    assert message not in evaluate_adapted(search, cache=25)[1]
 
 
-def test_a_step_as_long_as_any_that_was_tried_is_said(here, monkeypatch):
-    monkeypatch.setattr(adaptation, "LEARNING_RATES", (0.0, 1e-5))
-    monkeypatch.setattr(adaptation, "LARGER_LEARNING_RATES", (1e-4,))
-    told = "lr = 0.0001 is the largest that was tried: the model has much to learn from this text"
-    assert told in done("eval", "word", "--dynamic", *SHORT).stderr
+def test_the_largest_learning_rate_tried_is_reported(here):
+    _, messages = evaluate_adapted({"learning_rates": (0.0, 1e-5), "larger_learning_rates": (1e-4,)}, dynamic=True)
+    assert "lr = 0.0001 is the largest value tried: an even larger one might be better" in messages
 
 
-def test_longer_steps_are_tried_as_long_as_they_gain(monkeypatch):
+def test_larger_learning_rates_are_tried_until_the_loss_increases():
     tried = []
 
     def loss_on_valid(settings):
         tried.append((settings.lr, settings.decay))
         return abs(settings.lr - 0.012)
 
-    best = adapted._best_steps(loss_on_valid)
+    best = best_dynamic_settings(loss_on_valid, AdaptationSearch(), SilentReporter())
     assert best.lr == 1e-2
     assert {lr for lr, _ in tried} == {0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
     assert {decay for lr, decay in tried if lr == best.lr} == {0.0, 1e-3, 1e-2}
@@ -254,7 +269,7 @@ def test_auto_finds_the_window_of_a_model_without_memory(here):
     steps = json_of("eval", "windows", "--attn-len", "auto", "--stride", 2, *SHORT)["search"]["tried"]
     assert {one["length"] for one in steps} <= {2, 4, 5}  # in steps of what a window predicts
     message = refusal("eval", "windows", "--attn-len", "auto", "--stride", 9)
-    assert message == "--stride 9 is longer than the longest window that can be tried, 5; give at most that"
+    assert message == "--stride 9 exceeds the longest window that can be tried, 5; give at most that"
     message = refusal("eval", "windows", "--mem-len", "auto")
     assert message == "runs/windows was trained without memory; give --attn-len auto instead of --mem-len"
 
@@ -266,7 +281,7 @@ def test_auto_finds_the_window_of_a_model_without_memory(here):
         (["--mem-len", "auto", "--attn-len", "auto"], "--attn-len evaluates windows without memory"),
         (
             ["--mem-len", "0,auto"],
-            '--mem-len 0,auto: "auto" finds a length by itself; give it alone, or lengths like 160,640',
+            '--mem-len 0,auto: give "auto" alone, which searches for one length, or lengths like 160,640',
         ),
     ],
 )
@@ -288,11 +303,11 @@ def test_learned_positions_with_memory_are_scored_although_no_window_is_that_lon
     [
         (
             ["--cache", 40, "--positions", 60, "--batch-size", 2],
-            "--cache 40 is longer than the 30 tokens of a lane; take less, or a smaller --batch-size",
+            "--cache 40 exceeds the 30 tokens of a lane; give at most that, or a smaller --batch-size",
         ),
         (
             ["--dynamic", "--losses", "x.h5"],
-            "--losses holds the losses of the model alone; leave out --cache and --dynamic",
+            "--losses writes the losses of the model alone; leave out --cache and --dynamic",
         ),
     ],
 )
@@ -303,7 +318,7 @@ def test_an_adaptation_that_cannot_be_is_refused(here, options, message):
 def test_learning_from_the_text_in_fp16_is_refused(here, monkeypatch):
     monkeypatch.setattr(loading, "check_precision", lambda *_: None)  # as on a GPU
     message = refusal("eval", "byte", "--dynamic", "--precision", "fp16")
-    assert message == "--dynamic learns, and fp16 is too coarse for small gradients; add --precision bf16 or fp32"
+    assert message == "--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32"
 
 
 @pytest.mark.parametrize(
@@ -320,13 +335,13 @@ def test_that_a_text_may_have_been_learned_is_said_once(here):
     (here / "novel/train.txt").write_text("the fox\n" * 60)
     done("prepare", "novel", "--force")
     (here / "strange.txt").write_text("the fox\n" * 9)
-    assert "may hold" not in done("eval", "byte", "--text", "strange.txt").stderr
+    assert "may contain" not in done("eval", "byte", "--text", "strange.txt").stderr
     text = ["--text", "strange.txt", "--mem-len", "auto"]  # which is searched on valid
     for options in (["--cache", 9, "--dynamic"], ["--mem-len", "auto"], text):
-        assert done("eval", "byte", *options, *SHORT).stderr.count("may hold text that the run has learned") == 1
+        assert done("eval", "byte", *options, *SHORT).stderr.count("may contain training data of that run") == 1
 
 
 def test_that_valid_is_searched_and_scored_is_said(here):
     result = done("eval", "byte", "--split", "valid", "--cache", 20, *SHORT)
-    assert "valid is both searched and scored" in result.stderr
-    assert "valid is both" not in done("eval", "byte", "--cache", 20, *SHORT).stderr
+    assert "valid is used both for the search and for the result" in result.stderr
+    assert "valid is used both" not in done("eval", "byte", "--cache", 20, *SHORT).stderr

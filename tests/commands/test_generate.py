@@ -10,12 +10,12 @@ from hypothesis import given, strategies
 
 import corpora
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
-from txlcli.commands import generate
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading import sampling
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.runs import loading
+from txlcli.workflows.generation import detokenize_lines
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 
@@ -49,7 +49,7 @@ def test_ctrl_c_ends_the_line_of_the_text(here, monkeypatch):
 
 def test_unknown_words_of_a_prompt_are_counted(here):
     said = done("generate", "word", "--prompt", "the quagga fox quagga", "--tokens", 1).stderr
-    assert said.startswith("2 of 4 tokens of the prompt are unknown to the vocabulary and read as <unk>\n")
+    assert said.startswith("2 of 4 tokens of the prompt are not in the vocabulary and are read as <unk>\n")
 
 
 def test_words_go_on_with_a_blank_between(here):
@@ -216,7 +216,7 @@ def test_a_text_from_the_split_is_streamed_as_json_has_it(here, kind):
 
 def test_a_line_is_detokenized_as_soon_as_it_is_whole():
     pieces = iter(["a", " ,", " b", "\n", "c", " ."])
-    lines = generate._by_line(pieces, corpora.detokenizer("ptb"))
+    lines = detokenize_lines(pieces, corpora.detokenizer("ptb"))
     assert next(lines) == "a, b\n"
     assert list(pieces) == ["c", " ."]
 
@@ -227,7 +227,7 @@ def test_the_lines_of_a_benchmark_are_detokenized_as_the_whole_is(name, words):
     symbols = ["<eos>", *sorted({*words} - {"<eos>"})]
     vocab, change = Vocab("word", symbols, boundary=0), corpora.detokenizer(name)
     ids = [symbols.index(word) for word in words]
-    assert "".join(generate._by_line(vocab.spell(ids), change)) == change(vocab.decode(ids))
+    assert "".join(detokenize_lines(vocab.spell(ids), change)) == change(vocab.decode(ids))
 
 
 def test_characters_of_several_bytes_come_out_whole(here):
@@ -266,7 +266,7 @@ def test_more_tokens_than_the_memory_holds_are_drawn(here):
 # --- what cannot be done --------------------------------------------------------------------------------------------
 
 WHOLE = "--prompt is the whole context; leave out --at, --context and --reference"
-NOTHING = "--greedy draws nothing: leave out --top-k, --top-p, --temperature and --samples"
+NOTHING = "--greedy does not sample: leave out --top-k, --top-p, --temperature and --samples"
 USAGE = [
     (["--prompt", "a", "--at", 3], WHOLE),
     (["--prompt", "a", "--context", 3], WHOLE),
@@ -277,11 +277,11 @@ USAGE = [
     (["--greedy", "--samples", 2], NOTHING),
     (
         ["--temperature", 0],
-        "--temperature 0.0: must lie between 0.001 and 1000; for the likeliest token use --greedy",
+        "--temperature 0.0: must be between 0.001 and 1000; for the likeliest token use --greedy",
     ),
     (
         ["--temperature", "nan"],
-        "--temperature nan: must lie between 0.001 and 1000; for the likeliest token use --greedy",
+        "--temperature nan: must be between 0.001 and 1000; for the likeliest token use --greedy",
     ),
     (["--top-p", 0], "--top-p 0.0: must be greater than 0 and at most 1"),
     (["--top-p", 1.5], "--top-p 1.5: must be greater than 0 and at most 1"),
@@ -290,7 +290,7 @@ USAGE = [
     (["--samples", 0], "Invalid value for '--samples'"),
     (["--context", -5], "Invalid value for '--context'"),
     (["--seed", -1], "Invalid value for '--seed'"),
-    (["--prompt", ""], "--prompt is empty; give at least one character, or leave it out to start in the test split"),
+    (["--prompt", ""], "--prompt is empty; give at least one character, or leave it out to use the test split"),
     (["--at", 0], "--at 0: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
     (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
     (
@@ -317,9 +317,9 @@ def test_a_prompt_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
 
 def test_a_prompt_that_is_no_utf8_is_refused(here):
     message = refusal("generate", "byte", "--prompt", "-", stdin=b"ab\xff", code=1)
-    assert message == "the prompt on stdin is no UTF-8 at byte 2; convert it first"
+    assert message == "the prompt on stdin is not UTF-8 at byte 2; convert it first"
     # Python hands undecodable bytes of a command line over as lone surrogates.
-    assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == "--prompt is no UTF-8; convert it first"
+    assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == "--prompt is not UTF-8; convert it first"
 
 
 def test_without_a_test_split_a_prompt_is_the_way(here):

@@ -1,4 +1,4 @@
-"""Every command explains itself."""
+"""The help of all commands."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.parametrize("name", WITH_SUBCOMMANDS)
-def test_every_command_says_what_it_does_and_gives_an_example(name):
+def test_the_help_of_every_command_has_a_description_and_an_example(name):
     *group, _ = words = name.split()
     result = done(*words, "--help")
     assert result.stderr == ""
@@ -50,7 +50,7 @@ def test_the_same_option_has_the_same_help_everywhere():
         for parameter in command.params:
             if parameter.opts[0] in ("--data-dir", "--runs-dir", "--json", "--device", "--force", "--plot", "--set"):
                 texts.setdefault(parameter.opts[0], set()).add(parameter.help)
-    assert {option: len(found) for option, found in texts.items()} == dict.fromkeys(texts, 1)
+    assert {option: len(helps) for option, helps in texts.items()} == dict.fromkeys(texts, 1)
 
 
 @pytest.mark.skipif(not README.exists(), reason="no README here")

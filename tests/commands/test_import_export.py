@@ -1,4 +1,4 @@
-"""txl import and txl export: foreign weights become runs like any other, and runs become what others read."""
+"""txl import and txl export: weights of other systems become runs, and runs become Hugging Face folders."""
 
 import json
 import pickle
@@ -16,12 +16,12 @@ from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_st
 from tests.exchange.hostile import HOSTILE, MARKER
 
 ADAPTIVE = ["model.cutoffs=[5,11]", "model.div_val=2", "model.d_embed=16", "model.tie_biases=false"]
-READING = ["--batch-size", 3]  # the one part of a reading that Hugging Face's configuration does not hold
+EVALUATION = ["--batch-size", 3]  # the only evaluation setting that is not in Hugging Face's configuration
 
 
 @pytest.fixture(scope="module")
 def adaptive_novel(trained_novel, tmp_path_factory):
-    """The trained runs, and one with an adaptive softmax whose memory starts with zeros."""
+    """Train a further run, with an adaptive softmax and a memory that starts with zeros."""
     folder = tmp_path_factory.mktemp("adaptive") / "here"
     shutil.copytree(trained_novel, folder)
     changes = [
@@ -35,19 +35,19 @@ def adaptive_novel(trained_novel, tmp_path_factory):
 
 @pytest.fixture
 def here(adaptive_novel, tmp_path, monkeypatch):
-    """The current folder; each test may do with it what it likes."""
+    """Make a copy of the runs the current folder."""
     shutil.copytree(adaptive_novel, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def files_of(folder):
-    """Every file of a folder with its content."""
+    """Return the content of every file of a folder."""
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(*arguments, code=1):
-    """The error of an import that must leave the runs as they were."""
+    """Return the error of an import that must leave the runs unchanged."""
     before = files_of(Path("runs"))
     error = refusal("import", *arguments, code=code)
     assert files_of(Path("runs")) == before
@@ -55,11 +55,11 @@ def refused(*arguments, code=1):
     return error
 
 
-# --- a round through Hugging Face's layout ---------------------------------------------------------------------------
+# --- export and import again -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", ["adaptive", "word"])
-def test_an_exported_run_comes_back_with_the_same_weights(here, run):
+def test_an_exported_run_is_imported_with_the_same_weights(here, run):
     told = json_of("export", run, "hf")
     assert told["files"] == ["config.json", "model.safetensors", "vocab.json", "vocab.txt"]
     assert sorted(path.name for path in (here / "hf").iterdir()) == told["files"]
@@ -76,34 +76,34 @@ def test_an_exported_run_comes_back_with_the_same_weights(here, run):
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
 
 
-def test_the_reading_comes_back_and_gives_the_same_loss(here):
+def test_the_evaluation_settings_are_imported_and_give_the_same_loss(here):
     done("export", "adaptive", "hf")
     done("import", "hf", "--name", "back")
-    (ours,) = json_of("eval", "back", *READING)["rows"]
-    (theirs,) = json_of("eval", "adaptive", *READING)["rows"]
+    (ours,) = json_of("eval", "back", *EVALUATION)["rows"]
+    (theirs,) = json_of("eval", "adaptive", *EVALUATION)["rows"]
     same = ("tokens", "lanes", "mem_len", "attn_len_min", "attn_len_max")
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
     assert ours["loss_nats"] == pytest.approx(theirs["loss_nats"], rel=1e-6)
 
 
-def test_a_run_whose_memory_starts_empty_says_what_differs(here):
+def test_an_export_notes_that_the_memory_started_empty(here):
     told = json_of("export", "word", "hf")
     assert told["notes"] == [
-        "their memory starts with M zero vectors that are attended to, this run's started empty: "
+        "Hugging Face's memory starts with M zero vectors that are attended to, this run's memory started empty: "
         "predictions differ near the beginning of a text"
     ]
     assert json_of("export", "adaptive", "other")["notes"] == []
-    done("import", "hf")  # where a key of ours says how it started
+    done("import", "hf")  # a key of txl in config.json records how it started
     config = json.loads((here / "hf/config.json").read_text())
     assert config.pop("memory_start") == "empty"
     (here / "hf/config.json").write_text(json.dumps(config))
     done("import", "hf", "--name", "theirs")
-    ours, back, theirs = (json_of("eval", run, *READING)["rows"][0]["loss_nats"] for run in ("word", "hf", "theirs"))
+    ours, back, theirs = (json_of("eval", run, *EVALUATION)["rows"][0]["loss_nats"] for run in ("word", "hf", "theirs"))
     assert back == pytest.approx(ours, rel=1e-6)
     assert theirs != pytest.approx(ours, rel=1e-9)
 
 
-def test_a_start_of_memory_that_nobody_knows_is_refused(here):
+def test_an_unknown_start_of_memory_is_refused(here):
     done("export", "word", "hf")
     config = json.loads((here / "hf/config.json").read_text())
     (here / "hf/config.json").write_text(json.dumps(config | {"memory_start": "full"}))
@@ -113,13 +113,13 @@ def test_a_start_of_memory_that_nobody_knows_is_refused(here):
 def test_generate_and_speed_work_on_an_imported_run(here):
     done("export", "adaptive", "hf")
     done("import", "hf")
-    wish = ["--prompt", "the lazy", "--tokens", 11, "--greedy"]
-    assert done("generate", "hf", *wish).stdout == done("generate", "adaptive", *wish).stdout
+    options = ["--prompt", "the lazy", "--tokens", 11, "--greedy"]
+    assert done("generate", "hf", *options).stdout == done("generate", "adaptive", *options).stdout
     assert json_of("generate", "hf", "--at", 7, "--context", 5, "--tokens", 3)["samples"]
     assert json_of("speed", "hf", "--attn-len", 11, "--repeat", 1)["model"] == "run runs/hf"
 
 
-def test_the_export_is_what_hugging_face_calls_its_own(here):
+def test_the_export_has_hugging_face_s_keys_and_names(here):
     done("export", "adaptive", "hf")
     config = json.loads((here / "hf/config.json").read_text())
     shape = ("model_type", "n_layer", "d_model", "n_head", "d_head", "d_inner", "cutoffs", "div_val", "d_embed")
@@ -137,20 +137,20 @@ def vocabulary(here):
     return json.loads((here / "runs/word/vocab.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("kind", ["byte", "sentencepiece"])
-def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, kind):
-    assert json_of("export", kind, "hf")["files"] == ["config.json", "model.safetensors", "vocab.json"]
+@pytest.mark.parametrize("tokenizer", ["byte", "sentencepiece"])
+def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, tokenizer):
+    assert json_of("export", tokenizer, "hf")["files"] == ["config.json", "model.safetensors", "vocab.json"]
     done("import", "hf")
-    assert card("runs/hf")["metric"] == card(f"runs/{kind}")["metric"]
-    assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{kind}/best.safetensors")
+    assert card("runs/hf")["metric"] == card(f"runs/{tokenizer}")["metric"]
+    assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{tokenizer}/best.safetensors")
 
 
-def test_the_table_of_an_export_says_what_was_written(here):
+def test_the_table_of_an_export_lists_the_files(here):
     result = done("export", "adaptive", "out/hf folder")
     assert result.stderr == ""
     assert dict(cells(result)) == {
         "files": "config.json, model.safetensors, vocab.json, vocab.txt",
-        "reads back": "txl import 'out/hf folder'",
+        "import again": "txl import 'out/hf folder'",
     }
     assert done("import", "out/hf folder").exit_code == 0
     assert (here / "runs/hf-folder/best.safetensors").is_file()
@@ -179,13 +179,13 @@ def test_the_store_is_found_by_its_vocabulary(here):
     assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
 
 
-def test_of_several_stores_with_one_vocabulary_none_is_taken_unless_it_is_named(here):
+def test_several_stores_with_the_vocabulary_need_store(here):
     done("export", "word", "hf")
     for name in ("another", "third"):
         shutil.copyfile(here / "data/word.h5", here / f"data/{name}.h5")
     message = (
         "data: 3 token stores have this vocabulary (another, third, word); "
-        "name the one whose text the weights belong to with --store"
+        "name the one with the text of the weights with --store"
     )
     assert refused("hf", code=2) == message
     assert json_of("import", "hf", "--store", "third")["store"] == "data/third.h5"
@@ -216,7 +216,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     assert json_of("eval", "hf", "--text", "novel/test.txt")["rows"][0]["tokens"] > 0
 
 
-def test_a_store_of_another_vocabulary_is_left_alone(here):
+def test_a_store_of_another_vocabulary_is_not_used(here):
     done("export", "adaptive", "hf")
     (here / "data/word.h5").rename(here / "word.h5")
     (here / "data/novel.h5").rename(here / "data/hf.h5")
@@ -232,7 +232,7 @@ def test_weights_that_are_not_finite_are_refused(here):
     tensors[name][2, 3] = float("nan")
     save_file(tensors, path, {"format": "pt"})
     message = refusal("import", "hf", code=1)
-    assert message == f"hf/model.safetensors: {name} holds numbers that are not finite; fetch the weights again"
+    assert message == f"hf/model.safetensors: {name} holds numbers that are not finite; download the weights again"
     assert not (here / "runs/hf").exists()
 
 
@@ -249,7 +249,7 @@ def test_tied_weights_may_be_stored_under_either_of_their_names(here):
     assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_word(here):
+def test_a_byte_order_mark_is_ignored(here):
     done("export", "adaptive", "hf")
     (here / "hf/vocab.json").unlink()
     words = (here / "hf/vocab.txt").read_bytes()
@@ -257,21 +257,21 @@ def test_a_byte_order_mark_is_no_part_of_the_first_word(here):
     assert json_of("import", "hf")["boundary"] == "<eos>"
 
 
-def test_another_data_folder_is_named_in_what_comes_next(here):
+def test_the_next_command_names_another_data_folder(here):
     done("export", "adaptive", "hf")
     (here / "data").rename(here / "elsewhere")
     told = json_of("import", "hf", "--data-dir", "elsewhere")
     assert (told["store"], told["next"]) == ("elsewhere/word.h5", "txl eval runs/hf --data-dir elsewhere")
 
 
-def test_a_vocabulary_can_be_named(here):
+def test_a_vocabulary_file_can_be_given(here):
     done("export", "adaptive", "hf")
     (here / "hf/vocab.txt").rename(here / "words")
     (here / "hf/vocab.json").unlink()
     assert json_of("import", "hf", "--vocab", "words")["store"] == "data/word.h5"
 
 
-def test_a_store_can_stand_in_for_the_vocabulary(here):
+def test_a_store_can_provide_the_vocabulary(here):
     done("export", "adaptive", "hf")
     for name in ("vocab.txt", "vocab.json"):
         (here / "hf" / name).unlink()
@@ -279,7 +279,7 @@ def test_a_store_can_stand_in_for_the_vocabulary(here):
     assert card("runs/hf")["vocab_fingerprint"] == card("runs/word")["vocab_fingerprint"]
 
 
-def test_a_recipe_says_the_rest_of_a_folder(here):
+def test_a_recipe_provides_the_settings_that_a_folder_lacks(here):
     done("export", "adaptive", "hf")
     (here / "mine.toml").write_text(RECIPE.replace("lr = 3e-2", "lr = 7e-2").replace("d_model = 8", "d_model = 6"))
     done("import", "hf", "--recipe", "mine.toml", "--set", "eval.batch_size=3")
@@ -289,7 +289,7 @@ def test_a_recipe_says_the_rest_of_a_folder(here):
     assert told["settings"]["eval"]["batch_size"] == 3
 
 
-# --- what the released codes wrote -----------------------------------------------------------------------------------
+# --- weights of the released code ------------------------------------------------------------------------------------
 
 FOREIGN = (
     RECIPE.replace("d_model = 8", 'd_model = 14\ncutoffs = [5, 11]\ndiv_val = 2\nmemory_start = "zeros"')
@@ -304,7 +304,7 @@ FOREIGN_CONFIG = {
 
 @pytest.fixture
 def foreign(here):
-    """One set of weights as a state dict, as two dumps and as a folder; the words; the recipe."""
+    """Write the same weights as a state dict, as two dumps and as a folder; a vocabulary and a recipe."""
     weights = draw_weights(div_val=2)
     torch.save({f"module.{name}": t for name, t in pytorch_state_dict(weights, div_val=2).items()}, here / "state.pt")
     variables = tf_variables(weights, div_val=2)
@@ -323,7 +323,7 @@ def foreign(here):
 BARE = ["--recipe", "foreign.toml", "--vocab", "words.txt"]
 
 
-def test_one_set_of_weights_is_one_run_whoever_wrote_it(foreign):
+def test_the_same_weights_become_the_same_run_from_every_system(foreign):
     for source, system in (
         ("state.pt", "the released PyTorch code"),
         ("tf.npz", "the released TF code"),
@@ -347,33 +347,32 @@ def test_a_run_is_named_after_its_file(foreign):
     assert json_of("import", "./-my weights!.npz", *BARE)["run"] == "runs/my-weights"
 
 
-def test_settings_are_changed_on_the_way(foreign):
+def test_settings_can_be_overridden_at_import(foreign):
     done("import", "state.pt", *BARE, "--set", "eval.mem_len=13", "--name", "longer")
     assert card("runs/longer")["settings"]["eval"]["mem_len"] == 13
 
 
-def test_an_imported_run_has_nothing_to_go_on_training_from(here):
+def test_an_imported_run_cannot_be_resumed(here):
     done("export", "adaptive", "hf")
     done("import", "hf")
     assert refusal("train", "--resume", "hf", code=1) == (
-        "runs/hf/last.safetensors: no such checkpoint; best.safetensors holds weights only, "
-        "which no training can go on from"
+        "runs/hf/last.safetensors: no such checkpoint; best.safetensors holds weights only, which cannot be resumed"
     )
 
 
-# --- what cannot be imported -----------------------------------------------------------------------------------------
+# --- imports that are refused ----------------------------------------------------------------------------------------
 
 
-def test_nothing_there_is_told(here):
+def test_a_missing_source_is_refused(here):
     assert refused("nowhere") == "no file or folder at nowhere; give a Hugging Face folder or a file of weights"
 
 
-def test_a_name_that_is_no_plain_name_is_refused(foreign):
-    message = '--name "a/b" is no plain name; use letters, digits, ".", "-" and "_"'
+def test_a_name_that_is_a_path_is_refused(foreign):
+    message = '--name "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'
     assert refused("folder", "--name", "a/b", code=2) == message
 
 
-def test_a_run_of_that_name_is_kept(foreign):
+def test_an_existing_run_is_not_replaced(foreign):
     taken = "runs/word exists; choose another --name, or replace it with --force"
     assert refused("folder", "--name", "word") == taken
     (foreign / "runs/other").mkdir()
@@ -381,11 +380,11 @@ def test_a_run_of_that_name_is_kept(foreign):
     assert refused("folder", "--name", "other", "--force") == message
 
 
-def test_a_run_is_replaced_by_force_and_only_by_a_good_one(foreign):
+def test_force_replaces_a_run_after_a_successful_import_only(foreign):
     (foreign / "folder/pytorch_model.bin").rename(foreign / "good.bin")
     (foreign / "folder/pytorch_model.bin").write_text("not weights")
     error = refused("folder", "--name", "word", "--force")
-    assert error.startswith("folder/pytorch_model.bin: damaged or no file of weights (")
+    assert error.startswith("folder/pytorch_model.bin: damaged, or not a file of weights (")
     (foreign / "good.bin").rename(foreign / "folder/pytorch_model.bin")
     done("import", "folder", "--name", "word", "--force")
     assert card("runs/word")["vocab_size"] == V
@@ -397,7 +396,7 @@ def test_a_run_is_replaced_by_force_and_only_by_a_good_one(foreign):
     assert not list((foreign / "runs").glob("*.replaced"))
 
 
-def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(foreign):
+def test_a_full_disk_keeps_the_earlier_run(foreign):
     before = files_of(foreign / "runs")
     result = on_a_full_disk(8000, "import", "folder", "--name", "word", "--force")
     assert (result.returncode, result.stdout) == (1, "")
@@ -405,29 +404,29 @@ def test_a_full_disk_keeps_the_run_that_was_to_be_replaced(foreign):
     assert files_of(foreign / "runs") == before
 
 
-def test_a_folder_without_weights_or_configuration_is_told(foreign):
+def test_a_folder_without_weights_or_configuration_is_refused(foreign):
     (foreign / "folder/config.json").unlink()
     assert refused("folder") == "folder has no config.json; give a Hugging Face folder, or a file of weights"
     (foreign / "folder/pytorch_model.bin").unlink()
     assert refused("folder") == (
-        "folder has neither model.safetensors nor pytorch_model.bin; weights in several files must be merged first"
+        "folder has neither model.safetensors nor pytorch_model.bin; sharded weights must be merged first"
     )
 
 
 def test_a_file_of_weights_needs_a_recipe(foreign):
     assert refused("state.pt", "--vocab", "words.txt", code=2) == (
-        "state.pt: a file of weights does not say how many heads, which cutoffs or which corpus; "
+        "state.pt: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
         "name its recipe, e.g. --recipe wt103-large-tf"
     )
     assert refused("state.pt", "--recipe", "nosuch", code=2).startswith('unknown recipe "nosuch"')
 
 
-def test_the_store_is_no_setting(foreign):
-    message = "--set corpus.store: name the store with --store, or leave it to the vocabulary"
+def test_the_store_cannot_be_set(foreign):
+    message = "--set corpus.store: name the store with --store, or leave it out to find it by vocabulary"
     assert refused("folder", "--set", "corpus.store=word", code=2) == message
 
 
-def test_a_setting_that_is_none_is_told_with_the_file_that_it_changes(foreign):
+def test_an_unknown_setting_is_refused_with_the_name_of_the_file(foreign):
     message = 'folder/config.json: [model] has no key "d_modell"; did you mean "d_model"?'
     assert refused("folder", "--set", "model.d_modell=7", code=2) == message
 
@@ -454,7 +453,8 @@ def test_a_vocabulary_of_another_size_is_refused(foreign):
     for source, path in (("folder", "folder/config.json"), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
         recipe = [] if source == "folder" else ["--recipe", "foreign.toml"]
         assert refused(source, *recipe, "--vocab", "runs/word/vocab.json") == (
-            f"{path}: the weights know {V} ids, the vocabulary has {size}; give the one that they were trained with"
+            f"{path}: the weights have {V} ids and the vocabulary {size}; "
+            "give the vocabulary that they were trained with"
         )
 
 
@@ -465,67 +465,67 @@ def test_cutoffs_beyond_the_vocabulary_are_refused(foreign):
     )
 
 
-def test_heads_that_the_weights_contradict_are_named_with_both_shapes(foreign):
+def test_weights_of_another_shape_are_named_with_both_shapes(foreign):
     (foreign / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG | {"n_head": 2}))
     assert refused("folder") == (
         "folder/pytorch_model.bin: transformer.layers.0.dec_attn.qkv_net.weight has the shape (99, 14), "
-        "the settings want (66, 14); correct [model] with --recipe or --set"
+        "the settings need (66, 14); correct [model] with --recipe or --set"
     )
-    # The product agrees, the parts do not.
+    # The product is the same, the factors are not.
     (foreign / "folder/config.json").write_text(json.dumps(FOREIGN_CONFIG | {"n_head": 11, "d_head": 3}))
     assert refused("folder") == (
-        "folder/pytorch_model.bin: transformer.r_w_bias has the shape (3, 11), the settings want (11, 3); "
+        "folder/pytorch_model.bin: transformer.r_w_bias has the shape (3, 11), the settings need (11, 3); "
         "correct [model] with --recipe or --set"
     )
 
 
-def test_a_last_norm_that_the_weights_lack_is_refused(foreign):
+def test_a_final_norm_that_the_weights_do_not_have_is_refused(foreign):
     assert refused("state.pt", *BARE, "--set", "model.norm=pre", code=2) == (
-        'state.pt: [model] norm = "pre" has a last norm that such weights lack; set it to "pre_released"'
+        'state.pt: [model] norm = "pre" needs a final norm that these weights do not have; use "pre_released"'
     )
 
 
 def test_weights_of_another_model_are_refused(foreign):
     torch.save({"wte.weight": torch.ones(3)}, foreign / "gpt.bin")
     assert refused("gpt.bin", *BARE) == (
-        "gpt.bin: none of its 1 tensors has a name of Transformer-XL "
-        "(transformer.word_emb..., word_emb... or transformer/...); this is another model"
+        "gpt.bin: none of its 1 tensors is named as in a Transformer-XL "
+        "(transformer.word_emb..., word_emb... or transformer/...); only Transformer-XL can be imported"
     )
 
 
-@pytest.mark.parametrize("kind", ["os.system", "eval", "a_function_of_the_attacker"])
+@pytest.mark.parametrize("case", ["os.system", "eval", "a_function_of_the_attacker"])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.bin", "vocab.pkl"])
-def test_nothing_of_a_hostile_folder_is_run(foreign, name, kind):
-    thing, what = HOSTILE[kind]
+def test_no_code_of_a_hostile_folder_is_run(foreign, name, case):
+    thing, name_of_code = HOSTILE[case]
     torch.save({"idx2sym": ["a"], "more": thing}, foreign / "folder" / name)
     if name == "vocab.pkl":
         (foreign / "folder" / name).write_bytes(pickle.dumps(thing))
     error = refused("folder")
     assert error.startswith(f"folder/{name}: ")
-    assert what.removeprefix("builtins.") in error
+    assert name_of_code.removeprefix("builtins.") in error
     assert "refused, nothing of it was run" in error
 
 
-# --- what cannot be exported -----------------------------------------------------------------------------------------
+# --- exports that are refused ----------------------------------------------------------------------------------------
 
 
-def test_what_is_no_run_is_told(here):
+def test_a_folder_that_is_not_a_run_is_refused(here):
     assert refusal("export", "novel", "hf", code=1) == (
-        "novel is not a run: it has no run.json; a run is what txl train writes"
+        "novel is not a run: it has no run.json; name a folder that txl train wrote"
     )
     assert refusal("export", "nosuch", "hf").startswith('unknown run "nosuch"')
     assert not (here / "hf").exists()
 
 
-def test_a_last_norm_cannot_be_exported(here):
+def test_a_final_norm_cannot_be_exported(here):
     done("train", "tiny.toml", "--set=model.norm=pre", "--set=corpus.store=word", "--max-steps", 1, "--name", "pre")
     assert refusal("export", "pre", "hf", code=1) == (
-        'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
+        'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; it cannot be exported'
     )
     assert not (here / "hf").exists()
 
 
-def test_an_export_is_replaced_by_force_only(here):
+def test_an_export_is_replaced_only_with_force(here):
     done("export", "adaptive", "hf")
     before = files_of(here / "hf")
     message = "hf exists; give another folder, or replace an earlier export with --force"
@@ -537,14 +537,14 @@ def test_an_export_is_replaced_by_force_only(here):
     assert card("runs/hf")["vocab_size"] == 256
 
 
-def test_an_empty_folder_is_taken_as_it_is(here, monkeypatch):
+def test_an_export_to_an_empty_folder_is_allowed(here, monkeypatch):
     (here / "hf").mkdir()
     monkeypatch.chdir(here / "hf")
     done("export", "../runs/adaptive", ".")
     assert (here / "hf/config.json").is_file()
 
 
-def test_files_of_others_are_never_overwritten(here):
+def test_other_files_are_never_overwritten(here):
     before = files_of(here / "novel")
     for force in ([], ["--force"]):
         refusal("export", "adaptive", "novel", *force, code=1)
@@ -557,7 +557,7 @@ def test_files_of_others_are_never_overwritten(here):
     assert files_of(here / "novel") == before
 
 
-def test_a_full_disk_leaves_no_half_export(here):
+def test_a_full_disk_leaves_no_incomplete_export(here):
     result = on_a_full_disk(2000, "export", "adaptive", "hf")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: hf: cannot be written (")
@@ -568,17 +568,17 @@ def test_a_full_disk_leaves_no_half_export(here):
 def test_an_export_that_fails_keeps_the_earlier_one(here):
     done("export", "adaptive", "hf")
     (here / "hf/config.json").unlink()
-    (here / "hf/config.json").mkdir()  # what cannot be replaced by a file
+    (here / "hf/config.json").mkdir()  # a folder cannot be replaced by a file
     before = files_of(here / "hf")
     assert refusal("export", "word", "hf", "--force", code=1).startswith("hf: cannot be written (")
     assert files_of(here / "hf") == before
     assert not (here / "hf/.new").exists()
 
 
-def test_a_place_that_is_no_folder_is_told(here):
+def test_a_folder_that_cannot_be_created_is_refused(here):
     error = refusal("export", "adaptive", "tiny.toml/hf", code=1)
     assert error.startswith("tiny.toml/hf: cannot be written (")
 
 
-def test_a_run_needs_no_import(here):
-    assert refused("runs/byte") == 'runs/byte is a run already; evaluate it with "txl eval runs/byte"'
+def test_a_run_cannot_be_imported(here):
+    assert refused("runs/byte") == 'runs/byte is already a run; evaluate it with "txl eval runs/byte"'

@@ -22,8 +22,8 @@ from tests.corpora.server import serving
 from txlcli.cli import app
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.planning import PrepareWishes
-from txlcli.workflows.preparation.preparing import prepare
+from txlcli.workflows.preparation.planning import PrepareOptions
+from txlcli.workflows.preparation.preparing import WorkSizes, prepare
 
 LINES = [
     f"the {animal} {verb} over N lazy dogs\n" for animal in ("fox", "Cat", "owl") for verb in ("jumps", "flies")
@@ -57,14 +57,14 @@ def store(tmp_path, name) -> TokenStore:
 
 
 def only_line(result) -> str:
-    """The one error line of a command that prints nothing else that matters."""
+    """Return the only error line of a command that prints nothing to stdout."""
     assert result.stdout == ""
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, result.stderr
     return errors[0]
 
 
-def test_ptb_follows_its_convention(txl, tmp_path):
+def test_ptb_follows_the_convention_of_the_benchmark(txl, tmp_path):
     result = txl("ptb", "--source", ptb_folder(tmp_path))
     assert result.exit_code == 0, result.stderr
     assert result.stderr.startswith("preparing Penn Treebank (Mikolov), 1 M words of newspaper text (word), from ")
@@ -79,7 +79,7 @@ def test_ptb_follows_its_convention(txl, tmp_path):
     assert "note: not the full benchmark (train 7 of 929,589" in result.stdout
 
 
-def test_blank_lines_and_a_missing_last_line_end_are_closed(txl, tmp_path):
+def test_blank_lines_and_an_unterminated_last_line_end_in_eos(txl, tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").write_text(" \n A a\u00a0b \r\n\r\n <unk>")
     assert txl("wt103", "--source", tmp_path).exit_code == 0
@@ -89,7 +89,7 @@ def test_blank_lines_and_a_missing_last_line_end_are_closed(txl, tmp_path):
     assert (wt103.info("valid").words, wt103.info("valid").unknown) == (8, 0)
 
 
-def test_words_that_train_lacks_are_unknown_and_counted(txl, tmp_path):
+def test_words_missing_from_train_are_unknown_and_counted(txl, tmp_path):
     (tmp_path / "wiki.train.tokens").write_text("a b\n")
     (tmp_path / "wiki.valid.tokens").write_text("a c d\n")
     result = txl("wt103", "--source", tmp_path)
@@ -100,14 +100,14 @@ def test_words_that_train_lacks_are_unknown_and_counted(txl, tmp_path):
     assert "note: no test split in this source" in result.stdout
 
 
-def test_a_source_without_train_gives_its_own_vocabulary_and_says_so(txl, tmp_path):
+def test_a_vocabulary_built_without_train_is_noted(txl, tmp_path):
     (tmp_path / "wiki.test.tokens").write_text("a b\n")
     result = txl("wt103", "--source", tmp_path / "wiki.test.tokens")
     assert "note: no train split in this source: the vocabulary is built from test" in result.stdout
     assert store(tmp_path, "wt103").conventions["vocabulary"] == "words of test by frequency"
 
 
-def test_enwik8_keeps_newlines_or_drops_them_as_released(txl, tmp_path):
+def test_enwik8_keeps_newlines_unless_the_released_convention_is_chosen(txl, tmp_path):
     data = bytes(range(10)) * 4 + b"\n" * 20 + b"x\n" * 20
     (tmp_path / "enwik8").write_bytes(data)
     assert txl("enwik8", "--source", tmp_path / "enwik8").exit_code == 0
@@ -124,7 +124,7 @@ def test_enwik8_keeps_newlines_or_drops_them_as_released(txl, tmp_path):
     assert released.conventions["newlines"] == "dropped after the cut, as the released code does"
 
 
-def test_text8_has_characters_and_is_not_stripped(txl, tmp_path):
+def test_text8_is_cut_by_characters_without_stripping(txl, tmp_path):
     (tmp_path / "text8").write_text(" ab" * 40)
     assert txl("text8", "--source", tmp_path / "text8").exit_code == 0
     text8 = store(tmp_path, "text8")
@@ -161,7 +161,7 @@ def test_lm1b_released_validates_on_test(txl, tmp_path):
     assert lm1b.ids("valid").tolist() == lm1b.ids("test").tolist() == [4, 3, 1]
 
 
-def test_lm1b_without_its_vocabulary_builds_one_and_says_so(txl, tmp_path):
+def test_lm1b_without_its_vocabulary_file_builds_a_vocabulary_and_notes_it(txl, tmp_path):
     folder = lm1b_folder(tmp_path)
     (folder / "1b_word_vocab.txt").unlink()
     result = txl("lm1b", "--source", folder)
@@ -172,7 +172,7 @@ def test_lm1b_without_its_vocabulary_builds_one_and_says_so(txl, tmp_path):
     assert store(tmp_path, "lm1b").vocab.symbols[:2] == ["<S>", "<UNK>"]
 
 
-def test_a_vocabulary_file_of_something_else_is_refused(txl, tmp_path):
+def test_a_vocabulary_file_without_the_special_symbols_is_refused(txl, tmp_path):
     folder = lm1b_folder(tmp_path)
     (folder / "1b_word_vocab.txt").write_text("a 1\n")
     result = txl("lm1b", "--source", folder)
@@ -180,7 +180,7 @@ def test_a_vocabulary_file_of_something_else_is_refused(txl, tmp_path):
     assert "1b_word_vocab.txt: the vocabulary lacks <S> and <UNK>" in only_line(result)
 
 
-def test_own_text_is_bytes_by_default(txl, book, tmp_path):
+def test_own_text_is_tokenized_by_bytes_by_default(txl, book, tmp_path):
     assert txl(book).exit_code == 0
     own = store(tmp_path, "my-book")
     assert b"".join(own.ids(split).tobytes() for split in own.splits).decode() == BOOK
@@ -212,13 +212,13 @@ def test_rare_words_are_unknown(txl, book, tmp_path):
     assert store(tmp_path, "my-book").vocab.symbols == ["<unk>", "a", "\n", " "]
 
 
-def test_pieces_are_trained_on_train_only(txl, tmp_path):
+def test_sentencepiece_is_trained_on_train_only(txl, tmp_path):
     folder = tmp_path / "novel"
     folder.mkdir()
     (folder / "train.txt").write_text(BOOK)
     (folder / "test.txt").write_text("zzzzzzzz qqqqqqqq\n" * 50)
-    for kind in ("unigram", "bpe"):
-        arguments = ("--tokenizer", "sentencepiece", "--vocab-size", 285, "--sp-type", kind, "--force")
+    for sp_type in ("unigram", "bpe"):
+        arguments = ("--tokenizer", "sentencepiece", "--vocab-size", 285, "--sp-type", sp_type, "--force")
         assert txl(folder, *arguments).exit_code == 0
         own = store(tmp_path, "novel")
         assert own.vocab.decode(own.ids("test")) == "zzzzzzzz qqqqqqqq\n" * 50
@@ -227,7 +227,7 @@ def test_pieces_are_trained_on_train_only(txl, tmp_path):
         assert own.every_byte_scored
 
 
-def test_pieces_need_a_train_split(txl, tmp_path):
+def test_sentencepiece_needs_a_train_split(txl, tmp_path):
     folder = ptb_folder(tmp_path)
     (folder / "ptb.train.txt").unlink()
     message = "this source has none; add one, or choose another --tokenizer"
@@ -251,7 +251,7 @@ def test_stores_are_named_after_corpus_and_tokenizer(txl, tmp_path):
     assert store(tmp_path, "ptb-byte").vocab.size == 256
 
 
-def test_the_standard_library_needs_nothing(tmp_path):
+def test_stdlib_needs_no_download(tmp_path):
     made = prepare("stdlib", tmp_path / "data")
     assert made.vocab.size == 256
     assert made.info("train").tokens > 1_000_000
@@ -278,7 +278,7 @@ def test_json_is_one_object(txl, book, tmp_path):
     assert shown["splits"]["train"]["begins"].startswith("the fox jumps")
 
 
-def test_the_list_shows_what_is_there(txl, book, tmp_path):
+def test_list_shows_the_existing_stores(txl, book, tmp_path):
     assert "no token stores in data; make one" in txl("--list").stdout
     txl(book)
     txl("ptb", "--source", ptb_folder(tmp_path))
@@ -304,40 +304,37 @@ def big_text(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "sentencepiece"])
-def test_any_number_of_workers_gives_the_same_store(tmp_path, monkeypatch, tokenizer):
+def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     text = big_text(tmp_path)
     size = 400 if tokenizer == "sentencepiece" else None
-    monkeypatch.setattr(
-        "txlcli.workflows.preparation.preparing.SMALL", 1 << 16
-    )  # so that worker processes start for a small text
-    for name in ("CHUNK", "WORD_CHUNK"):
-        monkeypatch.setattr(f"txlcli.workflows.preparation.preparing.{name}", 1 << 18)
-    stores = [
-        prepare(str(text), tmp_path / f"data{n}", PrepareWishes(tokenizer=tokenizer, vocab_size=size, workers=n))
-        for n in (1, 2)
-    ]
+    sizes = WorkSizes(parallel_from=1 << 16, chunk=1 << 18, word_chunk=1 << 18)  # so that worker processes start
+    options = [PrepareOptions(tokenizer=tokenizer, vocab_size=size, workers=n) for n in (1, 2)]
+    stores = [prepare(str(text), tmp_path / f"data{one.workers}", one, sizes=sizes) for one in options]
     assert stores[0].fingerprint == stores[1].fingerprint
     assert stores[0].splits == stores[1].splits
-    whole = prepare(str(text), tmp_path / "whole", PrepareWishes(tokenizer=tokenizer, vocab_size=size, split="100,0,0"))
+    options = PrepareOptions(tokenizer=tokenizer, vocab_size=size, split="100,0,0")
+    whole = prepare(str(text), tmp_path / "whole", options, sizes=sizes)
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 
-def test_an_error_in_a_worker_process_arrives(tmp_path, monkeypatch):
-    monkeypatch.setattr("txlcli.workflows.preparation.preparing.SMALL", 1)
+def test_an_error_in_a_worker_process_is_raised_in_the_parent(tmp_path):
     (tmp_path / "my.txt").write_bytes(b"good\n" * 9 + b"\xff\n")
     with pytest.raises(CorpusInputError, match="byte 45 is not valid UTF-8"):
         prepare(
-            str(tmp_path / "my.txt"), tmp_path / "data", PrepareWishes(tokenizer="word", workers=2, split="100,0,0")
+            str(tmp_path / "my.txt"),
+            tmp_path / "data",
+            PrepareOptions(tokenizer="word", workers=2, split="100,0,0"),
+            sizes=WorkSizes(parallel_from=1),
         )
     assert list((tmp_path / "data").iterdir()) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(text=st.text("ab \n\r\u00e9\u3000\U0001f600", min_size=1))
-def test_own_characters_come_back(tmp_path_factory, text):
+def test_characters_are_decoded_exactly(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("own")
     (folder / "text.txt").write_bytes(text.encode())
-    made = prepare(str(folder / "text.txt"), folder, PrepareWishes(tokenizer="char", split="100,0,0"))
+    made = prepare(str(folder / "text.txt"), folder, PrepareOptions(tokenizer="char", split="100,0,0"))
     assert made.vocab.decode(made.ids("train")) == text
 
 
@@ -363,7 +360,7 @@ def a_tgz(members: dict[str, bytes]) -> bytes:
 
 
 def original(content: bytes, site, name: str, served: bytes | None = None) -> Download:
-    """The original's description, at an address on the loopback."""
+    """Describe an original file that a local server offers."""
     site.files[name] = content if served is None else served
     return Download(
         name, (site.url(f"gone/{name}"), site.url(name)), len(content), f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -414,7 +411,7 @@ BENCHMARKS = {
 
 
 def published(folder: Path, name: str) -> Path:
-    """A folder as `txl prepare` leaves it after downloading a benchmark."""
+    """Create a folder like the one that `txl prepare` keeps after downloading a benchmark."""
     folder.mkdir()
     for download in corpora.CORPORA[name].downloads:
         if download.file == "1b_word_vocab.txt":
@@ -426,7 +423,7 @@ def published(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_folder_that_holds_the_published_archive_only_is_read_from_it(txl, tmp_path, name):
+def test_a_folder_with_only_the_published_archive_is_read_from_it(txl, tmp_path, name):
     result = txl(name, "--source", published(tmp_path / "downloads", name))
     assert result.exit_code == 0, result.stderr
     packed = store(tmp_path, name)
@@ -442,7 +439,7 @@ def test_a_folder_that_holds_the_published_archive_only_is_read_from_it(txl, tmp
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_files_that_lie_unpacked_beside_their_archive_are_read(txl, tmp_path, name):
+def test_unpacked_files_beside_their_archive_are_read(txl, tmp_path, name):
     folder = published(tmp_path / "downloads", name)
     for member, content in BENCHMARKS[name].items():
         (folder / Path(member).name).write_bytes(content * 2)
@@ -451,7 +448,7 @@ def test_files_that_lie_unpacked_beside_their_archive_are_read(txl, tmp_path, na
     assert sum(info.bytes for info in read.splits.values()) == 2 * sum(map(len, BENCHMARKS[name].values()))
 
 
-def test_a_zip_that_came_in_part_is_refused(txl, tmp_path):
+def test_an_incomplete_zip_is_refused(txl, tmp_path):
     whole = a_zip(BENCHMARKS["enwik8"])
     (tmp_path / "enwik8.zip").write_bytes(whole[: len(whole) // 2])
     check_refused(txl("enwik8", "--source", "enwik8.zip"), tmp_path, "enwik8.zip: the archive is damaged")
@@ -461,7 +458,7 @@ def test_a_zip_that_came_in_part_is_refused(txl, tmp_path):
     check_refused(txl("enwik8", "--source", folder), tmp_path, "expected one file enwik8, or one whose name begins so")
 
 
-def test_lm1b_comes_as_an_archive_and_a_vocabulary(txl, tmp_path, monkeypatch, site):
+def test_lm1b_downloads_an_archive_and_a_vocabulary_file(txl, tmp_path, monkeypatch, site):
     files = {path.name: path.read_bytes() for path in lm1b_folder(tmp_path).iterdir()}
     vocabulary = files.pop("1b_word_vocab.txt")
     archive = a_tgz({f"r13/{name}": content for name, content in files.items()})
@@ -477,7 +474,7 @@ def check_refused(result, tmp_path, message: str) -> None:
     assert not list((tmp_path / "data").glob(".*"))
 
 
-def test_a_server_without_the_file_names_the_way_out(txl, tmp_path, monkeypatch, site):
+def test_a_failed_download_suggests_a_local_source(txl, tmp_path, monkeypatch, site):
     offer(monkeypatch, "text8", [Download("text8.zip", (site.url("text8.zip"),))])
     check_refused(txl("text8"), tmp_path, 'HTTP 404 Not Found); or "txl prepare text8 --source PATH" with the files')
 
@@ -510,19 +507,19 @@ def test_a_source_file_that_is_not_the_original_is_noted(txl, tmp_path):
     assert "note: text8 is not the original file" in txl("text8", "--source", tmp_path / "text8").stdout
 
 
-# --- what cannot be done --------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------
 
 USAGE = [
     (["enwiki8"], 'unknown corpus or path "enwiki8"; did you mean "enwik8"?'),
     ([], "prepare what?"),
-    (["stdlib", "--vocab-size", 9], "--vocab-size does nothing here (the byte vocabulary of stdlib is fixed)"),
-    (["ptb", "--vocab-size", 9], "--vocab-size does nothing here (the word vocabulary of ptb is fixed)"),
-    (["stdlib", "--tokenizer", "char", "--vocab-size", 9], "--vocab-size does nothing here (--tokenizer is char)"),
-    (["stdlib", "--min-count", 9], "--min-count does nothing here"),
-    (["stdlib", "--sp-type", "bpe"], "--sp-type does nothing with --tokenizer byte"),
-    (["ptb", "--split", "90,5,5"], "--split does nothing here: the splits of ptb are fixed"),
-    (["ptb", "--released-convention"], "--released-convention does nothing here; it goes with enwik8, lm1b"),
-    (["enwik8", "--released-convention", "--tokenizer", "char"], "--released-convention does nothing here"),
+    (["stdlib", "--vocab-size", 9], "--vocab-size has no effect here (the byte vocabulary of stdlib is fixed)"),
+    (["ptb", "--vocab-size", 9], "--vocab-size has no effect here (the word vocabulary of ptb is fixed)"),
+    (["stdlib", "--tokenizer", "char", "--vocab-size", 9], "--vocab-size has no effect here (--tokenizer is char)"),
+    (["stdlib", "--min-count", 9], "--min-count has no effect here"),
+    (["stdlib", "--sp-type", "bpe"], "--sp-type has no effect with --tokenizer byte"),
+    (["ptb", "--split", "90,5,5"], "--split has no effect here: the splits of ptb are fixed"),
+    (["ptb", "--released-convention"], "--released-convention has no effect here; it is for enwik8, lm1b"),
+    (["enwik8", "--released-convention", "--tokenizer", "char"], "--released-convention has no effect here"),
     (["stdlib", "--split", "90,5"], '--split "90,5" is not three shares'),
     (["stdlib", "--split", "90,5,6"], '--split "90,5,6" is not three shares'),
     (["stdlib", "--split", "a,b,c"], "is not three shares of train, valid and test that sum to 100; try 90,5,5"),
@@ -531,17 +528,17 @@ USAGE = [
     (["stdlib", "--tokenizer", "word", "--min-count", 0], "--min-count 0 is too small"),
     (["stdlib", "--tokenizer", "word", "--vocab-size", -5], "--vocab-size -5 is too small"),
     (["stdlib", "--name", "a/b"], '--name "a/b" is no plain name'),
-    (["--list", "stdlib"], "--list shows what is there"),
-    (["--list", "--workers", 3], "--list shows what is there"),
+    (["--list", "stdlib"], "--list shows the existing stores"),
+    (["--list", "--workers", 3], "--list shows the existing stores"),
     (["stdlib", "--tokenizer", "glyph"], "'glyph' is not one of"),
-    ([".", "--source", "."], '--source goes with a corpus, and "." is none'),
+    ([".", "--source", "."], '--source needs the name of a corpus, and "." is not one'),
 ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"), USAGE, ids=[" ".join(map(str, case[0])) or "nothing" for case in USAGE]
 )
-def test_a_wrong_wish_is_refused_before_anything_starts(txl, tmp_path, arguments, message):
+def test_wrong_options_are_refused_before_anything_starts(txl, tmp_path, arguments, message):
     result = txl(*arguments)
     assert result.exit_code == 2
     assert message in only_line(result)
@@ -550,7 +547,7 @@ def test_a_wrong_wish_is_refused_before_anything_starts(txl, tmp_path, arguments
 
 @pytest.mark.parametrize("name", ["ptb", "text8.txt", "stdlib", "enwik8-released"])
 @pytest.mark.parametrize("more", [[], ["--force"]])
-def test_own_text_does_not_take_the_name_of_a_benchmark(txl, book, tmp_path, name, more):
+def test_own_text_cannot_take_the_name_of_a_benchmark(txl, book, tmp_path, name, more):
     if "." in name:
         book.rename(tmp_path / name)
     else:
@@ -559,7 +556,7 @@ def test_own_text_does_not_take_the_name_of_a_benchmark(txl, book, tmp_path, nam
     result = txl(f"./{name}", *more)
     assert result.exit_code == 2
     stem = name.removesuffix(".txt")
-    message = f'"{stem}" is what a benchmark\'s own store is called; give your text another name with --name'
+    message = f'"{stem}" is the name of a benchmark\'s own store; choose another with --name'
     assert only_line(result) == f"error: {message}"
     assert not (tmp_path / "data").exists()
     assert txl(f"./{name}", "--name", "mine").exit_code == 0
@@ -576,7 +573,7 @@ def test_a_missing_source_is_named(txl):
     [
         (b"", [], "there is no text in it"),
         (b"ab", [], "2 bytes are too short to split"),
-        (b"      ", ["--tokenizer", "word", "--split", "50,50,0"], "holds nothing but blanks"),
+        (b"      ", ["--tokenizer", "word", "--split", "50,50,0"], "has only blanks"),
         (
             b"a good line\n" * 50 + b"bad \xff\n" + b"x\n" * 50,
             ["--tokenizer", "char"],
@@ -590,7 +587,7 @@ def test_a_missing_source_is_named(txl):
         (b"\xff\n" * 50, ["--tokenizer", "sentencepiece"], "my.txt: byte 0 is not valid UTF-8"),
     ],
 )
-def test_text_that_cannot_be_used_is_named(txl, tmp_path, content, arguments, message):
+def test_unusable_text_is_named(txl, tmp_path, content, arguments, message):
     (tmp_path / "my.txt").write_bytes(content)
     check_refused(txl(tmp_path / "my.txt", *arguments), tmp_path, message)
 
@@ -601,22 +598,22 @@ def test_an_empty_split_file_is_named(txl, tmp_path):
     check_refused(txl("ptb", "--source", folder), tmp_path, "ptb.valid.txt: the valid split is empty")
 
 
-def test_too_many_pieces_are_refused_with_what_fits(txl, book, tmp_path):
+def test_a_vocab_size_that_is_too_large_is_refused(txl, book, tmp_path):
     result = txl(book, "--tokenizer", "sentencepiece", "--vocab-size", 9999)
     assert result.exit_code == 2
-    assert "9999 pieces do not fit this text" in only_line(result)
+    assert "--vocab-size 9999 does not fit this text" in only_line(result)
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_too_few_pieces_are_refused_with_how_many_do(txl, book, tmp_path):
+def test_a_vocab_size_that_is_too_small_is_refused_with_the_smallest_possible(txl, book, tmp_path):
     characters = len(set(BOOK) - {"\n"})
     arguments = (book, "--tokenizer", "sentencepiece", "--vocab-size")
     result = txl(*arguments, 200)
     assert result.exit_code == 2
     least = 256 + 2 + characters  # bytes, <eos> and <unk>, characters
     assert only_line(result) == (
-        "error: 200 pieces are too few for this text: its characters, and the 256 bytes that stand for others, "
-        f"take {least}; give --vocab-size {least} or more"
+        "error: --vocab-size 200 is too small for this text: its characters and the 256 byte pieces need "
+        f"{least}; give --vocab-size {least} or more"
     )
     assert list((tmp_path / "data").iterdir()) == []
     assert txl(*arguments, least).exit_code == 0
@@ -630,7 +627,7 @@ FULL_DISK = """
 """
 
 
-def test_a_text_that_may_not_be_read_is_no_matter_of_space(txl, tmp_path, monkeypatch):
+def test_an_error_about_permissions_does_not_mention_free_space(txl, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("the fox\n" * 30)
     real = Path.open
 
@@ -646,7 +643,7 @@ def test_a_text_that_may_not_be_read_is_no_matter_of_space(txl, tmp_path, monkey
 
 
 @pytest.mark.parametrize("limit", [100_000, 400_000])
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, limit):
+def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(tmp_path, limit):
     assert resource.RLIMIT_FSIZE is not None
     (tmp_path / "text.bin").write_bytes(bytes(range(256)) * 1560)
     done = subprocess.run(
@@ -665,7 +662,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, limit):
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_a_data_folder_that_is_a_file_is_named(txl, book, tmp_path):
+def test_a_file_given_as_data_dir_is_named(txl, book, tmp_path):
     (tmp_path / "data").write_text("in the way")
     result = txl(book)
     assert result.exit_code == 2
@@ -678,7 +675,7 @@ def test_help_shows_an_example(txl):
     assert "Example: txl prepare stdlib" in result.stdout
 
 
-def test_the_command_line_loads_no_machinery():
+def test_the_command_line_imports_no_heavy_packages():
     heavy = ("torch", "h5py", "sentencepiece", "numpy")
     code = f"import sys, txlcli.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

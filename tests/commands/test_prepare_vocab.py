@@ -1,4 +1,4 @@
-"""txl prepare --vocab: text under a vocabulary that is there already."""
+"""txl prepare --vocab: text encoded with an existing vocabulary."""
 
 import numpy as np
 import pytest
@@ -11,19 +11,19 @@ def store(folder, name):
     return TokenStore.open(folder / f"data/{name}.h5")
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_vocabulary_of_a_run_gives_the_ids_that_it_was_trained_on(here, kind):
-    told = json_of("prepare", "novel", "--vocab", f"runs/{kind}/vocab.json", "--name", "again")
-    first, again = store(here, "novel" if kind == "byte" else kind), store(here, "again")
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_the_vocabulary_of_a_run_gives_the_ids_of_its_training_text(here, tokenizer):
+    told = json_of("prepare", "novel", "--vocab", f"runs/{tokenizer}/vocab.json", "--name", "again")
+    first, again = store(here, "novel" if tokenizer == "byte" else tokenizer), store(here, "again")
     assert again.fingerprint == first.fingerprint
-    assert told["tokenizer"] == kind
+    assert told["tokenizer"] == tokenizer
     assert told["conventions"]["vocabulary"] == "given by --vocab"
     for split in first.splits:
         assert again.info(split) == first.info(split)
         np.testing.assert_array_equal(again.ids(split), first.ids(split))
 
 
-def test_a_run_is_evaluated_on_another_text_under_its_own_vocabulary(here):
+def test_a_run_is_evaluated_on_another_text_with_its_own_vocabulary(here):
     (here / "later.txt").write_text("the fox\nthe zebra jumps\n" * 90)
     done("prepare", "later.txt", "--vocab", "runs/word/vocab.json", "--name", "word", "--force")
     test = store(here, "word")
@@ -31,22 +31,22 @@ def test_a_run_is_evaluated_on_another_text_under_its_own_vocabulary(here):
     assert json_of("eval", "word")["rows"][0]["tokens"] == test.info("test").tokens
 
 
-def test_a_list_of_words_decides_the_ids(here):
+def test_a_word_list_sets_the_ids(here):
     (here / "list.txt").write_text("<eos>\nowl\nfox 12\nthe\n<unk>\n")
     (here / "text.txt").write_text("the fox\nthe dog\n" * 30)
     done("prepare", "text.txt", "--vocab", "list.txt", "--split", "90,5,5", "--name", "listed")
     assert store(here, "listed").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_corpus_under_another_vocabulary_is_named_after_both(here, kind):
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_a_corpus_with_another_vocabulary_is_named_after_both(here, tokenizer):
     (here / "novel/ptb.train.txt").write_text("the fox\nthe cat\n")
-    told = json_of("prepare", "ptb", "--source", "novel/ptb.train.txt", "--vocab", f"runs/{kind}/vocab.json")
+    told = json_of("prepare", "ptb", "--source", "novel/ptb.train.txt", "--vocab", f"runs/{tokenizer}/vocab.json")
     assert told["store"] == f"data/ptb-vocab-{told['fingerprint'][:8]}.h5"
-    assert told["fingerprint"] == store(here, "novel" if kind == "byte" else kind).fingerprint
+    assert told["fingerprint"] == store(here, "novel" if tokenizer == "byte" else tokenizer).fingerprint
 
 
-def test_own_text_under_a_vocabulary_of_another_is_named_after_both(here):
+def test_own_text_with_another_vocabulary_is_named_after_both(here):
     (here / "own2.txt").write_text("the fox\nthe cat\n" * 30)
     done("prepare", "own2.txt")
     told = json_of("prepare", "own2.txt", "--vocab", "runs/word/vocab.json")
@@ -55,18 +55,18 @@ def test_own_text_under_a_vocabulary_of_another_is_named_after_both(here):
     assert (here / "data/own2.h5").exists()
 
 
-def test_a_symbol_that_the_vocabulary_lacks_is_named(here):
+def test_a_symbol_missing_from_the_vocabulary_is_named(here):
     (here / "list.txt").write_text("<eos>\nfox\nthe\n")
     (here / "text.txt").write_text("the fox\nthe dog runs\n" * 30)
     message = refusal("prepare", "text.txt", "--vocab", "list.txt", code=1)
     assert message == (
-        'the vocabulary of --vocab lacks "dog" and 1 more of this text, and has no symbol for unknown ones; '
-        "it belongs to another text"
+        'the vocabulary of --vocab lacks "dog" and 1 more of this text, and has no unknown symbol; '
+        "choose a vocabulary of the same corpus"
     )
     assert not list((here / "data").glob("text*"))
 
 
-def test_a_byte_that_the_vocabulary_lacks_is_named(here):
+def test_a_byte_missing_from_the_vocabulary_is_named(here):
     (here / "vocab.json").write_text('{"kind":"byte","bytes":[97,98],"dropped":[10],"boundary":null,"unknown":null}')
     (here / "text.txt").write_text("ab\nba\n" * 30)
     done("prepare", "text.txt", "--vocab", "vocab.json", "--name", "text")
@@ -77,7 +77,7 @@ def test_a_byte_that_the_vocabulary_lacks_is_named(here):
 
 
 @pytest.mark.parametrize(
-    "idle",
+    "unused",
     [
         ["--tokenizer", "word"],
         ["--vocab-size", 100],
@@ -85,9 +85,9 @@ def test_a_byte_that_the_vocabulary_lacks_is_named(here):
         ["--sp-type", "bpe"],
     ],
 )
-def test_what_a_vocabulary_settles_is_no_wish_any_more(here, idle):
-    message = refusal("prepare", "novel", "--vocab", "runs/word/vocab.json", *idle)
-    assert message == f"{idle[0]} does nothing with --vocab, which brings all of that along; leave it out"
+def test_options_that_a_given_vocabulary_replaces_are_refused(here, unused):
+    message = refusal("prepare", "novel", "--vocab", "runs/word/vocab.json", *unused)
+    assert message == f"{unused[0]} has no effect with --vocab, whose file includes it; leave it out"
 
 
 def test_a_missing_vocabulary_file_is_named(here):

@@ -1,4 +1,4 @@
-"""txl quickstart: the whole job, and the commands to repeat it with."""
+"""txl quickstart: all steps, and the commands to repeat them."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from txlcli.runs import run_folder
 
 
 def small_library(folder, monkeypatch):
-    """Let the standard library of this machine be a few files, so that it is prepared and read at once."""
+    """Replace the standard library by a few files, so that it is prepared quickly."""
     (folder / "library").mkdir()
     for number in range(60):
         text = f"class Reader{number}:\n    def __init__(self, name):\n        self.name = name\n" * 3
@@ -22,17 +22,17 @@ def small_library(folder, monkeypatch):
 
 
 def small_recipe(folder):
-    """A recipe file in the current folder, which goes before the packaged one of its name; trained at once."""
+    """Write a small recipe to the current folder, where it precedes the packaged one of its name."""
     (folder / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
 
 
 def commands_in(text, start="  txl "):
-    """The command lines of a text, as words; a prompt may hold line ends."""
+    """Return the command lines of a text, split into words; a prompt may contain line ends."""
     _, *lines = f"\n{text}".split(f"\n{start}")
     return [shlex.split(line) for line in lines]
 
 
-def test_the_whole_job_is_done_and_can_be_repeated(untouched, monkeypatch):
+def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     small_recipe(untouched)
     result = done("quickstart")
@@ -43,8 +43,8 @@ def test_the_whole_job_is_done_and_can_be_repeated(untouched, monkeypatch):
         "Table 9.",
         "    def __init__(self, ",
     ]
-    places = [result.stdout.index(part) for part in parts]
-    assert places == sorted(places)
+    positions = [result.stdout.index(part) for part in parts]
+    assert positions == sorted(positions)
     shown, _, listed = result.stderr.partition("These commands did all of that; repeat them with other words:\n")
     ran = commands_in(listed)
     assert [words[0] for words in ran] == ["prepare", "train", "eval", "speed", "generate"]
@@ -54,7 +54,7 @@ def test_the_whole_job_is_done_and_can_be_repeated(untouched, monkeypatch):
         assert repeated.exit_code == 0, repeated.stderr
 
 
-def test_the_packaged_recipe_is_trained_on_a_store_that_is_there_into_other_folders(untouched, monkeypatch):
+def test_other_folders_and_a_prepared_store_are_used(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     where = ["--data-dir", "d", "--runs-dir", "r"]
     done("prepare", "stdlib", "--data-dir", "d")
@@ -70,7 +70,7 @@ def test_the_packaged_recipe_is_trained_on_a_store_that_is_there_into_other_fold
     )
 
 
-def test_it_goes_on_with_the_run_that_it_trained_whatever_run_is_newer(here, monkeypatch):
+def test_the_trained_run_is_used_even_if_another_one_is_newer(here, monkeypatch):
     small_library(here, monkeypatch)
     small_recipe(here)
     later = time.time() + 3600

@@ -1,4 +1,4 @@
-"""`txl recipes`: the list, a recipe's text, a copy to change."""
+"""`txl recipes`: the list, the text of a recipe, a copy to edit."""
 
 import tomllib
 from importlib import resources
@@ -14,7 +14,7 @@ NAMES = recipe.packaged_names()
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """The current folder, empty."""
+    """Make an empty folder the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -24,11 +24,11 @@ def original(name):
 
 
 def row_of(name):
-    """The cells of a recipe's row in the list."""
+    """Return the cells of a recipe's row in the list."""
     return next(row for row in cells(done("recipes")) if row[0] == name)
 
 
-def test_the_list_names_every_recipe_once_and_fits_a_terminal():
+def test_the_list_has_every_recipe_once_and_fits_a_terminal():
     result = done("recipes")
     assert result.stderr == ""
     rows = [line for line in result.stdout.splitlines() if line.startswith("│")]
@@ -36,17 +36,17 @@ def test_the_list_names_every_recipe_once_and_fits_a_terminal():
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
 
 
-def test_a_row_has_store_parameters_metric_and_the_paper_s_numbers():
+def test_a_row_has_store_parameters_metric_and_the_paper_s_results():
     assert row_of("wt103") == ["wt103", "wt103", "151,107,538", "ppl", "23.1", "24.0", "1"]
     assert row_of("enwik8-24l") == ["enwik8-24l", "enwik8", "277,231,820", "bpc", "-", "0.99", "2"]
 
 
-def test_what_the_paper_does_not_say_is_a_dash():
+def test_values_missing_in_the_paper_are_dashes():
     assert row_of("text8") == ["text8", "text8", "40,964,635", "bpc", "-", "-", "-"]
     assert row_of("stdlib") == ["stdlib", "stdlib", "-", "bpc", "-", "-", "-"]
 
 
-def test_the_list_as_json():
+def test_the_list_is_printed_as_json():
     listed = {entry["name"]: entry for entry in json_of("recipes")["recipes"]}
     assert list(listed) == NAMES
     assert listed["wt103-large"] == {
@@ -59,22 +59,22 @@ def test_the_list_as_json():
         "paper_test": 18.3,
         "description": 'Table 1, "Ours - Transformer-XL Large" (257M)',
     }
-    nothing = ("parameters", "vocab_size", "paper_valid", "paper_test")
-    assert [listed["stdlib"][key] for key in nothing] == [None] * 4
+    unknown = ("parameters", "vocab_size", "paper_valid", "paper_test")
+    assert [listed["stdlib"][key] for key in unknown] == [None] * 4
     assert listed["stdlib"]["description"] == "A small model for text that every machine has"
-    # A sentence that goes on in the second line of the header, without number or colon.
+    # A first sentence that continues in the second line of the header.
     assert listed["text8"]["description"] == "The 12-layer model of Table 2 on text8, as the released scripts train it"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_show_prints_the_text_as_it_lies_in_the_package(name):
+def test_show_prints_the_packaged_text(name):
     result = done("recipes", "show", name)
     assert result.stdout.encode() == original(name)
     assert result.stderr == ""
 
 
 @pytest.mark.parametrize("word", ["wt103", "wt103.toml", "recipes/wt103.toml", "recipes/wt103"])
-def test_show_takes_the_packaged_recipe_whatever_lies_in_the_folder(folder, word):
+def test_show_prints_the_packaged_recipe_even_if_a_file_has_its_name(folder, word):
     (folder / "recipes").mkdir()
     for file in ("wt103", "wt103.toml", "recipes/wt103", "recipes/wt103.toml"):
         (folder / file).write_text("mine")
@@ -82,7 +82,7 @@ def test_show_takes_the_packaged_recipe_whatever_lies_in_the_folder(folder, word
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_show_as_json_gives_every_setting_with_its_default(name):
+def test_show_as_json_has_every_setting(name):
     table = json_of("recipes", "show", name)
     assert recipe.resolve(table, where="here") == recipe.load(name)
     written = tomllib.loads(original(name).decode())["train"]
@@ -90,9 +90,9 @@ def test_show_as_json_gives_every_setting_with_its_default(name):
     assert table["train"].keys() > written.keys()
 
 
-def test_copy_writes_the_recipe_and_says_how_to_go_on(folder):
+def test_copy_writes_the_recipe_and_prints_the_next_command(folder):
     result = done("recipes", "copy", "enwik8-24l", "mine.toml")
-    assert result.stdout == 'wrote mine.toml; change it, then run "txl train mine.toml"\n'
+    assert result.stdout == 'wrote mine.toml; edit it, then run "txl train mine.toml"\n'
     assert result.stderr == ""
     assert (folder / "mine.toml").read_bytes() == original("enwik8-24l")
     assert recipe.load("mine.toml") == recipe.load("enwik8-24l")
@@ -105,13 +105,13 @@ def test_copy_into_a_folder_keeps_the_name(folder):
     assert (folder / "my recipes" / "ptb.toml").read_bytes() == original("ptb")
 
 
-def test_copy_as_json_says_what_was_written_and_where(folder):
+def test_copy_as_json_has_the_recipe_and_the_file(folder):
     assert json_of("recipes", "copy", "ptb", ".") == {"recipe": "ptb", "file": "ptb.toml"}
     assert (folder / "ptb.toml").read_bytes() == original("ptb")
 
 
 @pytest.mark.parametrize("file", ["mine.toml", "."])
-def test_copy_replaces_a_file_with_force_only(folder, file):
+def test_copy_replaces_a_file_only_with_force(folder, file):
     path = folder / ("ptb.toml" if file == "." else file)
     path.write_text("mine")
     assert refusal("recipes", "copy", "ptb", file) == (
@@ -122,7 +122,7 @@ def test_copy_replaces_a_file_with_force_only(folder, file):
     assert path.read_bytes() == original("ptb")
 
 
-def test_copy_leaves_a_file_as_it_is_where_the_disk_is_full(folder):
+def test_copy_keeps_the_old_file_on_a_full_disk(folder):
     (folder / "mine.toml").write_text("mine")
     result = on_a_full_disk(1000, "recipes", "copy", "ptb", "mine.toml", "--force")
     assert result.returncode == 1
@@ -130,7 +130,7 @@ def test_copy_leaves_a_file_as_it_is_where_the_disk_is_full(folder):
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("mine.toml", "mine")]
 
 
-def test_copy_follows_a_link_and_leaves_other_files_alone(folder):
+def test_copy_follows_a_link_and_keeps_other_files(folder):
     (folder / "mine.toml.new").write_text("another")
     (folder / "real.toml").write_text("mine")
     (folder / "mine.toml").symlink_to("real.toml")
@@ -140,11 +140,11 @@ def test_copy_follows_a_link_and_leaves_other_files_alone(folder):
     assert (folder / "real.toml").read_bytes() == original("ptb")
 
 
-def test_copy_makes_no_folder(folder):
+def test_copy_creates_no_folder(folder):
     assert refusal("recipes", "copy", "ptb", "deep/mine.toml") == (
         "deep/mine.toml: there is no folder deep; make it first"
     )
-    assert refusal("recipes", "copy", "ptb", "deep/") == "deep/: there is no such folder; make it first"
+    assert refusal("recipes", "copy", "ptb", "deep/") == "deep/: no such folder; create it first"
     assert list(folder.iterdir()) == []
 
 
@@ -153,7 +153,7 @@ def test_copy_never_replaces_a_folder(folder):
     assert refusal("recipes", "copy", "ptb", ".", "--force") == "ptb.toml is a folder; give another FILE"
 
 
-def test_copy_to_a_place_that_cannot_be_written_is_one_line():
+def test_copy_to_a_file_that_cannot_be_written_is_refused_on_one_line():
     name = "x" * 300  # longer than a file name may be
     assert refusal("recipes", "copy", "ptb", name, code=1) == (
         f"{name}: the recipe cannot be written (File name too long); choose another FILE"
@@ -169,7 +169,7 @@ def test_an_unknown_recipe_is_refused_with_a_suggestion(folder, command, word):
     assert list(folder.iterdir()) == []
 
 
-def test_a_recipe_of_another_folder_is_not_a_packaged_one(folder):
+def test_a_recipe_in_another_folder_is_not_a_packaged_one(folder):
     (folder / "mine").mkdir()
     (folder / "mine" / "ptb.toml").write_bytes(original("ptb"))
     assert refusal("recipes", "show", "mine/ptb.toml").startswith('unknown recipe "mine/ptb.toml"')
@@ -188,13 +188,13 @@ def test_json_before_the_command_is_refused():
         (["show", "ptb", "--force"], 'No such option: --force; see "txl recipes show --help"'),
     ],
 )
-def test_what_is_asked_wrongly_gives_one_line_and_exit_code_2(words, message):
+def test_wrong_arguments_are_refused_on_one_line_with_exit_code_2(words, message):
     result = txl("recipes", *words)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("words", [[], ["show", "lm1b"]])
-def test_listing_and_showing_load_nothing_heavy(words):
+def test_list_and_show_import_nothing_heavy(words):
     script = f"""
 import atexit, sys
 atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))

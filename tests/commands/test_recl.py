@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import h5py
@@ -13,7 +14,8 @@ import pytest
 from filelock import FileLock
 
 from tests.commands.novel import RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
-from txlcli.commands import recl
+from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions, measure
+from txlcli.workflows.reporter import SilentReporter
 
 GRID = ["--start", 3, "--step", 4, "--longest", 15]
 SMALL = [*GRID, "--positions", 40]
@@ -104,14 +106,14 @@ def test_the_table_has_the_form_of_table_8(group):
     assert [word in result.stdout for word in ("r = 0.1", "r = 0.5", "r = 1", "byte", "window", "state")] == [True] * 6
     assert "byte: L = 5, M = 5, same_length = m, max_distance = 10; fp32" in result.stdout
     assert "window: one window of at most 5 tokens, no memory; fp32" in result.stdout
-    assert "state: a state, zeros before the context; fp32" in result.stdout
+    assert "state: recurrent state, zeros before the context; fp32" in result.stdout
     assert ">= 15" in result.stdout
-    assert ">=: every step gained; give a greater --longest." in result.stdout
+    assert ">=: every step improved perplexity; give a larger --longest." in result.stdout
 
 
 def test_a_group_that_never_gains_is_told_that_the_grid_begins_too_late(here):
     result = done("recl", "byte", *SMALL, "--threshold", 0.999)
-    assert "3: no step gained, so it may be less; give a smaller --start." in result.stdout
+    assert "3: no step improved perplexity, so RECL may be less; give a smaller --start." in result.stdout
     assert ">=" not in result.stdout
 
 
@@ -120,15 +122,15 @@ def test_the_cost_is_said_before_it_starts(group):
     assert first == "RECL on novel test: 40 positions x 4 context lengths (3 to 15 tokens) x 3 models"
     # memory and state read 40 x (3 + 7 + 11 + 15) tokens, the window 40 x (3 + 5): 2 x 1440 + 320
     assert second.startswith("400 losses to compute, 3,200 tokens to read, about ")
-    assert second.endswith("; kept in runs/recl.h5")
+    assert second.endswith("; saved in runs/recl.h5")
 
 
 def test_another_r_or_threshold_computes_nothing(group):
     first = json_of("recl", *group, *SMALL)
-    before = (recl.RUNS_DIR / recl.LOSSES).stat().st_mtime_ns
+    before = Path("runs", LOSSES).stat().st_mtime_ns
     again = done("recl", *group, *SMALL, "--top-r", "0.3", "--threshold", 0.2, "--json")
-    assert computed(again) == "every loss is known from runs/recl.h5: nothing to compute"
-    assert (recl.RUNS_DIR / recl.LOSSES).stat().st_mtime_ns == before
+    assert computed(again) == "nothing to compute: runs/recl.h5 has every loss"
+    assert Path("runs", LOSSES).stat().st_mtime_ns == before
     assert [model["loss_nats"] for model in json.loads(again.stdout)["models"]] == [
         model["loss_nats"] for model in first["models"]
     ]
@@ -213,7 +215,7 @@ def test_two_never_keep_losses_in_one_file_at_once(here):
     done("recl", "byte", *SMALL)
     with FileLock("runs/.recl.h5.lock"):
         assert refusal("recl", "byte", *SMALL, code=1) == (
-            "another txl recl keeps losses in runs/recl.h5; wait for it, or give another --losses"
+            "another txl recl writes to runs/recl.h5; wait for it, or give another --losses"
         )
     done("recl", "byte", *SMALL)
 
@@ -229,7 +231,7 @@ def test_losses_go_where_they_are_wished(here):
     done("recl", "byte", *SMALL, "--losses", "mine.h5")
     assert len(kept("mine.h5")) == 4
     assert not (here / "runs/recl.h5").exists()
-    assert "every loss is known from mine.h5" in done("recl", "byte", *SMALL, "--losses", "mine.h5").stderr
+    assert "nothing to compute: mine.h5 has every loss" in done("recl", "byte", *SMALL, "--losses", "mine.h5").stderr
 
 
 def test_a_batch_of_one_gives_the_same_losses(group):
@@ -241,7 +243,7 @@ def test_a_batch_of_one_gives_the_same_losses(group):
 
 def test_the_figures_hold_a_curve_for_every_model(group):
     told = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png").stderr
-    assert told.endswith("drawn to gains.svg\ndrawn to ppl.png\n")
+    assert told.endswith("figure written to gains.svg\nfigure written to ppl.png\n")
     root = ElementTree.parse("gains.svg").getroot()
     lines = [part for part in root.iter("{http://www.w3.org/2000/svg}g") if part.get("id", "").startswith("line2d_")]
     marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
@@ -251,7 +253,8 @@ def test_the_figures_hold_a_curve_for_every_model(group):
 
 
 def test_the_work_is_a_function_of_its_own(here):
-    result = recl.measure(["byte"], recl.ReclWishes(start=3, step=4, longest=15, positions=40), shown=False)
+    options = ReclOptions(start=3, step=4, longest=15, positions=40)
+    result = measure(["byte"], options, data_dir=Path("data"), runs_dir=Path("runs"), reporter=SilentReporter())
     assert result == json_of("recl", "byte", *SMALL)
 
 
@@ -264,12 +267,12 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(here):
 
 def test_all_positions_are_scored_where_there_are_few(here):
     eligible = len(positions_of(10_000))
-    assert eligible < recl.POSITIONS
+    assert eligible < POSITIONS
     assert json_of("recl", "byte", *GRID)["positions"] == eligible
     assert json_of("recl", "byte", *GRID, "--positions", eligible)["positions"] == eligible
     message = refusal("recl", "byte", *GRID, "--positions", eligible + 1)
     assert message == (
-        f"--positions {eligible + 1}: novel test has {eligible} tokens with 15 tokens before them; give at most so many"
+        f"--positions {eligible + 1}: novel test has {eligible} tokens after 15 tokens of context; give at most that"
     )
 
 
@@ -277,8 +280,8 @@ def test_a_context_longer_than_the_split_is_refused(here):
     tokens = len(positions_of(10_000)) + 14
     message = refusal("recl", "byte", "--start", tokens - 3, "--step", 4)
     assert message == (
-        f"novel test has {tokens} tokens to predict, none of them with {tokens + 33} tokens before it; "
-        f"give --longest {tokens} at most, and a --start and --step that fit"
+        f"novel test has {tokens} tokens to predict, none of them after {tokens + 33} tokens of context; "
+        f"give at most --longest {tokens}, and a --start and --step that fit"
     )
     fits = ["--start", tokens - 4, "--step", 4, "--longest", tokens]
     assert json_of("recl", "byte", *fits)["positions"] == 1
@@ -287,7 +290,7 @@ def test_a_context_longer_than_the_split_is_refused(here):
 def test_runs_of_two_corpora_are_refused(here):
     message = refusal("recl", "byte", "word", *SMALL)
     assert message == (
-        "runs/byte was trained on novel, runs/word on word; a group is compared on one corpus, leave one of them out"
+        "runs/byte was trained on novel, runs/word on word; RECL compares runs on one corpus, leave one of them out"
     )
 
 
@@ -311,7 +314,7 @@ def test_a_run_named_twice_is_refused(here, twice):
 def test_a_run_without_weights_is_refused(here):
     shutil.copytree("runs/byte", "runs/young", ignore=shutil.ignore_patterns("*.safetensors"))
     message = refusal("recl", "byte", "young", *SMALL, code=1)
-    assert message == "runs/young has saved no weights yet; train it first, or leave it out"
+    assert message == "runs/young has no saved weights yet; train it first, or leave it out"
 
 
 def test_an_unknown_run_gets_a_suggestion(here):
@@ -392,8 +395,8 @@ def test_a_full_disk_is_found_before_anything_is_computed(here):
             "--longest 6 leaves no step from --start 3 by --step 4; give at least 7",
         ),
         (["--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: valid, test)'),
-        (["--plot", "gains.jpg"], "--plot gains.jpg: the ending decides the format; use one of .png, .svg, .pdf"),
-        (["--plot-ppl", "ppl"], "--plot-ppl ppl: the ending decides the format; use one of .png, .svg, .pdf"),
+        (["--plot", "gains.jpg"], "--plot gains.jpg: unknown figure format; use the extension .png, .svg or .pdf"),
+        (["--plot-ppl", "ppl"], "--plot-ppl ppl: unknown figure format; use the extension .png, .svg or .pdf"),
         (["--losses", "nowhere/a.h5"], "--losses nowhere/a.h5: there is no folder nowhere; make it first"),
         (
             ["--losses", "data/novel.h5"],
@@ -420,13 +423,13 @@ def test_at_least_one_run_is_named(here):
 
 
 def test_the_caption_says_how_much_one_step_is(here):
-    assert "4 more gain less than 2.5 % of perplexity" in done("recl", "byte", *SMALL, "--threshold", 0.025).stdout
+    assert "4 more improve perplexity by less than 2.5 %" in done("recl", "byte", *SMALL, "--threshold", 0.025).stdout
 
 
 def test_a_run_on_the_way_is_refused_unless_it_is_wanted(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
     message = refusal("recl", "byte", "half", *GRID, code=1)
     assert message == (
-        'runs/half is at step 4 of 7; finish it with "txl train --resume half", or take it as it is with --unfinished'
+        'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use it as it is with --unfinished'
     )
     assert len(json_of("recl", "byte", "half", "--unfinished", *GRID)["models"]) == 2

@@ -1,4 +1,4 @@
-"""LSTM and QRNN through the commands; what means nothing for a state is refused."""
+"""The commands with LSTM and QRNN models; options without meaning for a recurrent state are refused."""
 
 import shutil
 
@@ -10,14 +10,14 @@ from tests.commands.test_eval import cells, headings
 from tests.commands.test_speed import THROUGHPUT_KEYS
 
 ARCHS = ("lstm", "qrnn")
-NO_STATE = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
+ATTENTION_KEYS = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
 
 
 def recipe_of(arch):
     text = RECIPE.replace("n_layers = 2", f'arch = "{arch}"\nn_layers = 2\nd_hidden = 11').replace(
         "mem_len = 5", "mem_len = 0"
     )
-    for line in NO_STATE:
+    for line in ATTENTION_KEYS:
         text = text.replace(line, "")
     return text
 
@@ -41,9 +41,9 @@ def here(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_training_says_that_a_state_is_carried_and_saves_it(here, arch):
+def test_training_reports_and_saves_the_recurrent_state(here, arch):
     result = done("train", f"{arch}.toml", "--name", "again")
-    assert "3 lanes x 5 tokens, a state carried along, 7 steps" in result.stderr
+    assert "batches of 3 x 5 tokens, recurrent state, 7 steps" in result.stderr
     tensors = load_file(here / "runs/again/last.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("memory.")}
     last = {"lstm": (3, 8), "qrnn": (3, 0, 11)}[arch]
@@ -53,7 +53,7 @@ def test_training_says_that_a_state_is_carried_and_saves_it(here, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(here, arch):
+def test_stopping_and_resuming_equals_training_without_a_stop(here, arch):
     done("train", f"{arch}.toml", "--name", "parts", "--max-steps", 3)
     done("train", "--resume", "runs/parts")
     assert Saved(here / "runs/parts/last.safetensors") == Saved(here / f"runs/{arch}/last.safetensors")
@@ -77,7 +77,7 @@ def test_evaluation_has_one_row_without_memory_length_or_slowdown(here, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_result_does_not_depend_on_the_segments_that_are_read(here, arch):
+def test_the_result_does_not_depend_on_the_segment_length(here, arch):
     losses = [
         json_of("eval", arch, "--seg-len", length, "--batch-size", 1)["rows"][0]["loss_nats"] for length in (1, 5, 64)
     ]
@@ -86,23 +86,23 @@ def test_the_result_does_not_depend_on_the_segments_that_are_read(here, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_16_bits_evaluate_to_nearly_the_same(here, arch):
-    exact, rough = (json_of("eval", arch, "--precision", kind)["rows"][0]["loss_nats"] for kind in ("fp32", "bf16"))
+def test_bf16_evaluates_to_nearly_the_same(here, arch):
+    exact, rough = (json_of("eval", arch, "--precision", name)["rows"][0]["loss_nats"] for name in ("fp32", "bf16"))
     assert exact != rough
     assert rough == pytest.approx(exact, rel=1e-2)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_generation_repeats_itself_for_the_same_seed(here, arch):
+def test_generation_is_reproducible_with_the_same_seed(here, arch):
     texts = [done("generate", arch, "--prompt", "the fox", "--tokens", 20, "--seed", seed).stdout for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("the fox")
     assert done("generate", arch, "--tokens", 5, "--context", 30).stdout
 
 
-def test_speed_times_all_but_table_9(here):
+def test_speed_measures_all_but_table_9(here):
     result = done("speed", "lstm", "--repeat", 1)
-    assert "a model that carries a state has no attention length: Table 9 is left out" in result.stderr
+    assert "Table 9 is left out: a model with a recurrent state has no attention length" in result.stderr
     assert "XL" not in result.stdout
     assert "run runs/lstm on cpu (" in result.stdout
     told = json_of("speed", "qrnn.toml", "--repeat", 1)
@@ -119,7 +119,7 @@ def test_speed_times_all_but_table_9(here):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_plan_counts_the_recurrent_layers(here, arch):
+def test_a_dry_run_counts_the_recurrent_layers(here, arch):
     # d = 8, W = 11, two layers, V = 256.
     layers = {"lstm": 4 * 11 * (8 + 11 + 2) + 4 * 8 * (11 + 8 + 2), "qrnn": 3 * 11 * (2 * 8 + 1) + 3 * 8 * (11 + 1)}
     plan = json_of("train", f"{arch}.toml", "--dry-run")
@@ -129,11 +129,11 @@ def test_a_plan_counts_the_recurrent_layers(here, arch):
     assert plan["step_bytes"]["activations"] > 0
     assert plan["mem_len"] is None
     table = done("train", f"{arch}.toml", "--dry-run").stdout
-    assert "a state carried along" in table
+    assert "recurrent state" in table
     assert "parameters, recurrent layers" in table
 
 
-CARRIES = 'runs/{arch} carries a state (arch = "{arch}"), which is all its memory; leave out '
+CARRIES = 'runs/{arch} has a recurrent state (arch = "{arch}") and no attention; leave out '
 STATE = 'arch = "{arch}": its state is its memory, not 5'
 REFUSED = [
     (["eval", "{arch}", "--mem-len", "5"], CARRIES + "--mem-len"),
@@ -146,15 +146,15 @@ REFUSED = [
     (["eval", "{arch}", "--plot", "curve.svg"], CARRIES + "--plot"),
     (
         ["speed", "{arch}", "--attn-len", "800"],
-        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --attn-len",
+        "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out --attn-len",
     ),
     (
         ["speed", "{arch}", "--attention", "sdpa"],
-        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --attention",
+        "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out --attention",
     ),
     (
         ["speed", "{arch}", "--plot", "speed.svg"],
-        "run runs/{arch} carries a state and has no attention length (Table 9); leave out --plot",
+        "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out --plot",
     ),
     (
         ["train", "{arch}.toml", "--set", "train.mem_len=5"],
@@ -174,12 +174,12 @@ REFUSED = [
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(case[0][2:]) for case in REFUSED])
-def test_what_means_nothing_for_a_state_is_refused(here, arch, arguments, message):
+def test_options_without_meaning_for_a_recurrent_state_are_refused(here, arch, arguments, message):
     assert message.format(arch=arch) in refusal(*(word.format(arch=arch) for word in arguments))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_it_cannot_be_exported(here, arch):
+def test_a_recurrent_model_cannot_be_exported(here, arch):
     message = refusal("export", arch, "out", code=1)
-    assert message == "only Transformer-XL itself has a place in Hugging Face's layout; this run is a baseline"
+    assert message == "only Transformer-XL can be exported to Hugging Face; this run is a baseline"
     assert not (here / "out").exists()

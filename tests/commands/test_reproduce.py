@@ -23,8 +23,8 @@ def models():
     changes = dict.fromkeys(scales.PAPER.models, ())
     changes |= {key: scales.NO_MEMORY for key in changes if "vanilla" in key or "adaptive" in key}
     small = {key: scales.Model(key, "tiny.toml", (*SHORT, *extra)) for key, extra in changes.items()}
-    small |= scales._ablation("ablation", (*SHORT, "train.seg_len=4", "eval.seg_len=4"), "tiny.toml", 4, (6, 8))
-    small |= scales._sentences(SHORT, "tiny.toml", 5)
+    small |= scales.ablation_models("ablation", (*SHORT, "train.seg_len=4", "eval.seg_len=4"), "tiny.toml", 4, (6, 8))
+    small |= scales.sentence_models(SHORT, "tiny.toml", 5)
     for key, arch in (("words-lstm", "lstm"), ("words-qrnn", "qrnn")):
         small[key] = scales.Model(key, "state.toml", (f"model.arch={arch}",))
     return small
@@ -41,7 +41,7 @@ def shrunk(here, monkeypatch):
     Path("state.toml").write_text(recipe.replace("max_steps = 7", "max_steps = 3"), encoding="utf-8")
     scale = scales.Scale(
         name="tiny",
-        says="Of no use.",
+        description="For tests.",
         texts={"novel": scales.ScaleText("novel", "novel")},
         models=models(),
         positions=40,
@@ -52,9 +52,9 @@ def shrunk(here, monkeypatch):
         recl_positions=20,
         sample_tokens=(5, 7),
         context=5,
+        timed_recipe="tiny.toml",
     )
-    monkeypatch.setattr(scales, "tiny", lambda ptb_is_here: scale)
-    monkeypatch.setattr("txlcli.workflows.reproduction.slowdown.TIMED", "tiny.toml")
+    monkeypatch.setitem(scales.SCALES, "tiny", lambda has_ptb: scale)
     return here
 
 
@@ -97,8 +97,8 @@ def test_what_was_evaluated_is_not_evaluated_again(shrunk):
     first = done("reproduce", "table7").stderr
     evaluated = Path("runs/tiny-short-xl-1111/evals.jsonl").read_text(encoding="utf-8")
     again = done("reproduce", "table7").stderr
-    assert (first.count("evaluating "), first.count("evaluated before")) == (3, 0)
-    assert (again.count("evaluating "), again.count("evaluated before")) == (0, 3)
+    assert (first.count("evaluating "), first.count("already evaluated")) == (3, 0)
+    assert (again.count("evaluating "), again.count("already evaluated")) == (0, 3)
     assert Path("runs/tiny-short-xl-1111/evals.jsonl").read_text(encoding="utf-8") == evaluated
     assert done("reproduce", "table7", "--out", "mine").stderr.count("evaluating ") == 3
 
@@ -110,8 +110,8 @@ def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     said = {"positions": 40}
     keys = []
 
-    def note(run=run, split="test", options=said, machine="cpu"):
-        keys.append(key_of(run, store, split, options, machine=machine))
+    def note(run=run, split="test", options=said, machine="cpu", code=None):
+        keys.append(key_of(run, store, split, options, machine=machine, code=code))
 
     note()
     note()
@@ -128,8 +128,7 @@ def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     note()
     monkeypatch.setattr(TokenStore, "fingerprint", "another")
     note()
-    monkeypatch.setattr("txlcli.workflows.reproduction.evaluations._code", lambda: "another")
-    note()
+    note(code="another")
     assert len(set(keys)) == len(keys) - 1  # the first two are the same
 
 
@@ -140,7 +139,7 @@ def test_text_that_moved_from_one_split_to_another_is_evaluated(shrunk):
     valid = Path("novel/valid.txt").read_text(encoding="utf-8")
     Path("novel/valid.txt").write_text(last + valid, encoding="utf-8")
     done("prepare", "novel", "--force")
-    assert "evaluated before" not in done("reproduce", "table7").stderr
+    assert "already evaluated" not in done("reproduce", "table7").stderr
 
 
 def test_the_time_of_what_was_evaluated_before_is_counted(shrunk):
@@ -173,9 +172,7 @@ def test_evaluations_that_cannot_be_kept_are_said(shrunk):
 
 def test_a_training_that_stopped_goes_on(shrunk):
     key = "short-xl"
-    changes = [
-        word for change in scales.get("tiny", ptb_is_here=False).models[key].changes for word in ("--set", change)
-    ]
+    changes = [word for change in scales.get("tiny", has_ptb=False).models[key].changes for word in ("--set", change)]
     done("train", "tiny.toml", "--name", f"tiny-{key}-1111", "--seed", 1111, "--max-steps", 1, *changes)
     result = done("reproduce", "table7")
     assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in result.stderr
@@ -189,14 +186,14 @@ def test_a_stop_that_comes_with_the_last_save_of_a_training_stops_all(shrunk, mo
 
 
 def test_a_stop_says_that_the_same_command_goes_on(shrunk, monkeypatch):
-    models = scales.get("tiny", ptb_is_here=False).models
+    models = scales.get("tiny", has_ptb=False).models
     more = (*models["short-xl"].changes, "train.valid_every=1")
     models["short-xl"] = dataclasses.replace(models["short-xl"], changes=more)
     with monkeypatch.context() as patches:
         interrupt_at_save(1, patches)
         message = refusal("reproduce", "table7", code=130)
     saved = "saved runs/tiny-short-xl-1111/last.safetensors at step 1"
-    assert message == f"stopped; {saved}; the same command goes on"
+    assert message == f"stopped; {saved}; repeat the same command to continue"
     assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in done("reproduce", "table7").stderr
 
 
@@ -251,7 +248,7 @@ def test_a_figure_that_was_removed_costs_nothing_else(shrunk):
     Path("reproduction-tiny/table10.png").unlink()
     done("reproduce", "table7")
     page = Path("reproduction-tiny/report.html").read_text(encoding="utf-8")
-    assert "<p>table10.png is missing; make it again with txl reproduce</p>" in page
+    assert "<p>table10.png is missing; repeat txl reproduce</p>" in page
     assert 'id="table7"' in page
 
 
@@ -268,7 +265,7 @@ def test_two_reproductions_never_write_into_one_folder(shrunk):
     done("reproduce", "table7")
     with FileLock("reproduction-tiny/.lock"):
         assert refusal("reproduce", "table7", code=1) == (
-            "another process writes into reproduction-tiny; wait for it, or give another --out"
+            "another process writes to reproduction-tiny; wait for it, or give another --out"
         )
     done("reproduce", "table7")
 
@@ -308,12 +305,12 @@ def test_a_store_that_is_too_small_for_a_model_is_named(untouched):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], 'reproduce what? Name a table or figure, e.g. "txl reproduce table6"; --list has all of them'),
+        ([], 'give a table or figure, such as "txl reproduce table6"; --list shows all of them'),
         (["tabel6"], 'unknown table or figure "tabel6"; did you mean "table6"?'),
         (["figure1"], 'unknown table or figure "figure1"; did you mean "figure7"?'),
         (["table6", "--scale", "huge"], "'huge' is not one of"),
         (["table6", "--seeds", "0"], "Invalid value for '--seeds'"),
-        (["table6", "--out", "texts"], "texts exists and is no reproduction; give another --out"),
+        (["table6", "--out", "texts"], "texts exists and is not a reproduction; give another --out"),
     ],
 )
 def test_a_wrong_wish_is_refused(shrunk, arguments, message):
@@ -332,7 +329,7 @@ def test_a_run_of_other_settings_is_not_taken(shrunk):
 def test_a_report_of_another_scale_or_a_damaged_one_is_left_alone(shrunk):
     done("reproduce", "table7", "--out", "mine")
     assert refusal("reproduce", "table7", "--scale", "paper", "--out", "mine") == (
-        "mine holds a reproduction at tiny scale; give another --out"
+        "mine is a reproduction at tiny scale; give another --out"
     )
     for text in ("{", '{"scale": "tiny", "sections": {"table4": 5}}', '{"scale": "tiny", "sections": []}'):
         Path("mine/reproduction.json").write_text(text)

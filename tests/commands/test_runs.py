@@ -122,7 +122,7 @@ def test_the_list_of_the_longest_recipe_names_fits_a_terminal(here):
 
 def test_no_run_at_all_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    expected = 'no run under runs; run "txl train stdlib" first, or say where with --runs-dir'
+    expected = 'no run under runs; run "txl train stdlib" first, or give another --runs-dir'
     assert refusal("runs", code=1) == expected
     assert refusal("runs", "--json", code=1) == expected
     (tmp_path / "elsewhere").mkdir()
@@ -147,7 +147,7 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
 @pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
 def test_an_option_before_the_command_is_refused(here, option):
     message = refusal("runs", *option, "compare", "byte", "char")
-    assert message == f"{option[0]} comes last: txl runs compare ... {option[0]}"
+    assert message == f"{option[0]} must come last: txl runs compare ... {option[0]}"
 
 
 # What an evaluation leaves behind
@@ -181,7 +181,7 @@ def test_the_list_says_of_how_many_readings_of_test_the_lowest_was_taken(here):
     done("eval", "byte", "--mem-len", "0,5")
     assert listed()["byte"]["test_readings"] == 2
     result = done("runs")
-    assert 'the lowest ("of N")' in result.stdout
+    assert 'the best of N test scores, marked "of N"' in result.stdout
     (row,) = (row for row in rows_of(result) if row[0][0] == "byte")
     assert row[4][1:] == ("bpc", "of 2")
     done("eval", "byte", "--mem-len", "0", "--split", "valid")  # which decides for that reading
@@ -242,7 +242,7 @@ def test_a_run_that_cannot_be_written_is_left_as_it_is(here):
     result = done("eval", "byte", "--json")
     assert json.loads(result.stdout)["rows"]
     assert result.stderr.splitlines()[-1] == (
-        "runs/byte/evals.jsonl: not recorded there (Is a directory); the run's folder cannot be written"
+        "runs/byte/evals.jsonl: result not recorded (Is a directory); check that the run's folder is writable"
     )
 
 
@@ -304,7 +304,7 @@ def test_runs_with_the_same_settings_say_so(here):
 
 def test_other_texts_are_said_and_every_loss_has_its_metric(here):
     result = done("runs", "compare", "byte", "word")
-    assert "Other texts or vocabularies: these losses cannot be compared." in result.stdout
+    assert "The texts or vocabularies differ: these losses cannot be compared." in result.stdout
     (row,) = (row for row in cells(result) if row[0] == "best valid")
     assert [cell.split()[1] for cell in row[1:]] == ["bpc", "ppl"]
     assert json_of("runs", "compare", "byte", "word")["same_text"] is False
@@ -321,7 +321,7 @@ def points(path):
 
 def test_the_figure_has_a_line_of_training_and_marks_of_validation_for_each_run(two):
     result = done("runs", "compare", "byte", "fast", "--plot", "curves.svg")
-    assert result.stderr.splitlines()[-1] == "drawn to curves.svg"
+    assert result.stderr.splitlines()[-1] == "figure written to curves.svg"
     validations = [sum(line["kind"] == "valid" for line in reports(f"runs/{name}")) for name in ("byte", "fast")]
     assert points("curves.svg") == [0, validations[0], 0, validations[1]]
     assert validations == [2, 1]
@@ -335,14 +335,14 @@ def test_curves_are_drawn_against_steps_tokens_and_hours(two, x, names):
 
 
 def test_places_on_the_axes_are_steps_times_tokens_and_hours_that_grow(here):
-    from txlcli.commands.runs_compare import Axis, _coordinates
+    from txlcli.commands.runs_compare import Axis, x_coordinates
     from txlcli.runs import history, run_folder
 
     found = history.read(run_folder.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]
-    assert _coordinates(found, Axis.steps) == steps
-    assert _coordinates(found, Axis.tokens) == [step * 3 * 5 for step in steps]
-    hours = _coordinates(found, Axis.hours)
+    assert x_coordinates(found, Axis.steps) == steps
+    assert x_coordinates(found, Axis.tokens) == [step * 3 * 5 for step in steps]
+    hours = x_coordinates(found, Axis.hours)
     assert hours == sorted(hours)
     assert 0 < hours[0] < hours[-1] < 1
 
@@ -353,7 +353,7 @@ def test_hours_that_were_not_recorded_are_refused(two):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done("runs", "compare", "byte", "fast", "--plot", "steps.png")
     message = refusal("runs", "compare", "byte", "fast", "--plot", "hours.png", "--x", "hours", code=1)
-    assert message == "runs/fast/metrics.jsonl does not say how long it took; take --x steps or tokens"
+    assert message == "runs/fast/metrics.jsonl has no durations; use --x steps or --x tokens"
     assert not Path("hours.png").exists()
 
 
@@ -361,27 +361,27 @@ def test_a_run_without_reports_is_not_drawn(two):
     (two / "runs/fast/metrics.jsonl").unlink()
     done("runs", "compare", "byte", "fast")
     message = refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
-    assert message == "runs/fast has no reports of a training in metrics.jsonl; leave it out of --plot"
+    assert message == "runs/fast has no training reports in metrics.jsonl; leave it out of --plot"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["byte"], f"compare takes two runs or more, not 1; name others (known: {', '.join(KINDS)})"),
-        ([], f"compare takes two runs or more, not 0; name others (known: {', '.join(KINDS)})"),
+        (["byte"], f"compare needs two or more runs, not 1; add others (known: {', '.join(KINDS)})"),
+        ([], f"compare needs two or more runs, not 0; add others (known: {', '.join(KINDS)})"),
         (["byte", "runs/byte"], "runs/byte is named twice; name each run once"),
         (["byte", "chr"], f'unknown run "chr"; did you mean "char"? (known: {", ".join(KINDS)})'),
         (
             ["byte", "word", "--plot", "c.png"],
-            "--plot draws one metric, these runs have two (byte in bpc, word in ppl); compare runs of one",
+            "--plot needs one metric, but these runs have two (byte in bpc, word in ppl); compare runs of one metric",
         ),
         (
             ["byte", "char", "--plot", "c.gif"],
-            "--plot c.gif: the ending decides the format; use one of .png, .svg, .pdf",
+            "--plot c.gif: unknown figure format; use the extension .png, .svg or .pdf",
         ),
         (
             ["byte", "char", "--x", "hours"],
-            "--x hours goes with --plot FILE: it says what the curves are drawn against",
+            "--x hours is the x axis of --plot; add --plot FILE, or leave it out",
         ),
     ],
 )
@@ -437,7 +437,7 @@ def test_without_a_test_result_the_validation_places_it_and_that_is_said(here):
     rows = cells(result)
     assert rows[2] == ["> runs/word", "24M", "54.60", "-"]  # 54.52 < 54.60 < 55.3
     assert "> test: none yet; txl eval runs/word --split test\n" in result.stdout
-    assert "> placed by its validation result.\n" in result.stdout
+    assert "> ranked by its validation result.\n" in result.stdout
 
 
 def test_the_place_as_json(here):
@@ -491,7 +491,7 @@ def test_rows_that_read_other_bytes_are_marked(here):
 def test_a_corpus_that_is_not_the_papers_is_refused_in_one_line(here, name):
     store = card(f"runs/{name}")["settings"]["corpus"]["store"]
     assert refusal("runs", "published", name) == (
-        f"runs/{name} was trained on {store}, not a corpus of the paper; take a run of wt103, enwik8, text8, lm1b or "
+        f"runs/{name} was trained on {store}, not a corpus of the paper; give a run on wt103, enwik8, text8, lm1b or "
         'ptb, or "txl runs published ptb" for a table alone'
     )
 
@@ -515,7 +515,7 @@ def test_without_a_run_the_newest_one_is_taken_and_named(here):
     for name in KINDS:
         saved_at(here / "runs" / name, 1_700_000_000 + (name == "word"))
     result = done("runs", "published")
-    assert result.stderr == "the newest run: runs/word\n"
+    assert result.stderr == "the most recent run: runs/word\n"
     assert "> runs/word" in result.stdout
 
 
@@ -560,7 +560,7 @@ def test_what_a_run_went_on_with_is_said_and_kept(here):
     told = json_of("runs", "compare", "stretched", "straight")
     assert [one["changes"] for one in told["runs"]] == [[change], []]
     table = done("runs", "compare", "stretched", "straight").stdout
-    assert "The settings are the same now; a run had others on the way." in table
+    assert "The settings are the same now; a run had other settings before." in table
     assert all(told in table for told in ("after 2:", "train.max_steps 4 (was 2)", "train.clip none (was 0.25)"))
     done("train", "--resume", "stretched", "--set", "train.max_steps=5", "--set", "train.clip=0.25")
     changes = json.loads((here / "runs/stretched/run.json").read_text())["changes"]

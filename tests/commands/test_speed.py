@@ -80,7 +80,7 @@ def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
 def test_lanes_that_are_left_out_of_the_timing_are_said(here):
     timed = done("speed", "tiny.toml", "--set", "train.batch_size=300", *QUICK)
     assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
-    assert "training was timed with 204 of 300 lanes: on a CPU more would change little" in timed.stderr
+    assert "training was timed with 204 of 300 lanes: on a CPU more lanes change the speed little" in timed.stderr
 
 
 def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
@@ -190,7 +190,7 @@ def test_timing_leaves_the_run_as_it_was(here):
 def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
     result = done("speed", "tiny.toml", "--attn-len", 800, "--repeat", 1, "--plot", "speed.svg")
     assert "timing recipe tiny.toml with random weights (V = 256) on cpu (" in result.stderr
-    assert result.stderr.endswith("drawn to speed.svg\n")
+    assert result.stderr.endswith("figure written to speed.svg\n")
     assert (here / "speed.svg").read_text().startswith("<?xml")
     assert "recipe tiny.toml with random weights (V = 256) on cpu" in result.stdout
     assert "363x" in result.stdout
@@ -217,12 +217,12 @@ def test_a_run_of_another_precision_can_be_timed_in_this_one(here):
 
 
 USAGE = [
-    (["byte", "--set", "model.n_layers=3"], "--set changes a recipe; a run is timed as it is"),
+    (["byte", "--set", "model.n_layers=3"], "--set changes a recipe, not a run; leave it out, or give a recipe"),
     (["byte", "--attn-len", "1"], "--attn-len 1: a length cannot be below 2"),
     (["byte", "--attn-len", "-800"], "--attn-len -800: a length cannot be below 2"),
     (["byte", "--attn-len", "800;1800"], "--attn-len 800;1800: '800;1800' is no whole number"),
     (["byte", "--repeat", "0"], "Invalid value for '--repeat'"),
-    (["byte", "--plot", "speed.txt"], "--plot speed.txt: the ending decides the format; use one of .png, .svg, .pdf"),
+    (["byte", "--plot", "speed.txt"], "--plot speed.txt: unknown figure format; use the extension .png, .svg or .pdf"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
     (
         ["enwik"],
@@ -253,8 +253,8 @@ def test_a_training_that_finds_no_room_costs_no_other_number(here, monkeypatch):
     assert "one token at a time, L 1, M 5" in timed.stdout
     assert "training, 3" not in timed.stdout
     assert (
-        "training with 3 lanes finds no room on cpu and is left out; lower train.batch_size, or set train.accumulate "
-        "or train.recompute" in timed.stderr
+        "training is not timed: train.batch_size = 3 runs out of memory on cpu; lower it, or set train.accumulate or "
+        "train.recompute" in timed.stderr
     )
 
 

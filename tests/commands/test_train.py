@@ -1,28 +1,38 @@
-"""txl train: what it writes, what it shows, how it goes on, what it refuses."""
+"""txl train: what it writes and shows, how it resumes, what it refuses."""
 
 import dataclasses
 import json
 import os
 import re
 import shutil
-import signal
 import sys
 
 import pytest
-from filelock import FileLock, Timeout
+import torch
+from filelock import FileLock
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import corpora
-from tests.commands.novel import Saved, card, done, interrupt_at_save, json_of, refusal, reports, txl
+from tests.commands.novel import (
+    HERE,
+    RecordingReporter,
+    Saved,
+    card,
+    done,
+    interrupt_at_save,
+    json_of,
+    refusal,
+    reports,
+    txl,
+)
 from txlcli import console
 from txlcli.config import recipe
 from txlcli.core.kernels.attention_torch import sdpa
-from txlcli.core.training import checkpoint, validation
+from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.core.training.loop import Training
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import BusyError, RunError, UsageError
+from txlcli.errors import UsageError
 from txlcli.runs import run_folder
 from txlcli.workflows.training import plan, start
 
@@ -60,11 +70,11 @@ def test_a_run_is_a_folder_of_settings_vocabulary_metrics_and_checkpoints(here):
     assert "txl eval runs/mine" in result.stdout
 
 
-def test_before_it_starts_it_says_what_it_will_do(here):
+def test_the_plan_is_printed_before_training_starts(here):
     said = train().stderr.splitlines()[0]
     parameters = card("runs/tiny")["parameters"]
     assert said.startswith(f"training tiny: {parameters:,} parameters (V = 256) on data/novel.h5 (")
-    assert "3 lanes x 5 tokens, memory 5, 7 steps (" in said
+    assert "batches of 3 x 5 tokens, memory 5, 7 steps (" in said
     assert ", fp32, cpu (" in said
     assert said.endswith(", into runs/tiny")
 
@@ -85,13 +95,13 @@ def test_a_word_corpus_reports_perplexity(here):
     assert "bpc" not in line
 
 
-def test_the_training_learns(here):
+def test_training_lowers_the_loss(here):
     train("--set", "train.max_steps=60")
     first, *_, last = [line["loss_nats"] for line in reports("runs/tiny") if line["kind"] == "train"]
     assert last < 0.75 * first
 
 
-def test_settings_can_be_changed_on_the_way(here):
+def test_settings_can_be_overridden_on_the_command_line(here):
     train(
         "--set", "train.lr=1e-3", "--set", "model.norm=pre", "--set", "train.clip=none", "--seed", 3, "--log-every", 1
     )
@@ -101,7 +111,7 @@ def test_settings_can_be_changed_on_the_way(here):
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_the_seed_decides_the_weights(here):
+def test_the_seed_determines_the_weights(here):
     for name, seed in {"a": 1, "b": 1, "c": 2}.items():
         train("--name", name, "--seed", seed, "--max-steps", 1)
     a, b, c = (Saved(here / f"runs/{name}/last.safetensors") for name in "abc")
@@ -122,26 +132,26 @@ def test_force_without_a_name_replaces_the_run_of_the_recipes_name(here):
     assert not (here / "runs/tiny-2").exists()
 
 
-def test_lanes_no_longer_than_a_segment_are_said_to_remember_nothing(here):
+def test_a_text_too_short_for_memory_is_reported(here):
     tokens = TokenStore.open(here / "data/novel.h5").info("train").tokens
     lane = (tokens - 1) // 3
     said = train("--set", f"train.seg_len={lane}", "--name", "short").stderr.splitlines()
     assert "7 steps (7 epochs)" in said[0]
     assert said[1] == (
-        f"a lane has {lane:,} tokens, not more than a segment: every step is an epoch, and nothing is remembered; "
-        "lower train.batch_size or train.seg_len"
+        f"each of the 3 parallel parts of the text has {lane:,} tokens, no more than a segment: every step is an epoch "
+        "and no memory is used; lower train.batch_size or train.seg_len"
     )
     assert [line["epoch"] for line in reports("runs/short")][-1] == 7
     said = train("--set", f"train.seg_len={lane - 1}", "--name", "longer").stderr.splitlines()
     assert "7 steps (3.5 epochs)" in said[0]
-    assert not said[1].startswith("a lane has")
+    assert not said[1].startswith("each of the")
     assert [line["epoch"] for line in reports("runs/longer")][-1] == 3.5
 
 
-def test_a_wished_name_that_is_taken_is_refused(here):
+def test_an_explicit_name_that_is_taken_is_refused(here):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     message = refusal("train", "tiny.toml", "--name", "byte", code=1)
-    assert message == "runs/byte exists; go on with --resume byte, or replace it with --force"
+    assert message == "runs/byte exists; resume it with --resume byte, or replace it with --force"
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     train("--name", "byte", "--force", "--max-steps", 1)
     assert step_of(here / "runs/byte/last.safetensors") == 1
@@ -150,21 +160,21 @@ def test_a_wished_name_that_is_taken_is_refused(here):
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden"])
 def test_a_name_that_is_a_path_is_refused(here, name):
     message = refusal("train", "tiny.toml", "--name", name)
-    assert message == f'--name "{name}" is no plain name; use letters, digits, ".", "-" and "_"'
+    assert message == f'--name "{name}" is not a plain name; use letters, digits, ".", "-" and "_"'
     assert not (here / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_stopping_and_going_on_equals_going_through(here, dropout):
+def test_stopping_and_resuming_equals_training_without_a_stop(here, dropout):
     train("--name", "whole", "--set", f"model.dropout={dropout}")
     first = train("--name", "parts", "--set", f"model.dropout={dropout}", "--max-steps", 3)
     assert "memory 5, 3 of 7 steps (" in first.stderr
     assert first.stderr.splitlines()[-1] == (
-        'saved runs/parts/last.safetensors at step 3 of 7; go on with "txl train --resume runs/parts"'
+        'saved runs/parts/last.safetensors at step 3 of 7; resume with "txl train --resume runs/parts"'
     )
     assert step_of(here / "runs/parts/last.safetensors") == 3
     second = done("train", "--resume", "parts")
-    assert second.stderr.startswith("going on with runs/parts at step 3 of 7, cpu (")
+    assert second.stderr.startswith("resuming runs/parts at step 3 of 7, cpu (")
     for name in ("last.safetensors", "best.safetensors"):
         assert (here / "runs/parts" / name).read_bytes() == (here / "runs/whole" / name).read_bytes()
     whole, parts = (
@@ -173,7 +183,7 @@ def test_stopping_and_going_on_equals_going_through(here, dropout):
     assert [line["loss_nats"] for line in parts] == [line["loss_nats"] for line in whole]
 
 
-def test_no_time_at_all_still_leaves_something_to_go_on_from(here):
+def test_a_time_limit_of_zero_still_saves_a_run_that_can_be_resumed(here):
     train("--name", "whole")
     result = train("--name", "parts", "--max-minutes", 0)
     assert "saved runs/parts/last.safetensors at step 0 of 7" in result.stderr
@@ -182,32 +192,28 @@ def test_no_time_at_all_still_leaves_something_to_go_on_from(here):
     assert Saved(here / "runs/parts/last.safetensors") == Saved(here / "runs/whole/last.safetensors")
 
 
-def test_a_run_is_not_replaced_by_one_that_took_no_step(here, monkeypatch):
-    def interrupt(_):
-        os.kill(os.getpid(), signal.SIGINT)
-        return False
-
+def test_a_run_that_took_no_step_replaces_no_other(here):
     before = {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()}
-    for code, stop in ((1, ["--max-minutes", 0]), (130, [])):
-        if not stop:
-            monkeypatch.setattr(Training, "validation_is_due", interrupt)  # which is asked before the first step
-        message = refusal("train", "tiny.toml", "--name", "byte", "--force", *stop, code=code)
-        assert message.removeprefix("stopped; ") == "no step was taken; runs/byte is the run that it was"
-        assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
-        assert not list((here / "runs").glob(".byte*"))
+    message = refusal("train", "tiny.toml", "--name", "byte", "--force", "--max-minutes", 0, code=1)
+    assert message == "no step was taken; the earlier run runs/byte was kept"
+    assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
+    assert not list((here / "runs").glob(".byte*"))
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_a_step_beyond_the_schedule_is_no_step_to_stop_after(here, dry):
-    message = "--max-steps 50: the schedule ends at step 7, and this option only stops earlier; for a longer one give "
-    assert refusal("train", "tiny.toml", "--max-steps", 50, *dry) == message + "--set train.max_steps=50"
+def test_max_steps_beyond_the_schedule_is_refused(here, dry):
+    message = (
+        "--max-steps 50: the schedule ends at step 7, and this option can only stop earlier; for a longer schedule "
+        "give --set train.max_steps=50"
+    )
+    assert refusal("train", "tiny.toml", "--max-steps", 50, *dry) == message
     assert not (here / "runs/tiny").exists()
     if not dry:
         train("--max-steps", 3)
-        assert refusal("train", "--resume", "tiny", "--max-steps", 50) == message + "--set train.max_steps=50"
+        assert refusal("train", "--resume", "tiny", "--max-steps", 50) == message
 
 
-def test_a_long_validation_says_how_far_it_is(here, monkeypatch):
+def test_a_long_validation_shows_its_progress(here, monkeypatch):
     monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
     result = train("--max-steps", 4)
     lines = [line for line in result.stderr.splitlines() if "validating" in line]
@@ -219,84 +225,90 @@ def test_a_long_validation_says_how_far_it_is(here, monkeypatch):
     assert lines[0].startswith("training: 57%, ")  # of the steps
 
 
-def test_a_validation_that_fails_costs_no_step(here, monkeypatch):
-    def fail(*_, **__):
-        raise MemoryError("Tried to allocate 9 GB")
+def test_a_validation_that_fails_costs_no_step(here):
+    class Failing(RecordingReporter):
+        """Runs out of memory in the middle of a validation."""
 
-    with monkeypatch.context() as patched:
-        patched.setattr(validation, "score", fail)
-        assert refusal("train", "tiny.toml", code=1).startswith("out of memory (tried to allocate 9 GB)")
+        def reach(self, done, detail=""):
+            if detail.startswith("validating"):
+                raise MemoryError
+
+    with pytest.raises(MemoryError):
+        start.train("tiny.toml", [], **HERE, reporter=Failing())
     assert step_of(here / "runs/tiny/last.safetensors") == 4  # where the first validation was due
     result = done("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
-    assert "train.valid_batch_size is 1 from here on; it was 2" in result.stderr
+    assert "train.valid_batch_size is now 1; it was 2" in result.stderr
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "valid"] == [4, 7]
 
 
-def test_lanes_of_validation_may_change_only_before_there_is_one_to_compare_with(here):
+def test_the_batch_size_of_validation_cannot_change_after_the_first_validation(here):
     train("--max-steps", 4)
     before = card("runs/tiny")
     message = refusal("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
     assert message == (
-        "--set train.valid_batch_size=1: a run that was validated keeps it, since more lanes have more tokens without "
-        "context; start a new run instead"
+        "--set train.valid_batch_size=1: the run was validated with another one, and losses are not comparable, since "
+        "each part of a batch begins without context; start a new run instead"
     )
     assert card("runs/tiny") == before
 
 
-def test_a_change_that_a_run_cannot_go_on_with_is_named_with_the_run(here):
+def test_an_invalid_change_of_a_resumed_run_is_refused_with_the_name_of_the_run(here):
     message = refusal("train", "--resume", "byte", "--set", "train.max_steps=9", "--set", "eval.seg_len=0")
     assert message == (
         "runs/byte with --set train.max_steps=9 --set eval.seg_len=0: [eval] seg_len must be greater than 0, not 0"
     )
 
 
-def test_a_validation_whose_checkpoint_was_lost_stands_in_the_metrics_once(here, monkeypatch):
-    def save_twice(training, save=Training.save_last, saved=[]):  # noqa: B006 - counts over all calls
-        saved.append(training)
-        if len(saved) == 2:
-            raise RunError("the disk is full")
-        save(training)
+def test_a_validation_whose_checkpoint_was_lost_is_in_the_metrics_once(here, monkeypatch):
+    replace, targets = os.replace, []
+
+    def fail_at_second_checkpoint(source, target):
+        targets.append(target.name)
+        if targets.count("last.safetensors") == 2:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Training, "save_last", save_twice)
-        refusal("train", "tiny.toml", code=1)
+        patched.setattr(os, "replace", fail_at_second_checkpoint)
+        assert refusal("train", "tiny.toml", code=1).startswith("runs/tiny/last.safetensors: the checkpoint cannot be")
     done("train", "--resume", "tiny")
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "valid"] == [4, 7]
 
 
-def test_a_run_goes_on_from_any_folder(here, monkeypatch):
+def test_a_run_can_be_resumed_from_any_folder(here, monkeypatch):
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
     where = ["--data-dir", "../data", "--runs-dir", "../runs"]
     said = done("train", "../tiny.toml", "--max-steps", 2, *where).stderr.splitlines()[-1]
-    assert said.endswith('; go on with "txl train --resume ../runs/tiny --data-dir ../data"')
+    assert said.endswith('; resume with "txl train --resume ../runs/tiny --data-dir ../data"')
     result = done("train", "--resume", "../runs/tiny", "--data-dir", "../data")
     assert "txl eval ../runs/tiny --data-dir ../data" in result.stdout
     assert step_of(here / "runs/tiny/last.safetensors") == 7
 
 
-def test_a_finished_run_says_so_and_stays(here):
+def test_resuming_a_finished_run_is_refused(here):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     metrics = reports("runs/byte")
     message = refusal("train", "--resume", "byte", code=1)
     assert message == "runs/byte has finished its 7 steps; to train it longer add --set train.max_steps=N"
     message = refusal("train", "--resume", "byte", "--set", "train.max_steps=4")
-    assert message == "runs/byte is at step 7 already; train.max_steps cannot be 4"
+    assert message == "runs/byte is already at step 7; train.max_steps cannot be 4"
     assert run_folder.open_run(here / "runs/byte").settings.train.max_steps == 7
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     assert reports("runs/byte") == metrics
 
 
 @pytest.mark.parametrize("limit", [2, 3])
-def test_going_on_up_to_a_step_that_is_taken_is_refused(here, limit):
+def test_resuming_up_to_a_step_already_taken_is_refused(here, limit):
     train("--name", "part", "--max-steps", 3)
     before = {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()}
     message = refusal("train", "--resume", "part", "--max-steps", limit, "--set", "train.lr=1e-3")
-    assert message == f"--max-steps {limit}: runs/part is at step 3 already; give a later step, or leave it out"
+    step = f"--max-steps {limit}: runs/part is already at step 3"
+    assert message == f"{step}; give a later step, or leave out --max-steps"
     assert {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()} == before
 
 
-def test_a_validation_that_was_cut_short_is_made_up_for_without_a_step(here):
+def test_an_interrupted_validation_is_repeated_without_a_step(here):
     train("--name", "part", "--max-steps", 4)
     path = here / "runs/part/last.safetensors"
     saved = checkpoint.load(path)
@@ -306,7 +318,7 @@ def test_a_validation_that_was_cut_short_is_made_up_for_without_a_step(here):
     assert step_of(path) == 4
 
 
-def test_a_stop_that_comes_with_the_last_save_leaves_a_finished_run(here, monkeypatch):
+def test_a_signal_during_the_last_save_leaves_a_finished_run(here, monkeypatch):
     interrupt_at_save(4, monkeypatch)
     result = train()  # which saves around the validation at step 4, before the one at its end, and then
     assert result.stderr.endswith("stopping after this step; saving\n")
@@ -314,14 +326,16 @@ def test_a_stop_that_comes_with_the_last_save_leaves_a_finished_run(here, monkey
     assert refusal("train", "--resume", "tiny", code=1).startswith("runs/tiny has finished its 7 steps; ")
 
 
-def test_a_stop_that_comes_with_another_save_leaves_something_to_go_on_with(here, monkeypatch):
+def test_a_signal_during_an_earlier_save_leaves_a_run_that_can_be_resumed(here, monkeypatch):
     interrupt_at_save(3, monkeypatch)
     message = refusal("train", "tiny.toml", "--max-steps", 6, code=130)
-    assert message == ('stopped; saved runs/tiny/last.safetensors at step 6; go on with "txl train --resume runs/tiny"')
+    assert message == (
+        'stopped; saved runs/tiny/last.safetensors at step 6; resume with "txl train --resume runs/tiny"'
+    )
     done("train", "--resume", "tiny")
 
 
-def test_what_may_change_is_changed_and_kept(here):
+def test_settings_of_a_resumed_run_that_may_change_are_stored(here):
     changes = ["--set", "train.max_steps=9", "--set", "train.lr=1e-3", "--set", "eval.mem_len=7", "--log-every", 3]
     done("train", "--resume", "byte", *changes, "--set", "train.recompute=true")
     settings = run_folder.open_run(here / "runs/byte").settings
@@ -346,14 +360,14 @@ def test_what_may_change_is_changed_and_kept(here):
         (["--set", "train.valid_seg_len=3"], "train.valid_seg_len"),
     ],
 )
-def test_what_weights_and_memory_rest_on_cannot_change(here, arguments, key):
+def test_settings_that_weights_and_memory_depend_on_cannot_change(here, arguments, key):
     before = card("runs/byte")
     message = refusal("train", "--resume", "byte", *arguments)
-    assert message.endswith(f": a run that goes on keeps its {key}; start a new run instead")
+    assert message.endswith(f": a resumed run keeps its {key}; start a new run instead")
     assert card("runs/byte") == before
 
 
-def test_a_step_may_be_taken_in_other_parts_from_then_on(here):
+def test_gradient_accumulation_may_change_when_resuming(here):
     train("--name", "whole", "--set", "model.dropout=0")
     train("--name", "parted", "--set", "model.dropout=0", "--max-steps", 4)
     done("train", "--resume", "parted", "--set", "train.accumulate=3")
@@ -361,14 +375,14 @@ def test_a_step_may_be_taken_in_other_parts_from_then_on(here):
     assert parted == pytest.approx(whole, abs=1e-4)
 
 
-def test_a_run_does_not_go_on_with_another_text_of_the_same_symbols(here):
+def test_a_run_is_not_resumed_on_another_text_with_the_same_symbols(here):
     train("--max-steps", 4)
     (here / "novel/train.txt").write_text("another text\n" * 60)
     done("prepare", "novel", "--force")
     message = refusal("train", "--resume", "tiny", code=1)
     assert message == (
-        "data/novel.h5 holds another train split than the one runs/tiny has read; prepare that text again, or start a "
-        "new run"
+        "data/novel.h5 holds another train split than the one runs/tiny was trained on; prepare that text again, or "
+        "start a new run"
     )
     assert step_of(here / "runs/tiny/last.safetensors") == 4
 
@@ -381,19 +395,19 @@ def test_a_run_is_validated_on_one_text_only(here):
     done("train", "--resume", "tiny", "--max-steps", 4)  # the first validation
     message = refusal("train", "--resume", "validated", code=1)
     assert message == (
-        "data/novel.h5 does not hold the valid split that runs/validated was validated on, and losses of another are "
-        "not comparable; prepare that text again, or start a new run"
+        "data/novel.h5 holds another valid split than the one runs/validated was validated on, and the losses are not "
+        "comparable; prepare that text again, or start a new run"
     )
 
 
-def test_a_seed_for_a_run_that_goes_on_is_refused_in_the_words_it_was_written_in(here):
+def test_a_seed_for_a_resumed_run_is_refused_by_the_name_of_the_option(here):
     message = refusal("train", "--resume", "byte", "--seed", 3)
-    assert message == "--seed 3: a run that goes on keeps its train.seed; start a new run instead"
+    assert message == "--seed 3: a resumed run keeps its train.seed; start a new run instead"
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(here):
     train("--name", "shared", "--max-steps", 3)
-    busy = "runs/shared is being written by another process; wait for it, or take another --name"
+    busy = "runs/shared is being written by another process; wait for it, or choose another --name"
     with FileLock("runs/.locks/shared"):
         assert refusal("train", "--resume", "shared", code=1) == busy
         assert refusal("train", "tiny.toml", "--name", "shared", "--force", code=1) == busy
@@ -402,61 +416,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(here):
     assert reports("runs/shared")[: len(before)] == before
 
 
-def test_trainings_that_begin_together_have_folders_of_their_own(here, monkeypatch):
-    begun = start._begun
-
-    def while_another_begins(*arguments, **options):
-        training = begun(*arguments, **options)
-        (here / "runs/tiny").mkdir()  # and has made its folder; that of the next one is locked, not made yet
-        return training
-
-    monkeypatch.setattr(start, "_begun", while_another_begins)
-    with FileLock("runs/.locks/tiny-2"):
-        result = train("--max-steps", 1)
-    assert "runs/tiny was taken meanwhile; this run is runs/tiny-3\n" in result.stderr
-    assert card("runs/tiny-3")["recipe"] == "tiny"
-    assert list((here / "runs/tiny").iterdir()) == []
-    assert not (here / "runs/tiny-2").exists()
-    with FileLock("runs/.locks/tiny", blocking=False), FileLock("runs/.locks/tiny-3", blocking=False):
-        pass
-    done("train", "--resume", "tiny-3")
-
-
-def test_where_every_lock_seems_taken_the_search_for_a_folder_ends(here, monkeypatch):
-    tried = []
-
-    def taken(folder):
-        tried.append(folder)
-        raise BusyError(f"{folder} is busy")
-
-    monkeypatch.setattr(run_folder, "alone", taken)
-    assert refusal("train", "tiny.toml", code=1).endswith(" is busy")
-    assert len(tried) == start.MOST_TAKEN + 1
-    assert refusal("train", "tiny.toml", "--name", "mine", code=1) == "runs/mine is busy"
-    assert len(tried) == start.MOST_TAKEN + 2
-
-
-def test_a_training_holds_its_lock_from_before_its_folder_is_made(here, monkeypatch):
-    def try_to_replace(*_, **__):
-        assert "is being written by another process" in refusal(
-            "train", "tiny.toml", "--name", "new", "--force", code=1
-        )
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("txlcli.workflows.training.start._carry_out", try_to_replace)
-    before = run_folder.create
-
-    def create_while_locked(*arguments, **options):
-        with pytest.raises(Timeout):
-            FileLock("runs/.locks/new").acquire(blocking=False)
-        before(*arguments, **options)
-
-    monkeypatch.setattr(run_folder, "create", create_while_locked)
-    assert txl("train", "tiny.toml", "--name", "new").exit_code != 0
-    assert not (here / "runs/new").exists()
-
-
-def test_attention_is_computed_as_wished(here, monkeypatch):
+def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):
     used = []
 
     def noted(inputs, **options):
@@ -474,18 +434,15 @@ def test_attention_is_computed_as_wished(here, monkeypatch):
     assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
 
 
-def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here, monkeypatch):
-    import torch
-
+def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here):
     message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true")
     assert message == ("train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run")
-    monkeypatch.setattr("txlcli.core.kernels.device.pick_device", lambda _choice: torch.device("cuda"))
-    message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true", "--processes", 2, "--dry-run")
-    assert message == "train.cuda_graph is for one process; leave it out, or train without --processes"
+    with pytest.raises(UsageError) as caught:
+        plan.check_device(recipe.load("tiny.toml", ["train.cuda_graph=true"]), torch.device("cuda"), processes=2)
+    assert str(caught.value) == "train.cuda_graph needs a single process; leave it out, or train without --processes"
 
 
 def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
-    torch = sys.modules["torch"]
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UsageError) as caught:
@@ -496,15 +453,15 @@ def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
 
 
 @pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])
-def test_resume_goes_with_no_wish_for_a_new_run(here, extra):
+def test_resume_cannot_be_combined_with_options_of_a_new_run(here, extra):
     message = refusal("train", *extra, "--resume", "byte")
-    assert message == "--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run"
+    assert message == "--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run"
 
 
-def test_a_dry_run_shows_what_recomputing_saves(here):
+def test_a_dry_run_counts_the_memory_that_recomputation_saves(here):
     kept, again = (
-        json.loads(train("--dry-run", "--json", "--set", f"train.recompute={wanted}").stdout)["step_bytes"]
-        for wanted in ("false", "true")
+        json.loads(train("--dry-run", "--json", "--set", f"train.recompute={recompute}").stdout)["step_bytes"]
+        for recompute in ("false", "true")
     )
     assert again["activations"] < kept["activations"]
     assert kept["total"] - again["total"] == kept["activations"] - again["activations"]
@@ -542,9 +499,9 @@ def test_a_dry_run_of_fewer_steps_forecasts_these(here):
     assert "the whole recipe" not in shown
 
 
-def test_a_dry_run_takes_no_limit_of_time(here):
+def test_a_dry_run_refuses_a_time_limit(here):
     message = refusal("train", "tiny.toml", "--dry-run", "--max-minutes", 1)
-    assert message == "--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps"
+    assert message == "--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps"
 
 
 def test_without_its_corpus_a_published_recipe_is_counted_at_the_benchmarks_size(untouched):
@@ -552,7 +509,10 @@ def test_without_its_corpus_a_published_recipe_is_counted_at_the_benchmarks_size
     assert result.stderr == (
         'no token store at data/wt103.h5; run "txl prepare wt103" first; counting with the benchmark\'s V = 267,735\n'
     )
-    assert "wt103: 151,107,538 parameters (V = 267,735) on a text that is not here, 2 lanes x 150" in result.stdout
+    assert (
+        "wt103: 151,107,538 parameters (V = 267,735) on a corpus that is not prepared, batches of 2 x 150"
+        in result.stdout
+    )
     assert "the paper's test result" in result.stdout
     assert not (untouched / "runs").exists()
     assert not (untouched / "data").exists()
@@ -571,7 +531,7 @@ def test_cutoffs_beyond_the_vocabulary_are_refused_before_a_run_is_made(untouche
 
 
 def small_library(tmp_path, monkeypatch):
-    """Let the standard library of this machine be a few files, so that it is prepared at once."""
+    """Replace the standard library by a few files, so that it is prepared quickly."""
     library = tmp_path / "library"
     library.mkdir()
     for number in range(40):
@@ -580,7 +540,7 @@ def small_library(tmp_path, monkeypatch):
     monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
 
 
-def test_the_standard_library_prepares_itself(untouched, monkeypatch):
+def test_the_standard_library_is_prepared_automatically(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     result = train("--set", "corpus.store=stdlib", "--max-steps", 1)
     assert "no token store at data/stdlib.h5 yet; preparing it\n" in result.stderr
@@ -588,7 +548,7 @@ def test_the_standard_library_prepares_itself(untouched, monkeypatch):
     assert "preparing" not in train("--set", "corpus.store=stdlib", "--max-steps", 1).stderr
 
 
-def test_a_dry_run_does_not_prepare_it(untouched, monkeypatch):
+def test_a_dry_run_does_not_prepare_the_standard_library(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     message = refusal("train", "tiny.toml", "--set", "corpus.store=stdlib", "--dry-run", code=1)
     assert message == 'no token store at data/stdlib.h5; run "txl prepare stdlib" first'
@@ -633,7 +593,7 @@ def test_without_a_valid_split_it_trains_without_validation(untouched):
 
 
 @pytest.mark.parametrize(("key", "value"), [("average", "asgd"), ("schedule", "plateau")])
-def test_what_waits_for_a_validation_needs_a_valid_split(untouched, key, value):
+def test_a_setting_that_needs_validation_needs_a_valid_split(untouched, key, value):
     prepared(untouched, {"train": "the fox " * 40})
     message = refusal("train", "tiny.toml", "--set", f"train.{key}={value}")
     assert message == (
@@ -669,7 +629,7 @@ def test_a_text_that_is_too_short_is_refused_before_a_run_is_made(untouched, tex
 
 def test_sentences_can_only_be_shuffled_where_their_starts_are_known(here):
     message = refusal("train", "tiny.toml", "--set", "corpus.shuffle_sentences=true")
-    assert message == "corpus.shuffle_sentences: data/novel.h5 does not know where sentences start; set it to false"
+    assert message == "corpus.shuffle_sentences: data/novel.h5 does not record where sentences start; set it to false"
 
 
 @pytest.mark.parametrize(("valid_every", "when"), [(50, "at step 9"), (1, "after step 8")])
@@ -693,7 +653,7 @@ def test_a_perplexity_beyond_all_numbers_is_null_in_json(here):
 
 
 USAGE = [
-    ([], 'train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume'),
+    ([], 'nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume'),
     (["tinny.toml"], 'unknown recipe "tinny.toml"'),
     (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
     (["tiny.toml", "--set", "model.n_head=2"], '[model] has no key "n_head"; did you mean "n_heads"?'),
@@ -710,7 +670,7 @@ USAGE = [
     (["tiny.toml", "--set", "train.learning_rate=1"], '[train] has no key "learning_rate" (known: seg_len, mem_len, '),
     (
         ["tiny.toml", "--set", "model.arch=lstm"],
-        '[model] has no key "n_heads"; it is of another arch than "lstm", leave it out',
+        '[model] has no key "n_heads"; it does not apply to arch = "lstm", leave it out',
     ),
     (["tiny.toml", "--set", "train.mem_len=-1"], "[train] mem_len must be 0 or more, not -1"),
     (["tiny.toml", "--set", "train.seg_len=0"], "[train] seg_len must be greater than 0, not 0"),
@@ -726,7 +686,7 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) or "nothing" for case in USAGE])
-def test_a_wrong_wish_is_refused_before_anything_is_written(here, arguments, message):
+def test_a_wrong_argument_is_refused_before_anything_is_written(here, arguments, message):
     before = sorted(here.rglob("*"))
     assert message in refusal("train", *arguments)
     assert sorted(here.rglob("*")) == before
@@ -743,32 +703,31 @@ def test_a_recipe_that_is_no_toml_is_named(here):
     assert refusal("train", "mine.toml").startswith("mine.toml: not a TOML file (")
 
 
-def test_cuda_that_is_not_there_is_refused(here):
-    torch = sys.modules["torch"]
+def test_a_missing_cuda_device_is_refused(here):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    for wish in (["tiny.toml"], ["--resume", "byte"]):
-        message = refusal("train", *wish, "--device", "cuda")
+    for arguments in (["tiny.toml"], ["--resume", "byte"]):
+        message = refusal("train", *arguments, "--device", "cuda")
         assert message == "--device cuda: PyTorch finds no CUDA device here; use --device cpu"
     assert not (here / "runs/tiny").exists()
 
 
-def test_tensorboard_that_is_not_there_is_refused_before_anything_is_written(here, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # which is how Python marks a package that cannot be had
-    for wish in (["tiny.toml"], ["--resume", "byte", "--set", "train.max_steps=9"]):
-        message = refusal("train", *wish, "--set", "log.tensorboard=true")
+def test_a_missing_tensorboard_is_refused_before_anything_is_written(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # so that importing it fails
+    for arguments in (["tiny.toml"], ["--resume", "byte", "--set", "train.max_steps=9"]):
+        message = refusal("train", *arguments, "--set", "log.tensorboard=true")
         assert message == 'log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"'
     assert not (here / "runs/tiny").exists()
     assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
 
 
-def test_tensorboard_gets_the_curves(here):
+def test_tensorboard_files_are_written(here):
     pytest.importorskip("tensorboard")
     train("--set", "log.tensorboard=true")
     assert len(list((here / "runs/tiny").glob("events.out.tfevents.*"))) == 1
 
 
-def test_steps_that_are_taken_again_stand_in_tensorboard_s_curves_once(here):
+def test_repeated_steps_are_in_tensorboard_once(here):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train("--set", "log.tensorboard=true", "--max-steps", 4)
     last = here / "runs/tiny/last.safetensors"
@@ -803,19 +762,19 @@ def foreign(path):
         (damaged, "damaged checkpoint ("),
         (newer, "written by a newer txl (format 2); update txl to read it"),
         (foreign, "a safetensors file, but not a checkpoint of txl"),
-        (lambda path: path.unlink(), "no such checkpoint; best.safetensors holds weights only, which no"),
+        (lambda path: path.unlink(), "no such checkpoint; best.safetensors holds weights only, which can"),
         (lambda path: path.write_bytes(path.with_name("best.safetensors").read_bytes()), "holds weights only"),
         (lambda path: path.write_bytes(path.parents[1].joinpath("char", path.name).read_bytes()), "the weights belong"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_named(here, spoil, message):
+def test_a_checkpoint_that_cannot_be_resumed_is_named(here, spoil, message):
     spoil(here / "runs/byte/last.safetensors")
     assert refusal("train", "--resume", "byte", code=1).startswith(f"runs/byte/last.safetensors: {message}")
 
 
 def test_a_folder_that_is_no_run_is_refused(here):
     message = refusal("train", "--resume", "novel", code=1)
-    assert message == "novel is not a run: it has no run.json; a run is what txl train writes"
+    assert message == "novel is not a run: it has no run.json; name a folder that txl train wrote"
 
 
 def test_a_store_of_another_vocabulary_is_refused(here):
@@ -831,16 +790,17 @@ def test_the_newest_run_is_the_one_just_trained(here):
     assert json_of("eval")["run"] == "runs/tiny"
 
 
-def test_a_model_that_no_memory_holds_is_refused_in_one_line(here):
+def test_a_model_that_is_too_large_for_the_memory_is_refused_in_one_line(here):
     wide = ["--set", "model.d_model=20_000"]
     message = refusal("train", "tiny.toml", "--set", "model.d_inner=2_000_000_000", *wide, code=1)
     assert message == (
-        "out of memory (tried to allocate 160000000000000 bytes); take fewer lanes, shorter lengths or a smaller model"
+        "out of memory (tried to allocate 160000000000000 bytes); "
+        "use a smaller batch size, shorter lengths or a smaller model"
     )
     assert not (here / "runs/tiny").exists()
 
 
-def test_a_replaced_run_stays_until_the_new_one_has_weights(here):
+def test_a_replaced_run_is_kept_until_the_new_one_has_weights(here):
     before = {file.name: file.read_bytes() for file in (here / "runs/byte").iterdir()}
     message = refusal("train", "tiny.toml", "--name", "byte", "--force", "--set", "model.init_std=1e30", code=1)
     assert "not finite" in message
@@ -864,15 +824,15 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(here):
     checkpoint.save(here / "runs/other/last.safetensors", foreign)
     expected = (
         "runs/other/last.safetensors: the weights belong to another vocabulary than runs/other; "
-        "put its own checkpoint back"
+        "restore its own checkpoint"
     )
     assert refusal("train", "--resume", "other", code=1) == expected
     assert refusal("eval", "other", code=1) == expected
     assert card["vocab_fingerprint"] == saved.state["vocab_fingerprint"]
 
 
-def test_what_comes_next_is_going_on_until_the_recipe_has_ended(here):
-    told = done("train", "tiny.toml", "--max-steps", 3).stdout
-    assert ("txl train --resume runs/tiny" in told, "txl eval" in told) == (True, False)
-    told = done("train", "--resume", "tiny").stdout
-    assert ("txl train" in told, "txl eval runs/tiny" in told) == (False, True)
+def test_the_next_command_resumes_an_unfinished_run_and_evaluates_a_finished_one(here):
+    stdout = done("train", "tiny.toml", "--max-steps", 3).stdout
+    assert ("txl train --resume runs/tiny" in stdout, "txl eval" in stdout) == (True, False)
+    stdout = done("train", "--resume", "tiny").stdout
+    assert ("txl train" in stdout, "txl eval runs/tiny" in stdout) == (False, True)

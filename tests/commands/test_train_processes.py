@@ -1,4 +1,4 @@
-"""txl train --processes: several processes on one machine are one training to whoever uses it."""
+"""txl train --processes: several processes on one machine act as one training."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.workflows.training import follow
 
-on_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes as Linux lists them")
+on_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
 TORCHRUN = ["--standalone", "--nproc-per-node", "2", "-m", "txlcli"]
 
 
 def ended(process, code):
-    """What a process wrote to stdout, and the lines that it wrote to stderr."""
+    """Return the stdout of a process and the lines of its stderr."""
     stdout, stderr = process.communicate(timeout=LONGEST_WAIT_S)
     assert process.returncode == code, stderr
     return stdout, stderr.splitlines()
@@ -31,20 +31,20 @@ def losses(run):
 
 
 def processes_in(here):
-    """The numbers of the processes that train in this folder, by rank."""
-    found = {}
+    """Return the ids of the processes that train in this folder, by rank."""
+    ids = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            where, told = (folder / "cwd").readlink(), (folder / "environ").read_bytes()
+            current, environment = (folder / "cwd").readlink(), (folder / "environ").read_bytes()
         except OSError:
             continue  # it has ended
-        rank = [word for word in told.split(b"\0") if word.startswith(b"RANK=")]
-        if where == here.resolve() and rank:
-            found[int(rank[0].removeprefix(b"RANK="))] = int(folder.name)
-    return found
+        rank = [word for word in environment.split(b"\0") if word.startswith(b"RANK=")]
+        if current == here.resolve() and rank:
+            ids[int(rank[0].removeprefix(b"RANK="))] = int(folder.name)
+    return ids
 
 
-def test_two_processes_make_the_run_that_one_makes(here):
+def test_two_processes_train_the_same_run_as_one(here):
     stdout, stderr = ended(start("train", "tiny.toml", "--processes", 2, "--name", "two", *NOTHING_RANDOM), 0)
     done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
     assert losses("two") == losses("one")
@@ -57,7 +57,7 @@ def test_two_processes_make_the_run_that_one_makes(here):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_from_outside_saves_and_can_be_gone_on_from(here, number, code):
+def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number, code):
     metrics = here / "runs/tiny/metrics.jsonl"
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--json")
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
@@ -68,14 +68,14 @@ def test_a_stop_from_outside_saves_and_can_be_gone_on_from(here, number, code):
     assert stderr[-2:] == [
         "stopping after this step; saving",
         f"error: stopped; saved runs/tiny/last.safetensors at step {step:,}; "
-        'go on with "txl train --resume runs/tiny --processes 2"',
+        'resume with "txl train --resume runs/tiny --processes 2"',
     ]
     if number == signal.SIGINT:
         ended(start("train", "--resume", "runs/tiny", "--processes", 2, "--max-steps", step + 3), 0)
         assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == step + 3
 
 
-def test_torchrun_starts_processes_as_well_and_one_can_go_on_alone(here):
+def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
     module = "torch.distributed.run"
     _, stderr = ended(start(*TORCHRUN, "train", "tiny.toml", "--max-steps", 4, *NOTHING_RANDOM, module=module), 0)
     assert sum(line.startswith("training tiny: ") for line in stderr) == 1
@@ -84,21 +84,21 @@ def test_torchrun_starts_processes_as_well_and_one_can_go_on_alone(here):
     assert losses("tiny") == losses("one")
 
 
-def test_torchrun_is_refused_where_one_process_is_enough(here):
+def test_torchrun_is_refused_for_other_commands(here):
     _, stderr = ended(start(*TORCHRUN, "eval", "byte", module="torch.distributed.run"), 1)
     assert stderr.count("error: txl eval runs in one process; start it without torchrun") == 1
 
 
 @pytest.mark.parametrize(
-    ("wish", "error"),
+    ("arguments", "error"),
     [
         (["--set", "train.lrr=3"], '[train] has no key "lrr"; did you mean "lr"?'),
-        (["--set", "train.batch_size=1"], "train.batch_size = 1 is too few lanes for 2 processes; take fewer of them"),
+        (["--set", "train.batch_size=1"], "train.batch_size = 1 is too small for 2 processes; use fewer of them"),
         (["--resume", "nothing"], "leave out the recipe, --name, --force and --dry-run"),
     ],
 )
-def test_what_is_wrong_is_said_once(here, wish, error):
-    stdout, stderr = ended(start("train", "tiny.toml", *wish, "--processes", 2), 2)
+def test_an_error_of_all_processes_is_reported_once(here, arguments, error):
+    stdout, stderr = ended(start("train", "tiny.toml", *arguments, "--processes", 2), 2)
     assert stdout == ""
     assert [line for line in stderr if not line.startswith("training tiny: ")] == [stderr[-1]]
     assert stderr[-1].startswith("error: ")
@@ -106,47 +106,47 @@ def test_what_is_wrong_is_said_once(here, wish, error):
     assert not Path("runs/tiny").exists()
 
 
-def test_what_only_the_leading_process_finds_wrong_ends_all_at_once(here):
+def test_an_error_of_rank_0_alone_ends_all_processes_quickly(here):
     (here / "runs/tiny").mkdir()
     started = time.monotonic()
     _, stderr = ended(start("train", "tiny.toml", "--name", "tiny", "--processes", 2), 1)
-    assert stderr == ["error: runs/tiny exists; go on with --resume tiny, or replace it with --force"]
-    assert time.monotonic() - started < 30  # seconds; after so many more a process that waits in vain would be killed
+    assert stderr == ["error: runs/tiny exists; resume it with --resume tiny, or replace it with --force"]
+    assert time.monotonic() - started < 30  # seconds; a waiting process would be killed much later
 
 
-def test_another_text_than_the_leading_process_reads_is_refused(here):
+def test_another_text_than_rank_0_reads_is_refused(here):
     store = TokenStore.open(here / "data/novel.h5")
     digest = store.info("train").sha256
-    follow._check_text(store, SimpleNamespace(share=lambda text: digest))
-    with pytest.raises(StoreError, match=r"novel.h5 on this machine holds another train split than on the leading"):
-        follow._check_text(store, SimpleNamespace(share=lambda text: "another"))
+    follow.check_text_of_rank_0(store, SimpleNamespace(share=lambda text: digest))
+    with pytest.raises(StoreError, match=r"novel.h5: not the train split that rank 0 reads"):
+        follow.check_text_of_rank_0(store, SimpleNamespace(share=lambda text: "another"))
 
 
 @on_linux
 @pytest.mark.parametrize("rank", [None, 0])
-def test_processes_end_with_what_started_or_leads_them(here, rank):
+def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
     wait_for((here / "runs/tiny/last.safetensors").exists)
     os.kill(process.pid if rank is None else processes_in(here)[rank], signal.SIGKILL)
     _, stderr = ended(process, -signal.SIGKILL if rank is None else 1)
     wait_for(lambda: not processes_in(here))
-    killed = "error: process 0 was killed by signal 9; go on with --resume from the last checkpoint, if there is one"
+    killed = "error: process 0 was killed by signal 9; resume from the last checkpoint with --resume, if there is one"
     assert (killed in stderr) == (rank == 0)
     assert stderr[-1].startswith("saved runs/tiny/last.safetensors at step ") == (rank is None)
 
 
 @on_linux
-def test_a_process_that_dies_ends_the_training_and_says_how_to_go_on(here):
+def test_a_process_that_dies_ends_the_training_with_the_command_to_resume(here):
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
     wait_for((here / "runs/tiny/last.safetensors").exists)
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 1)
-    assert "error: another process has ended; go on with --resume from the last checkpoint" in stderr
+    assert "error: another process has ended; resume from the last checkpoint with --resume" in stderr
     wait_for(lambda: not processes_in(here))
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 20
 
 
-def test_a_dry_run_counts_what_one_of_the_processes_holds(here):
+def test_a_dry_run_counts_the_memory_of_one_process(here):
     alone, one_of_two = (json_of("train", "tiny.toml", "--dry-run", "--processes", count) for count in (1, 2))
     assert (alone["processes"], one_of_two["processes"]) == (1, 2)
     memory = [plan["step_bytes"]["memory"] for plan in (alone, one_of_two)]

@@ -18,7 +18,7 @@ BASELINES = {
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_sizes_parameters_and_results_are_those_published(name):
+def test_sizes_parameters_and_results_match_the_publication(name):
     sizes, seg_len, vocab_size, parameters, valid, test = BASELINES[name]
     settings = recipe.load(name)
     model = settings.model
@@ -35,7 +35,7 @@ def layers(n, d, inner):
 
 
 @pytest.mark.parametrize("name", ["vanilla-enwik8", "vanilla-enwik8-64l"])
-def test_the_vanilla_model_has_two_classifiers_for_every_layer(name):
+def test_the_vanilla_model_has_two_classifiers_per_layer(name):
     (n, d, _, _, inner), seg_len, vocab_size, parameters, _, _ = BASELINES[name]
     classifiers = 2 * n * (vocab_size * d + vocab_size)
     assert vocab_size * d + n * seg_len * d + layers(n, d, inner) + classifiers == parameters
@@ -46,7 +46,7 @@ def test_the_vanilla_model_has_two_classifiers_for_every_layer(name):
 
 
 @pytest.mark.parametrize("name", ["vanilla-enwik8", "vanilla-enwik8-64l"])
-def test_the_vanilla_models_optimizer_is_that_of_al_rfou_et_al_and_clips_nothing(name):
+def test_the_vanilla_model_uses_the_optimizer_of_al_rfou_et_al_without_clipping(name):
     train = recipe.load(name).train
     assert (train.optimizer, train.momentum, train.lr, train.clip) == ("sgd", 0.99, 0.003, None)
 
@@ -58,7 +58,7 @@ def test_adaptive_input_shares_tables_and_projections():
     assert ends + layers(n, d, inner) == BASELINES["adaptive-input-wt103"][3]
 
 
-def test_the_small_vanilla_model_reads_the_segments_that_its_positions_allow():
+def test_the_small_vanilla_model_has_as_many_positions_as_its_segments():
     settings = recipe.load("vanilla-stdlib")
     assert settings.model.n_positions == settings.train.seg_len == settings.eval.seg_len == 64
     assert settings.model.auxiliary_losses
@@ -66,7 +66,7 @@ def test_the_small_vanilla_model_reads_the_segments_that_its_positions_allow():
 
 
 @pytest.mark.parametrize("name", [*BASELINES, "vanilla-stdlib"])
-def test_the_header_names_the_table_and_the_launch_line(name):
+def test_the_header_states_the_table_and_the_command(name):
     header = re.match(r"(#.*\n)+", recipe.packaged(name)[1])[0]
     assert re.search(r"[Tt]able", header)
     assert f"txl train {name}" in header
@@ -74,7 +74,7 @@ def test_the_header_names_the_table_and_the_launch_line(name):
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())
-def test_every_recipe_can_say_what_it_takes(name):
+def test_every_recipe_states_its_cost(name):
     settings = recipe.load(name)
     parts = parameters_by_part(settings.model, settings.published.vocab_size or 256)
     assert sum(parts.values()) == count_parameters(settings.model, settings.published.vocab_size or 256)

@@ -131,14 +131,14 @@ def by_pencil(name):
     return count + (len(bands) - 1) * (d + 1)
 
 
-def test_every_packaged_recipe_but_the_quickstart_stands_in_the_tables():
+def test_every_packaged_recipe_except_stdlib_is_in_these_tables():
     names = set(recipe.packaged_names()) - {"stdlib", "vanilla-stdlib", *BASELINES, *RECURRENT, *SMALL}
     for table in (PUBLISHED, TRAINING, EVALUATION, TABLE_OF_THE_PAPER):
         assert set(table) == names
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_sizes_parameters_and_results_are_those_published(name):
+def test_sizes_parameters_and_results_match_the_publication(name):
     sizes, length, vocab_size, parameters, valid, test = PUBLISHED[name]
     settings = recipe.load(name)
     model, train, published = settings.model, settings.train, settings.published
@@ -149,19 +149,19 @@ def test_sizes_parameters_and_results_are_those_published(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_built_model_and_a_pencil_count_the_published_parameters(name):
+def test_the_built_model_and_the_formula_have_the_published_parameter_count(name):
     settings = recipe.load(name)
     assert by_pencil(name) == settings.published.parameters
     assert count_parameters(settings.model, settings.published.vocab_size) == settings.published.parameters
 
 
-def test_the_paper_s_257m_on_wikitext_103_are_16_layers_of_the_released_18():
+def test_sixteen_of_the_18_released_layers_give_the_papers_257m_on_wikitext_103():
     settings = recipe.load("wt103-large", ["model.n_layers=16"])
     assert count_parameters(settings.model, settings.published.vocab_size) == 257_889_098
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_embedding_and_softmax_are_cut_as_released(name):
+def test_cutoffs_and_div_val_match_the_released_code(name):
     model = recipe.load(name).model
     cut = (model.cutoffs, model.div_val, model.tie_projections, model.project_same_width)
     assert cut == EMBEDDINGS.get(name, ((), 1, None, True))
@@ -174,7 +174,7 @@ def test_embedding_and_softmax_are_cut_as_released(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_training_is_that_of_the_released_scripts_or_inferred(name):
+def test_training_settings_match_the_released_scripts_or_are_inferred(name):
     settings = recipe.load(name)
     model, train = settings.model, settings.train
     valid_seg_len = train.valid_seg_len or train.seg_len
@@ -187,7 +187,7 @@ def test_training_is_that_of_the_released_scripts_or_inferred(name):
 
 
 @pytest.mark.parametrize("name", [name for name, like in INFERRED.items() if like])
-def test_what_no_script_says_of_training_is_as_in_the_nearest_one(name):
+def test_unpublished_training_settings_match_the_most_similar_script(name):
     nearest, others = INFERRED[name]
     ours, theirs = recipe.load(name), recipe.load(nearest)
     kept = {key: getattr(theirs.train, key) for key in others}
@@ -197,7 +197,7 @@ def test_what_no_script_says_of_training_is_as_in_the_nearest_one(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_tf_recipes_follow_the_tf_code_and_the_others_the_pytorch_code(name):
+def test_tf_recipes_follow_the_tf_code_and_all_others_the_pytorch_code(name):
     model, train = recipe.load(name).model, recipe.load(name).train
     found = (model.init, model.init_std, model.norm_eps, model.tie_biases, model.memory_start)
     tf = ("tf", 0.005, 1e-12, False, "zeros")
@@ -207,21 +207,21 @@ def test_the_tf_recipes_follow_the_tf_code_and_the_others_the_pytorch_code(name)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_evaluation_is_read_with_the_released_settings(name):
+def test_evaluation_settings_match_the_released_ones(name):
     reading = recipe.load(name).eval
     found = (reading.seg_len, reading.mem_len, reading.batch_size, reading.max_distance, reading.same_length)
     assert found == EVALUATION[name]
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())
-def test_a_recipe_names_the_store_of_its_corpus_and_shuffles_what_are_sentences(name):
+def test_a_recipe_names_the_store_of_its_corpus_and_shuffles_unrelated_sentences(name):
     corpus = recipe.load(name).corpus
     assert corpus.store in name.split("-")
     assert corpus.shuffle_sentences == corpora.CORPORA[corpus.store].sentences
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_header_names_table_number_hardware_and_launch_line(name):
+def test_the_header_states_table_number_hardware_and_command(name):
     _, text = recipe.read_text(name)
     header = " ".join(line.removeprefix("#").strip() for line in re.match(r"(#.*\n)+", text)[0].splitlines())
     assert re.search(rf"\bTable {TABLE_OF_THE_PAPER[name]}\b", header)
@@ -234,6 +234,6 @@ def test_the_header_names_table_number_hardware_and_launch_line(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_header_says_what_is_inferred_and_nowhere_else(name):
+def test_only_headers_of_inferred_recipes_say_inferred(name):
     _, text = recipe.read_text(name)
     assert ("inferred" in text) == (name in INFERRED)

@@ -57,32 +57,32 @@ def changed(path, *overrides):
 
 
 @pytest.mark.parametrize("word", ["enwik8", "enwik8.toml", "recipes/enwik8.toml", "recipes/enwik8"])
-def test_a_packaged_recipe_answers_to_its_name_anywhere(tmp_path, monkeypatch, word):
+def test_a_packaged_recipe_is_found_by_name_in_any_folder(tmp_path, monkeypatch, word):
     monkeypatch.chdir(tmp_path)
     assert recipe.load(word) == recipe.load("enwik8")
     assert recipe.read_text(word)[0] == "enwik8"
 
 
-def test_a_corpus_that_lies_here_does_not_hide_the_recipe_of_its_name(tmp_path, monkeypatch):
+def test_a_corpus_file_does_not_hide_the_recipe_with_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "enwik8").write_bytes(b"\xff\x00 no recipe")
     assert recipe.load("enwik8").model.n_layers == 12
 
 
-def test_a_missing_file_of_another_folder_is_not_the_packaged_recipe(tmp_path, monkeypatch):
+def test_a_missing_file_in_another_folder_is_not_replaced_by_the_packaged_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?'):
         recipe.load("mine/enwik8.toml")
 
 
-def test_a_file_beats_a_packaged_recipe(tmp_path, monkeypatch, tiny):
+def test_a_file_takes_precedence_over_a_packaged_recipe(tmp_path, monkeypatch, tiny):
     monkeypatch.chdir(tmp_path)
     tiny(name="enwik8.toml")
     assert recipe.load("enwik8.toml").corpus.store == "tiny"
     assert recipe.load("enwik8").corpus.store == "enwik8"  # no such file lies there
 
 
-def test_a_folder_of_that_name_is_no_recipe(tmp_path, monkeypatch):
+def test_a_folder_is_not_a_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "enwik8").mkdir()
     assert recipe.load("enwik8").corpus.store == "enwik8"
@@ -97,7 +97,7 @@ def test_an_unknown_recipe_is_refused_with_a_suggestion():
     assert caught.value.exit_code == 2
 
 
-def test_what_a_recipe_leaves_out_takes_the_default(tiny):
+def test_omitted_keys_have_their_defaults(tiny):
     settings = recipe.load(tiny())
     assert settings.train.lr == 2.5e-4
     assert settings.model.tie_biases is True
@@ -105,7 +105,7 @@ def test_what_a_recipe_leaves_out_takes_the_default(tiny):
     assert settings.published.parameters is None
 
 
-def test_set_comes_after_the_recipe_and_the_recipe_after_the_default(tiny):
+def test_set_overrides_the_recipe_which_overrides_the_default(tiny):
     path = tiny("\n[log]\nevery = 13\n", "max_steps = 11", "max_steps = 11\nlr = 0.5\nclip = 0.75")
     settings = recipe.load(path, ["train.lr=0.125", "published.valid=3"])
     assert (settings.train.lr, settings.train.clip, settings.train.weight_decay) == (0.125, 0.75, 0.0)
@@ -113,7 +113,7 @@ def test_set_comes_after_the_recipe_and_the_recipe_after_the_default(tiny):
     assert settings.published.valid == 3.0
 
 
-def test_the_last_set_of_a_key_holds(tiny):
+def test_the_last_set_of_a_key_wins(tiny):
     assert changed(tiny(), "train.lr=0.5", "train.lr=0.25").train.lr == 0.25
 
 
@@ -147,19 +147,19 @@ def test_the_last_set_of_a_key_holds(tiny):
         ("model.d_embed=none", "model", "d_embed", None),
     ],
 )
-def test_set_reads_numbers_words_truths_and_none(tiny, override, section, key, value):
+def test_set_accepts_numbers_words_booleans_and_none(tiny, override, section, key, value):
     given = getattr(getattr(changed(tiny(), override), section), key)
     assert given == value
     assert type(given) is type(value)
 
 
 @pytest.mark.parametrize("override", ["train.lr", "lr=0.5", "=0.5", ".lr=0.5", "train.=0.5", ""])
-def test_a_set_of_another_form_is_refused_with_an_example(tiny, override):
+def test_a_malformed_set_is_refused_with_an_example(tiny, override):
     message = refusal(tiny(), override)
     assert message == f'--set {override}: write it as section.key=value, for example "--set train.lr=1e-4"'
 
 
-def test_a_set_of_an_unknown_section_is_refused_with_a_suggestion(tiny):
+def test_set_with_an_unknown_section_is_refused_with_a_suggestion(tiny):
     message = refusal(tiny(), "trian.lr=0.5")
     assert message == (
         '--set trian.lr=0.5: no section "trian"; did you mean "train"? '
@@ -167,7 +167,7 @@ def test_a_set_of_an_unknown_section_is_refused_with_a_suggestion(tiny):
     )
 
 
-def test_a_set_that_cannot_be_honoured_is_named_beside_the_recipe(tiny):
+def test_an_error_names_the_recipe_and_the_set_option(tiny):
     path = tiny()
     message = refusal(path, "train.lr=0.5", "model.n_head=3")
     assert message == (
@@ -186,14 +186,14 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tiny):
     assert refusal(path) == f'{path}: [model] has no key "n_head"; did you mean "n_heads"?'
 
 
-def test_a_key_like_no_other_is_refused_with_all_that_there_are(tiny):
+def test_a_key_without_a_similar_one_is_refused_with_all_known_keys(tiny):
     path = tiny("xyzzy = 1\n")
     assert refusal(path) == (
         f'{path}: [eval] has no key "xyzzy" (known: seg_len, mem_len, batch_size, max_distance, same_length)'
     )
 
 
-def test_a_byte_order_mark_before_a_recipe_is_passed_over(tiny):
+def test_a_byte_order_mark_is_ignored(tiny):
     path = Path(tiny())
     expected = recipe.load(str(path))
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
@@ -213,7 +213,7 @@ def test_a_missing_key_is_named(tiny, key):
     assert refusal(path) == f'{path}: [model] needs the key "{key}"'
 
 
-def test_a_missing_section_is_named_by_its_first_key(tmp_path):
+def test_a_missing_section_is_reported_by_its_first_required_key(tmp_path):
     path = tmp_path / "empty.toml"
     path.write_text("")
     assert refusal(str(path)) == f'{path}: [corpus] needs the key "store"'
@@ -251,7 +251,7 @@ def test_a_missing_section_is_named_by_its_first_key(tmp_path):
         ],
     ],
 )
-def test_a_value_of_another_type_is_refused(tiny, old, new, message):
+def test_a_value_of_the_wrong_type_is_refused(tiny, old, new, message):
     path = tiny(old=old, new=new)
     assert refusal(path) == f"{path}: {message}"
 
@@ -262,26 +262,26 @@ def test_a_value_out_of_range_is_refused(tiny):
 
 
 @pytest.mark.parametrize("overrides", [[], ["model.n_layers=3"]])
-def test_a_key_where_a_section_belongs_is_refused(tmp_path, overrides):
+def test_a_key_in_place_of_a_section_is_refused(tmp_path, overrides):
     path = tmp_path / "flat.toml"
     path.write_text('model = 3\n[corpus]\nstore = "tiny"\n')
     assert refusal(str(path), *overrides).endswith(": [model] must be a section of keys")
 
 
-def test_a_file_that_is_no_toml_is_refused(tmp_path):
+def test_a_file_that_is_not_toml_is_refused(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("model: n_layers 3\n")
     assert refusal(str(path)).startswith(f"{path}: not a TOML file (")
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path):
+def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xff\xfe\x00")
     assert refusal(str(path)).startswith(f"{path}: cannot be read as a text file (")
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())
-def test_a_table_of_the_settings_resolves_to_the_same_settings(name):
+def test_settings_written_as_a_table_resolve_to_equal_settings(name):
     # One None that is the default of its key, one that is not.
     settings = recipe.load(name, ["eval.max_distance=none", "train.clip=none"])
     table = recipe.to_table(settings)
@@ -290,7 +290,7 @@ def test_a_table_of_the_settings_resolves_to_the_same_settings(name):
     assert recipe.resolve(table, where="here") == settings
 
 
-def test_lists_survive_the_file_of_a_run(tiny):
+def test_lists_are_preserved_in_the_file_of_a_run(tiny):
     overrides = ["model.cutoffs=[5, 11]", "model.div_val=2", "model.tie_projections=[true, false, true]"]
     settings = changed(tiny(), *overrides)
     assert settings.model.cutoffs == (5, 11)
@@ -302,7 +302,7 @@ def test_lists_survive_the_file_of_a_run(tiny):
     assert "tie_projections" not in recipe.to_table(changed(tiny()))["model"]
 
 
-def test_a_list_that_cannot_be_honoured_is_refused_as_set(tiny):
+def test_an_invalid_list_in_set_is_refused(tiny):
     path = tiny()
     assert refusal(path, "model.cutoffs=[11, 5]") == (
         f"{path} with --set model.cutoffs=[11, 5]: "
@@ -310,7 +310,7 @@ def test_a_list_that_cannot_be_honoured_is_refused_as_set(tiny):
     )
 
 
-def test_override_leaves_the_table_that_it_was_given_alone():
+def test_override_does_not_modify_its_argument():
     table = tomllib.loads(TINY)
     result = recipe.override(table, ["train.seg_len=3", "log.every=7"])
     assert table == tomllib.loads(TINY)
@@ -318,7 +318,7 @@ def test_override_leaves_the_table_that_it_was_given_alone():
     assert result["log"] == {"every": 7}
 
 
-def test_settings_cannot_be_changed(tiny):
+def test_settings_are_frozen(tiny):
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.load(tiny()).train.lr = 1.0
 
@@ -328,6 +328,6 @@ def test_an_unknown_architecture_is_refused_before_its_keys(tiny):
     assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not 'gru'")
 
 
-def test_an_architecture_is_a_word():
+def test_an_architecture_that_is_not_text_is_refused():
     message = refusal("enwik8", "model.arch=[1]")
     assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not [1]")

@@ -40,7 +40,7 @@ def by_pencil(sizes, vocab_size, cutoffs):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_sizes_parameters_and_results_are_those_published(name):
+def test_sizes_parameters_and_results_match_the_publication(name):
     (arch, layers, d, inner), vocab_size, parameters, valid, test, _ = RECURRENT[name]
     settings = load(name)
     model, published = settings.model, settings.published
@@ -52,20 +52,20 @@ def test_sizes_parameters_and_results_are_those_published(name):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_the_built_model_and_a_pencil_count_the_published_parameters(name):
+def test_the_built_model_and_the_formula_have_the_published_parameter_count(name):
     sizes, vocab_size, parameters, *_ = RECURRENT[name]
     assert by_pencil(sizes, vocab_size, WT) == parameters
     assert count_parameters(load(name).model, vocab_size) == parameters
     assert parameters // 10**6 == 151
 
 
-def test_the_width_of_the_released_command_counts_more_than_the_paper_says():
+def test_the_width_of_the_released_command_gives_more_parameters_than_the_paper():
     assert count_parameters(load("qrnn-wt103", ["model.d_hidden=2500"]).model, 267_735) == 153_886_638
     assert "153.9M" in header_of("qrnn-wt103")
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_training_is_that_of_the_released_command(name):
+def test_training_settings_match_the_released_command(name):
     settings = load(name)
     train = settings.train
     assert (train.seg_len, train.batch_size, train.lr, train.optimizer) == (140, 60, 1e-3, "adam")
@@ -74,21 +74,21 @@ def test_training_is_that_of_the_released_command(name):
 
 
 @pytest.mark.parametrize("name", [*RECURRENT, *SMALL])
-def test_nothing_is_remembered_but_the_state(name):
+def test_the_recurrent_models_have_no_memory_but_the_state(name):
     settings = load(name)
     assert (settings.train.mem_len, settings.eval.mem_len, settings.eval.max_distance) == (0, 0, None)
     assert settings.corpus.store == name.split("-")[1]
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_one_has_few_millions_of_parameters(name):
+def test_a_small_recurrent_model_has_few_million_parameters(name):
     model = load(name).model
     assert (model.arch, model.n_layers, model.d_model, model.d_hidden) == SMALL[name]
     assert count_parameters(model, 10_000) == by_pencil(SMALL[name], 10_000, ()) < 4e6
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_the_header_names_table_number_hardware_launch_line_and_what_is_inferred(name):
+def test_the_header_states_table_number_hardware_command_and_what_is_inferred(name):
     *_, valid, test, table = RECURRENT[name]
     header = header_of(name)
     assert re.search(rf"\bTable {table}\b", header)
@@ -100,7 +100,7 @@ def test_the_header_names_table_number_hardware_launch_line_and_what_is_inferred
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_header_of_a_small_one_says_how_to_run_it(name):
+def test_the_header_of_a_small_recurrent_recipe_has_the_command(name):
     header = header_of(name)
     assert "Hardware: two CPU cores" in header
     assert f"txl prepare ptb && txl train {name}" in header

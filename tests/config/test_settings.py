@@ -31,7 +31,7 @@ def classes():
     return [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Settings"]
 
 
-def test_every_section_is_a_frozen_class_that_names_itself():
+def test_every_section_is_a_frozen_dataclass_whose_docstring_names_it():
     kinds = {name: kind for name, (kind, _) in SECTIONS.items()} | {"model": ModelSettings}
     assert {field.name: field.type for field in dataclasses.fields(Settings)} == kinds
     assert {"transformer": TransformerSettings, "lstm": RnnSettings, "qrnn": RnnSettings} == MODELS
@@ -42,7 +42,7 @@ def test_every_section_is_a_frozen_class_that_names_itself():
 
 
 @pytest.mark.parametrize("node", classes(), ids=lambda node: node.name)
-def test_every_field_has_a_sentence_below_it(node):
+def test_every_field_has_a_docstring(node):
     fields = [index for index, line in enumerate(node.body) if isinstance(line, ast.AnnAssign)]
     assert fields
     for index in fields:
@@ -54,7 +54,7 @@ def test_every_field_has_a_sentence_below_it(node):
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_every_default_is_in_its_range(section):
+def test_every_default_is_valid(section):
     assert type(build(section)) is SECTIONS[section][0]
 
 
@@ -153,7 +153,11 @@ OUT_OF_RANGE = [
         )
     ],
     ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
-    ("train", {"optimizer": "adamw"}, "optimizer must be one of adam, sgd, not 'adamw'; did you mean \"adam\"?"),
+    (
+        "train",
+        {"optimizer": "adma"},
+        "optimizer must be one of adam, adamw, muon, sgd, not 'adma'; did you mean \"adam\"?",
+    ),
     (
         "train",
         {"schedule": "xyz"},
@@ -173,13 +177,13 @@ OUT_OF_RANGE = [
         (
             "train",
             {"schedule": schedule, key: value},
-            f"{key} must be {usual} unless the schedule is {words}, not {value!r}",
+            f"{key} must be {usual} unless schedule = {words}, not {value!r}",
         )
         for schedule, key, value, usual, words in (
-            ("constant", "min_lr_ratio", 0.1, 0.0, "cosine or inverse_sqrt or plateau"),
-            ("constant", "cosine_from", "warmup", "start", "cosine"),
-            ("cosine", "plateau_factor", 0.2, 0.5, "plateau"),
-            ("inverse_sqrt", "plateau_patience", 2, 0, "plateau"),
+            ("constant", "min_lr_ratio", 0.1, 0, '"cosine" or "inverse_sqrt" or "plateau"'),
+            ("constant", "cosine_from", "warmup", '"start"', '"cosine"'),
+            ("cosine", "plateau_factor", 0.2, 0.5, '"plateau"'),
+            ("inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
         )
     ],
     ("train", {"average": "ema"}, "average must be one of none, asgd, exponential, not 'ema'"),
@@ -187,7 +191,7 @@ OUT_OF_RANGE = [
         (
             "train",
             {"average": average, key: value},
-            f"{key} must be {usual} unless the average is {word}, not {value!r}",
+            f'{key} must be {usual} unless average = "{word}", not {value!r}',
         )
         for average, key, value, usual, word in (
             ("none", "average_patience", 3, 5, "asgd"),
@@ -209,7 +213,7 @@ OUT_OF_RANGE = [
     ("train", {"plateau_factor": 0.0}, "plateau_factor must be between 0 and 1, not 0.0"),
     ("train", {"plateau_factor": 1.0}, "plateau_factor must be between 0 and 1, not 1.0"),
     ("train", {"accumulate": 4}, "accumulate must be a divisor of batch_size (6), not 4"),
-    ("train", {"momentum": 0.9}, 'momentum must be 0 unless optimizer = "sgd", not 0.9'),
+    ("train", {"momentum": 0.9}, 'momentum must be 0 unless optimizer = "muon" or "sgd", not 0.9'),
     ("train", {"valid_seg_len": 13}, "valid_seg_len must be at most seg_len + mem_len (12), not 13"),
     *[
         ("eval", {key: value}, f"{key} must be greater than 0, not {value}")
@@ -247,7 +251,7 @@ def test_a_value_out_of_range_is_refused(section, changed, message):
     ],
     ids=str,
 )
-def test_the_edge_of_a_range_is_inside(section, changed):
+def test_the_limits_of_a_range_are_valid(section, changed):
     assert vars(build(section, **changed)).items() >= changed.items()
 
 
@@ -255,7 +259,7 @@ def build_rnn(arch, **changed):
     return RnnSettings(**{"arch": arch, "n_layers": 3, "d_model": 7, **changed})
 
 
-def test_widths_and_windows_of_recurrent_layers():
+def test_recurrent_layers_have_the_configured_widths_and_windows():
     assert build_rnn("lstm").widths == [7, 7, 7]
     assert build_rnn("lstm", d_hidden=11).widths == [11, 11, 7]
     assert build_rnn("qrnn", n_layers=1).widths == [7]
@@ -300,7 +304,7 @@ def test_a_recurrent_model_out_of_range_is_refused(changed, message):
         ("attention", "sdpa", "auto"),
     ],
 )
-def test_a_model_without_attention_has_no_wishes_about_it(key, value, wish):
+def test_attention_settings_are_refused_for_recurrent_models(key, value, wish):
     train = build("train", mem_len=0, **{key: value})
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build_rnn("lstm"), train, build("eval", mem_len=0))
@@ -309,14 +313,14 @@ def test_a_model_without_attention_has_no_wishes_about_it(key, value, wish):
     )
 
 
-def test_words_cannot_be_dropped_of_segments_of_one_token():
+def test_word_dropout_needs_segments_of_two_tokens_or_more():
     train = build("train", seg_len=1)
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", word_dropout=0.1), train, build("eval"))
     assert str(caught.value) == "[model] word_dropout must be 0 with train.seg_len = 1, not 0.1"
 
 
-def test_flex_attention_drops_no_probabilities():
+def test_flex_attention_refuses_attention_dropout():
     train = build("train", attention="flex")
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", attention_dropout=0.1), train, build("eval"))
@@ -333,22 +337,22 @@ def test_flex_attention_drops_no_probabilities():
     ],
     ids=str,
 )
-def test_a_cuda_graph_is_of_a_whole_step_that_is_always_the_same(changed, message):
+def test_a_cuda_graph_needs_a_whole_step_without_loss_scaling(changed, message):
     with pytest.raises(RecipeError) as caught:
         build("train", cuda_graph=True, **changed)
     assert str(caught.value) == f"[train] {message}"
 
 
 @pytest.mark.parametrize("changed", [{"cutoffs": (2,)}, {"auxiliary_losses": True}], ids=str)
-def test_a_cuda_graph_is_not_for_work_that_differs_from_step_to_step(changed):
+def test_a_cuda_graph_is_refused_if_operations_differ_between_steps(changed):
     if "auxiliary_losses" in changed:
         changed |= {"position": "learned", "n_positions": 99}
     train = build("train", cuda_graph=True, mem_len=0)
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", **changed), train, build("eval", mem_len=0))
     assert str(caught.value) == (
-        "[train] cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose work differs from step "
-        "to step, not True"
+        "[train] cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose operations differ "
+        "between steps, not True"
     )
 
 
@@ -356,19 +360,19 @@ def test_a_cuda_graph_is_not_for_work_that_differs_from_step_to_step(changed):
     ("section", "key"),
     [("model", "n_layers"), ("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size")],
 )
-def test_no_size_is_beyond_what_pytorch_takes(section, key):
+def test_no_size_exceeds_the_largest_count(section, key):
     assert getattr(build(section, **{key: 2**31 - 1}), key) == 2**31 - 1
     with pytest.raises(RecipeError) as caught:
         build(section, **{key: 2**31})
     assert str(caught.value) == f"[{section}] {key} must be at most 2147483647, not 2147483648"
 
 
-def test_seeds_and_counts_of_parameters_are_no_sizes():
+def test_seeds_and_parameter_counts_may_exceed_the_largest_count():
     assert build("train", seed=2**40).seed == 2**40
     assert build("published", parameters=2**40).parameters == 2**40
 
 
-def test_only_txl_s_own_attention_recomputes():
+def test_recompute_needs_the_default_attention():
     with pytest.raises(RecipeError) as caught:
         build("train", attention="sdpa", recompute=True)
     assert str(caught.value) == '[train] recompute must be false unless attention = "auto", not True'
@@ -384,7 +388,7 @@ def test_only_txl_s_own_attention_recomputes():
         ("eval", "same_length", "off", "left out"),
     ],
 )
-def test_what_a_model_that_carries_a_state_has_no_use_for_is_refused(section, key, value, wish):
+def test_memory_settings_are_refused_for_recurrent_models(section, key, value, wish):
     none = {"mem_len": 0}
     more = {"train": dict(none), "eval": dict(none)}
     more[section][key] = value
@@ -434,7 +438,7 @@ def test_what_a_model_that_carries_a_state_has_no_use_for_is_refused(section, ke
         ),
     ],
 )
-def test_absolute_positions_must_be_known_from_training(model, train, evaluation, message):
+def test_memory_and_lengths_must_suit_absolute_positions(model, train, evaluation, message):
     parts = {"train": build("train", **train), "eval": build("eval", **evaluation)}
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", **model), **parts)
@@ -442,27 +446,28 @@ def test_absolute_positions_must_be_known_from_training(model, train, evaluation
     Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere
 
 
-def test_a_reading_is_the_recipe_s_with_the_trained_length_as_limit_of_distance():
+def test_max_distance_defaults_to_the_trained_length_in_evaluation():
     parts = build("corpus"), build("model"), build("train", seg_len=5, mem_len=7)
     open_ended, limited = (Settings(*parts, build("eval", max_distance=limit)) for limit in (None, 3))
-    assert open_ended.reading() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
-    assert limited.reading(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
+    assert open_ended.evaluation_settings() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
+    assert limited.evaluation_settings(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
     state = Settings(build("corpus"), build_rnn("lstm"), build("train", mem_len=0), build("eval", mem_len=0))
-    assert state.reading(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
+    assert state.evaluation_settings(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
 
 
 @pytest.mark.parametrize("model", [{"position": "sinusoid"}, {"position": "learned", "n_positions": 11}])
-def test_absolute_positions_have_no_limit_on_distance(model):
+def test_absolute_positions_have_no_max_distance(model):
     position = model["position"]
     parts = build("corpus"), build("model", **model), build("train")
-    assert Settings(*parts, build("eval")).reading().max_distance is None
+    assert Settings(*parts, build("eval")).evaluation_settings().max_distance is None
     with pytest.raises(RecipeError) as caught:
         Settings(*parts, build("eval", max_distance=3))
     assert str(caught.value) == (
         f'[eval] max_distance must be left out, or "none", with position = "{position}", not 3'
     )
     shaw = build("model", position="shaw", n_positions=11)
-    assert Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3)).reading().max_distance == 3
+    limited = Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3))
+    assert limited.evaluation_settings().max_distance == 3
 
 
 @pytest.mark.parametrize(
@@ -482,7 +487,7 @@ def test_only_learned_positions_limit_a_window(model, longest):
 
 @pytest.mark.parametrize("mem_len", [0, 5])
 @pytest.mark.parametrize("position", ["relative", "shaw", "sinusoid", "learned"])
-def test_a_memory_makes_sense_to_distances_and_to_who_was_trained_with_one(position, mem_len):
+def test_memory_needs_relative_distances_or_training_with_memory(position, mem_len):
     learned = {"n_positions": 11} if position in ("shaw", "learned") else {}
     model, train = build("model", position=position, **learned), build("train", mem_len=mem_len)
     settings = Settings(build("corpus"), model, train, build("eval", mem_len=0))

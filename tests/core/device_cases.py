@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves
 
 from txlcli.config import recipe
-from txlcli.core.model.registry import make_model, make_reader
-from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.model.registry import make_model
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 
@@ -62,22 +62,21 @@ def build(case, settings, device):
     """A model on a device."""
     with device:
         model = make_model(settings.model, VOCAB_SIZES.get(case, 10_000))
-    if isinstance(model, TransformerXL):
-        model.attend_by(settings.train.attention)
+    model.attend_by(settings.train.attention)
     return model
 
 
 def start(settings, model, **more):
     """A training of it on a text of ids that lie in all bands."""
     ids = np.arange(4 * 10 * settings.train.seg_len) * 257 % model.vocab_size
-    segments = TrainingSegments(ids, lanes=4, seg_len=settings.train.seg_len)
+    segments = TrainingSegments(ids, batch_size=4, seg_len=settings.train.seg_len)
     return Training(model, settings.train, segments, valid=None, folder=Path(), identity={}, **more)
 
 
 def read(settings, model, *, precision="fp32"):
     """As many segments as fill the memory and let the buffer slide, then one token: the reader, its hidden state."""
     how = settings.eval
-    reader = make_reader(model, how, lanes=4, precision=precision)
+    reader = make_reader(model, how, batch_size=4, precision=precision)
     tokens, targets = (
         torch.zeros(4, how.seg_len, dtype=torch.long, device=device) for device in (model.device, model.targets_device)
     )

@@ -7,9 +7,9 @@ import pytest
 
 import corpora
 from corpora import english, folder, lm1b, stdlib, wt103
-from corpora.corpus import SPLITS, CorpusError, ReadWishes, Slice
+from corpora.corpus import SPLITS, CorpusError, ReadOptions, Slice
 
-PLAIN = ReadWishes()
+PLAIN = ReadOptions()
 
 
 def content(pieces: tuple[Slice, ...]) -> bytes:
@@ -21,7 +21,7 @@ def texts(text) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", corpora.CORPORA)
-def test_every_corpus_states_its_facts(name):
+def test_every_corpus_has_a_data_card(name):
     corpus = corpora.CORPORA[name]
     assert corpus.name == name
     assert corpus.home or all(download.addresses for download in corpus.downloads)
@@ -34,7 +34,7 @@ LETTERS = (b" abcdefghijklmnopqrstuvwxyz" * 4)[:103]
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
-def test_a_prefix_is_cut_into_twentieths(tmp_path, name):
+def test_a_prefix_has_a_twentieth_each_for_valid_and_test(tmp_path, name):
     (tmp_path / f"{name}.first103").write_bytes(LETTERS)
     text = corpora.CORPORA[name].read(tmp_path, PLAIN)
     assert [len(part) for part in texts(text).values()] == [93, 5, 5]
@@ -48,7 +48,7 @@ def test_a_prefix_too_short_to_split_is_refused(tmp_path):
         corpora.CORPORA["enwik8"].read(tmp_path / "enwik8", PLAIN)
 
 
-def test_more_than_the_corpus_is_refused(tmp_path):
+def test_a_file_larger_than_the_corpus_is_refused(tmp_path):
     with (tmp_path / "enwik9").open("wb") as file:
         file.truncate(100_000_001)
     with pytest.raises(CorpusError, match="this is another file; give enwik8 or a prefix of it"):
@@ -56,14 +56,14 @@ def test_more_than_the_corpus_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("other", "shown"), [("T", "0x54"), ("8", "0x38"), ("\n", "0x0a"), ("\u00e9", "0xc3")])
-def test_a_text_with_symbols_that_text8_lacks_is_no_prefix_of_it(tmp_path, monkeypatch, other, shown):
-    monkeypatch.setattr("corpora.text8.BLOCK", 7)
+def test_a_text_with_symbols_that_are_not_in_text8_is_refused(tmp_path, other, shown):
     path = tmp_path / "small.txt"
-    path.write_text(f" the fox jumps{other}over {other}")
+    valid = " the fox jumps" * 80_000  # longer than the block in which the file is read
+    path.write_text(f"{valid}{other}over {other}")
     with pytest.raises(CorpusError) as refused:
         corpora.CORPORA["text8"].read(path, PLAIN)
     assert str(refused.value) == (
-        f"{path}: byte 14 is {shown}, but text8 has a to z and spaces only: this is another file; "
+        f"{path}: byte 1,120,000 is {shown}, but text8 has a to z and spaces only: this is another file; "
         "give text8 or a prefix of it, or prepare the file as own text"
     )
 
@@ -74,7 +74,7 @@ def an_archive(path):
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
-def test_the_exact_name_wins_over_names_that_begin_so(tmp_path, name):
+def test_the_exact_name_wins_over_names_with_that_prefix(tmp_path, name):
     for beside in (f"{name}.old", f"{name}-notes"):
         (tmp_path / beside).write_text("another")
     (tmp_path / name).write_bytes(LETTERS)
@@ -82,7 +82,7 @@ def test_the_exact_name_wins_over_names_that_begin_so(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
-def test_an_archive_is_no_text_of_a_corpus_that_is_one_file(tmp_path, name):
+def test_an_archive_is_not_the_file_of_a_corpus(tmp_path, name):
     an_archive(tmp_path / f"{name}-copy.zip")
     with pytest.raises(CorpusError, match=f"expected one file {name}.*, found 0; give --source the file itself"):
         corpora.CORPORA[name].read(tmp_path, PLAIN)
@@ -91,9 +91,9 @@ def test_an_archive_is_no_text_of_a_corpus_that_is_one_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["ptb", "wt103", "lm1b"])
-def test_an_archive_is_no_text_of_a_split(tmp_path, name):
+def test_an_archive_is_not_the_file_of_a_split(tmp_path, name):
     an_archive(tmp_path / "train.zip")
-    with pytest.raises(CorpusError, match=f"nothing here looks like {name}"):
+    with pytest.raises(CorpusError, match=f"found no file of {name}"):
         corpora.CORPORA[name].read(tmp_path, PLAIN)
 
 
@@ -111,7 +111,7 @@ def test_missing_splits_are_noted(tmp_path):
     assert text.notes == ("no train and no test split in this source",)
 
 
-def test_loose_names_are_understood(tmp_path):
+def test_similar_file_names_are_recognized(tmp_path):
     (tmp_path / "wiki.train.tokens.first7lines").write_text("a")
     (tmp_path / "my-dev.txt").write_text("b")
     assert texts(wt103.read(tmp_path, PLAIN)) == {"train": b"a", "valid": b"b"}
@@ -124,9 +124,9 @@ def test_two_files_for_one_split_are_refused(tmp_path):
         wt103.read(tmp_path, PLAIN)
 
 
-def test_a_folder_with_nothing_of_the_corpus_is_refused(tmp_path):
+def test_a_folder_without_files_of_the_corpus_is_refused(tmp_path):
     (tmp_path / "notes.md").write_text("a")
-    with pytest.raises(CorpusError, match=r"nothing here looks like ptb; expected ptb\.train\.txt"):
+    with pytest.raises(CorpusError, match=r"found no file of ptb; expected ptb\.train\.txt"):
         corpora.CORPORA["ptb"].read(tmp_path, PLAIN)
 
 
@@ -143,14 +143,14 @@ def lm1b_folder(tmp_path):
     return tmp_path
 
 
-def test_lm1b_takes_its_shards_in_order_and_two_heldout_ones(tmp_path):
+def test_lm1b_reads_its_shards_in_order_and_two_heldout_ones(tmp_path):
     text = lm1b.read(lm1b_folder(tmp_path), PLAIN)
     assert texts(text) == {"train": b"train 1\ntrain 2\n", "valid": b"held 1\n", "test": b"held 0\n"}
     assert text.vocabulary_file == tmp_path / "1b_word_vocab.txt"
 
 
-def test_the_released_lm1b_validates_on_the_test_shard(tmp_path):
-    text = lm1b.read(lm1b_folder(tmp_path), ReadWishes(released=True))
+def test_the_released_convention_of_lm1b_validates_on_the_test_shard(tmp_path):
+    text = lm1b.read(lm1b_folder(tmp_path), ReadOptions(released=True))
     assert texts(text)["valid"] == texts(text)["test"] == b"held 0\n"
 
 
@@ -159,14 +159,14 @@ def test_one_lm1b_shard_is_one_split(tmp_path):
     assert texts(lm1b.read(shard, PLAIN)) == {"test": b"held 0\n"}
 
 
-def test_lm1b_files_with_other_names_are_said_to_be_no_shards(tmp_path):
+def test_lm1b_files_with_other_names_are_noted(tmp_path):
     (tmp_path / "1b_benchmark.dev.tokens").write_text("a b\n")
     text = lm1b.read(tmp_path, PLAIN)
     assert texts(text) == {"valid": b"a b\n"}
     assert text.conventions == {"valid": "1b_benchmark.dev.tokens, not known to be a shard"}
 
 
-def test_lm1b_asks_the_archive_for_what_it_needs_only():
+def test_lm1b_wants_only_the_members_that_it_needs():
     wanted = lm1b.CORPUS.wanted
     assert wanted("r13/training-monolingual.tokenized.shuffled/news.en-00007-of-00100")
     assert wanted("r13/heldout-monolingual.tokenized.shuffled/news.en.heldout-00001-of-00050")
@@ -174,7 +174,7 @@ def test_lm1b_asks_the_archive_for_what_it_needs_only():
     assert not wanted("r13/README")
 
 
-def test_the_standard_library_is_shared_out_by_whole_files(tmp_path):
+def test_stdlib_is_split_by_whole_files(tmp_path):
     for number in range(101):
         place = tmp_path / f"package{number % 7}"
         place.mkdir(exist_ok=True)
@@ -193,11 +193,11 @@ def test_the_standard_library_is_shared_out_by_whole_files(tmp_path):
     assert texts(stdlib.read(tmp_path, PLAIN)) == parts
 
 
-def test_the_running_library_is_there():
+def test_the_running_standard_library_is_found():
     assert sum(piece.size for piece in stdlib.read(stdlib.home(), PLAIN).splits["train"]) > 1_000_000
 
 
-def test_a_library_of_two_files_is_too_small(tmp_path):
+def test_a_standard_library_of_two_files_is_too_small(tmp_path):
     (tmp_path / "a.py").write_text("a\n")
     (tmp_path / "b.py").write_text("b\n")
     with pytest.raises(CorpusError, match=r"2 source files are too few .*; give --source a folder with more"):
@@ -213,10 +213,10 @@ def test_a_file_is_cut_at_line_ends(tmp_path):
     assert len(parts["valid"]) == pytest.approx(path.stat().st_size * 0.05, abs=10)
 
 
-def test_a_byte_order_mark_moves_no_cut(tmp_path):
+def test_a_byte_order_mark_does_not_change_the_cuts(tmp_path):
     text = "a line of text\n" * 200 + "語" * 333
     (tmp_path / "marked.txt").write_text("\ufeff" + text, encoding="utf-8")
-    parts = texts(folder.read(tmp_path / "marked.txt", ReadWishes(shares=(50, 40, 10))))
+    parts = texts(folder.read(tmp_path / "marked.txt", ReadOptions(shares=(50, 40, 10))))
     assert "".join(part.decode() for part in parts.values()) == text
     assert parts["train"].endswith(b"text\n")
 
@@ -224,14 +224,14 @@ def test_a_byte_order_mark_moves_no_cut(tmp_path):
 def test_text_without_line_ends_is_cut_at_blanks(tmp_path):
     path = tmp_path / "one-line.txt"
     path.write_text("word " * 500)
-    parts = texts(folder.read(path, ReadWishes(shares=(60, 20, 20))))
+    parts = texts(folder.read(path, ReadOptions(shares=(60, 20, 20))))
     assert all(part.endswith(b" ") for part in parts.values())
 
 
 def test_text_without_blanks_is_cut_between_characters(tmp_path):
     path = tmp_path / "dense.txt"
     path.write_text("語" * 333, encoding="utf-8")
-    parts = texts(folder.read(path, ReadWishes(shares=(61, 19, 20))))
+    parts = texts(folder.read(path, ReadOptions(shares=(61, 19, 20))))
     assert "".join(part.decode() for part in parts.values()) == "語" * 333
 
 
@@ -243,18 +243,18 @@ def test_text_without_blanks_is_cut_between_characters(tmp_path):
         b"word " * 42_000 + b"\n" + b"word " * 18_000,  # a line end in the middle of train is near, and too far
     ],
 )
-def test_a_line_end_that_would_leave_a_split_with_little_is_no_place_for_a_cut(tmp_path, text):
+def test_no_cut_leaves_a_split_with_little_text(tmp_path, text):
     (tmp_path / "long lines.txt").write_bytes(text)
     parts = texts(folder.read(tmp_path / "long lines.txt", PLAIN))
     assert b"".join(parts.values()) == text
     assert [round(20 * len(part) / len(text)) for part in parts.values()] == [18, 1, 1]
 
 
-def test_json_is_text_and_that_is_said(tmp_path):
+def test_json_is_read_as_text_and_noted(tmp_path):
     (tmp_path / "a.txt").write_text("a line\n" * 99)
     assert folder.read(tmp_path, PLAIN).notes == ()
     (tmp_path / "b.jsonl").write_text('{"text": "a line"}\n' * 99)
-    note = "b.jsonl: read as it is, JSON's keys, quotes and escapes are text, too; take the text out if it alone counts"
+    note = "b.jsonl: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
     assert folder.read(tmp_path, PLAIN).notes == (note,)
     assert folder.read(tmp_path / "b.jsonl", PLAIN).notes == (note,)
     (tmp_path / "a.txt").rename(tmp_path / "train.txt")
@@ -263,19 +263,19 @@ def test_json_is_text_and_that_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("shares", [(0, 50, 50), (50, 0, 50), (50, 50, 0), (0, 0, 100)])
-def test_no_text_is_lost_beside_a_split_that_is_left_out(tmp_path, shares):
+def test_no_text_is_lost_if_a_split_is_left_out(tmp_path, shares):
     (tmp_path / "book.txt").write_text("a line\n" * 99)
-    parts = texts(folder.read(tmp_path / "book.txt", ReadWishes(shares=shares)))
+    parts = texts(folder.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
     assert b"".join(parts.values()) == (tmp_path / "book.txt").read_bytes()
     assert all(part.endswith(b"\n") for part in parts.values())
 
 
-def test_shares_of_nothing_leave_the_split_out(tmp_path):
+def test_a_share_of_zero_omits_the_split(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("a\n" * 100)
-    assert list(folder.read(path, ReadWishes(shares=(80, 0, 20))).splits) == ["train", "test"]
-    assert list(folder.read(path, ReadWishes(shares=(80, 20, 0))).splits) == ["train", "valid"]
-    assert texts(folder.read(path, ReadWishes(shares=(100, 0, 0)))) == {"train": path.read_bytes()}
+    assert list(folder.read(path, ReadOptions(shares=(80, 0, 20))).splits) == ["train", "test"]
+    assert list(folder.read(path, ReadOptions(shares=(80, 20, 0))).splits) == ["train", "valid"]
+    assert texts(folder.read(path, ReadOptions(shares=(100, 0, 0)))) == {"train": path.read_bytes()}
 
 
 def test_a_folder_is_read_recursively_in_order_without_hidden_files(tmp_path):
@@ -288,13 +288,13 @@ def test_a_folder_is_read_recursively_in_order_without_hidden_files(tmp_path):
     assert b"".join(parts.values()) == b"a.txt\n" * 10 + b"b/two.txt\n" * 10 + b"c.txt\n" * 10
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     for name in ("train.txt", "valid.txt"):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + b"the fox\n" * 3)
     assert texts(folder.read(tmp_path, PLAIN)) == dict.fromkeys(("train", "valid"), b"the fox\n" * 3)
-    cut = texts(folder.read(tmp_path, ReadWishes(shares=(80, 10, 10))))
+    cut = texts(folder.read(tmp_path, ReadOptions(shares=(80, 10, 10))))
     assert b"".join(cut.values()) == b"the fox\n" * 6
-    assert texts(folder.read(tmp_path / "train.txt", ReadWishes(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
+    assert texts(folder.read(tmp_path / "train.txt", ReadOptions(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
 
 
 def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
@@ -332,7 +332,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         (b"\x89PNG\r\n", "a picture"),
     ],
 )
-def test_what_lies_beside_text_is_not_read_as_text(tmp_path, head, kind):
+def test_files_that_are_not_text_are_refused(tmp_path, head, kind):
     (tmp_path / "a.txt").write_text("a\n" * 10)
     (tmp_path / "other").write_bytes(head + b"\0" * 20)
     with pytest.raises(CorpusError) as refused:
@@ -340,7 +340,7 @@ def test_what_lies_beside_text_is_not_read_as_text(tmp_path, head, kind):
     assert str(refused.value) == (
         f"{tmp_path}/other: {kind} is no text; keep the text in a folder of its own, or name a file of it"
     )
-    by_name = folder.read(tmp_path / "other", ReadWishes(shares=(100, 0, 0)))
+    by_name = folder.read(tmp_path / "other", ReadOptions(shares=(100, 0, 0)))
     assert texts(by_name) == {"train": head + b"\0" * 20}
 
 
@@ -365,14 +365,14 @@ NAMED_AS_SPLITS = {
 
 
 @pytest.mark.parametrize("case", NAMED_AS_SPLITS)
-def test_the_splits_of_a_folder_are_what_its_names_say(tmp_path, case):
+def test_file_names_in_a_folder_determine_the_splits(tmp_path, case):
     splits = {split: sorted(names) for split, names in NAMED_AS_SPLITS[case].items()}
     write_named(tmp_path, *(name for names in splits.values() for name in names))
     parts = texts(folder.read(tmp_path, PLAIN))
     assert parts == {split: "".join(f"{name}\n" * 10 for name in names).encode() for split, names in splits.items()}
 
 
-def test_a_folder_whose_names_say_the_splits_notes_them_and_what_is_missing(tmp_path):
+def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
     write_named(tmp_path, *(f"train-{number}.txt" for number in range(5)), "dev.txt")
     text = folder.read(tmp_path, PLAIN)
     assert text.notes == (
@@ -386,44 +386,44 @@ def test_a_folder_whose_names_say_the_splits_notes_them_and_what_is_missing(tmp_
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["train.txt", "test.txt", "notes.txt"], "test.txt speaks of a split, notes.txt of none or of several"),
-        (["book.txt", "dev.txt"], "dev.txt speaks of a split, book.txt of none or of several"),
-        (["train/a.txt", "b/c.txt"], "train/a.txt speaks of a split, b/c.txt of none or of several"),
-        (["x/train.txt", "x/a.txt"], "x/train.txt speaks of a split, x/a.txt of none or of several"),
-        (["test/train.txt"], "test/train.txt speaks of a split, test/train.txt of none or of several"),
-        (["train.txt", "train-and-test.txt"], "train.txt speaks of a split, train-and-test.txt of none or of several"),
+        (["train.txt", "test.txt", "notes.txt"], "test.txt names a split, notes.txt names none or several"),
+        (["book.txt", "dev.txt"], "dev.txt names a split, book.txt names none or several"),
+        (["train/a.txt", "b/c.txt"], "train/a.txt names a split, b/c.txt names none or several"),
+        (["x/train.txt", "x/a.txt"], "x/train.txt names a split, x/a.txt names none or several"),
+        (["test/train.txt"], "test/train.txt names a split, test/train.txt names none or several"),
+        (["train.txt", "train-and-test.txt"], "train.txt names a split, train-and-test.txt names none or several"),
     ],
 )
-def test_names_of_which_only_some_say_a_split_are_refused_without_shares(tmp_path, names, said):
+def test_files_without_a_split_beside_named_splits_are_refused_without_shares(tmp_path, names, said):
     write_named(tmp_path, *names)
     with pytest.raises(CorpusError) as refused:
         folder.read(tmp_path, PLAIN)
     assert str(refused.value) == (
         f"{tmp_path}: {said}; rename or move such files, or give --split 90,5,5 to cut the whole text"
     )
-    parts = texts(folder.read(tmp_path, ReadWishes(shares=(60, 20, 20))))
+    parts = texts(folder.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
     assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
 
 
-def test_a_name_that_is_no_utf8_is_noted_in_a_form_that_can_be_written(tmp_path):
+def test_a_file_name_that_is_not_utf8_is_noted_in_printable_form(tmp_path):
     write_named(tmp_path, "test.txt")
     (tmp_path / "train-\udcff\u00e9.txt").write_text("a\n" * 10)
     assert "(train: train-\ufffd\u00e9.txt; test: test.txt)" in folder.read(tmp_path, PLAIN).notes[0]
 
 
-def test_files_named_test_deep_in_source_code_are_no_split(tmp_path):
+def test_files_named_test_in_source_code_are_not_a_split(tmp_path):
     write_named(tmp_path, "src/main.py", "src/test_main.py")
     assert len(texts(folder.read(tmp_path, PLAIN))) == 3
 
 
-def test_an_empty_file_beside_the_splits_is_no_text_of_any(tmp_path):
+def test_an_empty_file_beside_the_splits_is_ignored(tmp_path):
     write_named(tmp_path, "train.txt", "test.txt")
     (tmp_path / "_SUCCESS").write_text("")
     assert list(folder.read(tmp_path, PLAIN).splits) == ["train", "test"]
 
 
 @pytest.mark.parametrize("content", ["", None])
-def test_text_that_is_empty_is_refused(tmp_path, content):
+def test_empty_text_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "empty.txt").write_text(content)
     with pytest.raises(CorpusError, match="there is no text in it"):
@@ -431,14 +431,14 @@ def test_text_that_is_empty_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize("shares", [None, (80, 10, 10)])
-def test_an_archive_is_no_text_of_one_s_own(tmp_path, shares):
+def test_an_archive_is_not_own_text(tmp_path, shares):
     an_archive(tmp_path / "books.zip")
     for place in (tmp_path, tmp_path / "books.zip"):
         with pytest.raises(CorpusError, match=r"books\.zip: an archive or compressed file is no text; unpack it first"):
-            folder.read(place, ReadWishes(shares=shares))
+            folder.read(place, ReadOptions(shares=shares))
 
 
-def test_a_compressed_corpus_is_no_prefix_of_it(tmp_path):
+def test_a_compressed_corpus_is_not_a_prefix_of_it(tmp_path):
     (tmp_path / "enwik8.xz").write_bytes(lzma.compress(bytes(range(103))))
     with pytest.raises(CorpusError, match=r"enwik8\.xz: an archive or compressed file is no text; unpack it first"):
         corpora.CORPORA["enwik8"].read(tmp_path, PLAIN)

@@ -74,14 +74,14 @@ def test_a_single_gzip_file_is_unpacked_under_its_own_name(tmp_path):
     assert (tmp_path / "out/text8").read_bytes() == b" a b"
 
 
-def test_a_truncated_archive_is_said_to_be_damaged(tmp_path):
+def test_a_truncated_archive_is_reported_as_damaged(tmp_path):
     whole = a_tar(tmp_path / "a.tgz", {"text": bytes(range(256)) * 400}).read_bytes()
     (tmp_path / "b.tgz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CorpusError, match=r"b\.tgz: the archive is damaged"):
         unpack(tmp_path / "b.tgz", tmp_path / "out", everything)
 
 
-def test_a_truncated_zip_is_said_to_be_damaged(tmp_path):
+def test_a_truncated_zip_is_reported_as_damaged(tmp_path):
     whole = a_zip(tmp_path / "a.zip", {"text": bytes(range(256)) * 4}).read_bytes()
     (tmp_path / "b.zip").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CorpusError, match=r"b\.zip: the archive is damaged \(File is not a zip file\); fetch it again"):
@@ -93,7 +93,7 @@ def test_an_archive_without_the_wanted_files_is_refused(tmp_path):
         unpack(a_zip(tmp_path / "a.zip", {"x": b""}), tmp_path / "out", lambda member: False)
 
 
-def test_archives_are_told_by_content(tmp_path):
+def test_archives_are_recognized_by_content(tmp_path):
     (tmp_path / "plain.zip").write_bytes(b"no zip at all")
     (tmp_path / "empty.tgz").write_bytes(b"")
     assert not is_archive(tmp_path / "plain.zip")
@@ -133,7 +133,7 @@ PACKERS = {
 
 
 @pytest.mark.parametrize("kind", PACKERS)
-def test_packed_files_of_every_kind_are_no_text(tmp_path, kind):
+def test_packed_files_of_every_format_are_refused_as_text(tmp_path, kind):
     (tmp_path / "plain.txt").write_text("plain")
     packed = PACKERS[kind](tmp_path / "book.txt", {"a": b"text"})
     with pytest.raises(CorpusError, match=r"book\.txt: an archive or compressed file is no text; unpack it first"):
@@ -141,7 +141,7 @@ def test_packed_files_of_every_kind_are_no_text(tmp_path, kind):
 
 
 @pytest.mark.parametrize("content", [b"", b"BZh is no bzip2", b"7z", bytes(range(256)) * 3, bytes(1000)])
-def test_text_and_other_bytes_are_not_packed(tmp_path, content):
+def test_text_and_other_bytes_are_not_recognized_as_packed(tmp_path, content):
     (tmp_path / "book.txt").write_bytes(content)
     packed = a_zip(tmp_path / "packed.zip", {"a": b"text"})
     with pytest.raises(CorpusError, match=r"packed\.zip: an archive"):

@@ -19,7 +19,7 @@ def filled(path):
     return book
 
 
-def test_what_is_missing_is_what_was_never_added(tmp_path):
+def test_positions_that_were_not_added_are_missing(tmp_path):
     book = filled(tmp_path / "recl.h5")
     wanted = np.array([2, 3, 5, 7, 9])
     assert book.missing(KEY, 100, wanted).tolist() == [2, 9]
@@ -28,7 +28,7 @@ def test_what_is_missing_is_what_was_never_added(tmp_path):
     assert book.missing(key_of({**FACTS, "weights": "abd"}), 100, wanted).tolist() == wanted.tolist()
 
 
-def test_losses_come_back_by_position_from_the_file(tmp_path):
+def test_losses_are_read_from_the_file_by_position(tmp_path):
     path = tmp_path / "recl.h5"
     filled(path).save()
     again = ContextFile(path)
@@ -37,18 +37,18 @@ def test_losses_come_back_by_position_from_the_file(tmp_path):
     np.testing.assert_allclose(again.losses(KEY, 200, np.array([3])), [0.1])
 
 
-def test_the_file_says_what_its_losses_depend_on(tmp_path):
+def test_the_file_records_what_its_losses_depend_on(tmp_path):
     filled(tmp_path / "recl.h5").save()
     with h5py.File(tmp_path / "recl.h5") as file:
         assert file[KEY].attrs["facts"] == '{"reading": {"mem_len": 5}, "weights": "abc"}'
         assert file[KEY]["context_100"]["positions"][()].tolist() == [3, 5, 7]
 
 
-def test_the_order_of_facts_is_no_matter():
+def test_the_key_does_not_depend_on_the_order_of_facts():
     assert key_of(dict(reversed(FACTS.items()))) == KEY
 
 
-def test_nothing_new_writes_nothing(tmp_path):
+def test_without_new_losses_the_file_is_not_written(tmp_path):
     path = tmp_path / "recl.h5"
     ContextFile(path).save()
     assert not path.exists()
@@ -68,7 +68,7 @@ def test_another_file_is_refused(tmp_path, content):
     assert path.read_bytes() == content
 
 
-def test_an_hdf5_file_of_something_else_is_refused(tmp_path):
+def test_another_hdf5_file_is_refused(tmp_path):
     path = tmp_path / "store.h5"
     with h5py.File(path, "w") as file:
         file["ids"] = np.arange(5)

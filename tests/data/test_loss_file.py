@@ -23,7 +23,7 @@ def write(path):
     loss_file.write(path, TOKENS, READINGS, {"run": "runs/mine", "step": 11, "split": None})
 
 
-def test_tokens_and_losses_come_back(tmp_path):
+def test_tokens_and_losses_are_written(tmp_path):
     write(tmp_path / "losses.h5")
     with h5py.File(tmp_path / "losses.h5") as file:
         assert set(file) == {"tokens", "mem_len_0", "mem_len_160", "attn_len_160"}
@@ -33,7 +33,7 @@ def test_tokens_and_losses_come_back(tmp_path):
             assert file[name].dtype == np.float32
 
 
-def test_every_reading_says_how_it_was_read_as_far_as_that_is_known(tmp_path):
+def test_evaluation_settings_that_are_not_none_become_attributes(tmp_path):
     write(tmp_path / "losses.h5")
     with h5py.File(tmp_path / "losses.h5") as file:
         assert dict(file.attrs) == {"format": 1, "run": "runs/mine", "step": 11}
@@ -42,14 +42,14 @@ def test_every_reading_says_how_it_was_read_as_far_as_that_is_known(tmp_path):
         assert dict(file["attn_len_160"].attrs) == {"attn_len": 160, "stride": 3}
 
 
-def test_nothing_else_is_left_in_the_folder(tmp_path):
+def test_no_temporary_file_is_left(tmp_path):
     (tmp_path / "losses.h5").write_text("an older file")
     write(tmp_path / "losses.h5")
     assert [path.name for path in tmp_path.iterdir()] == ["losses.h5"]
     assert h5py.is_hdf5(tmp_path / "losses.h5")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_writing_into_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(StoreError) as caught:
         write(tmp_path / "no/losses.h5")
     assert str(caught.value).startswith(f"{tmp_path / 'no/losses.h5'}: the losses cannot be written (")
@@ -57,7 +57,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_place_for_losses_is_a_new_file_or_one_of_older_losses(tmp_path):
+def test_a_new_path_and_an_existing_loss_file_are_accepted(tmp_path):
     path = tmp_path / "losses.h5"
     loss_file.check_path(path)
     write(path)
@@ -75,12 +75,12 @@ def test_any_other_file_is_refused(tmp_path):
         assert str(caught.value) == f"--losses {tmp_path / name}: exists and holds no losses; give another name"
 
 
-def test_a_folder_that_is_not_there_is_refused_beforehand():
+def test_a_missing_folder_is_refused_beforehand():
     with pytest.raises(UsageError, match=r"^--losses no/losses\.h5: there is no folder no; make it first$"):
         loss_file.check_path(Path("no/losses.h5"))
 
 
-def test_what_cannot_be_replaced_stays(tmp_path):
+def test_an_existing_file_is_unchanged_if_it_cannot_be_replaced(tmp_path):
     (tmp_path / "losses.h5").mkdir()
     with pytest.raises(StoreError):
         write(tmp_path / "losses.h5")

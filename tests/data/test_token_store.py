@@ -29,7 +29,7 @@ def write(path, splits=None, vocab=VOCAB, facts=FACTS):
     return path
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_store_is_read_as_it_was_written(tmp_path):
     store = TokenStore.open(write(tmp_path / "new" / "tiny.h5"))
     assert store.ids("train").tolist() == [2, 3, 0, 2, 0]
     assert store.ids("train").dtype == np.uint8
@@ -62,14 +62,14 @@ def test_a_store_can_be_read_without_txl(tmp_path):
         assert json.loads(file["splits/train"].attrs["info"])["tokens"] == 5
 
 
-def test_ids_are_mapped_and_cannot_be_changed(tmp_path):
+def test_ids_are_a_read_only_memory_map(tmp_path):
     ids = TokenStore.open(write(tmp_path / "tiny.h5")).ids("train")
     assert isinstance(ids, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         ids[0] = 1
 
 
-def test_large_vocabularies_take_larger_integers(tmp_path):
+def test_large_vocabularies_use_larger_integers(tmp_path):
     vocab = Vocab("char", [chr(256 + number) for number in range(300)])
     store = TokenStore.open(write(tmp_path / "tiny.h5", {"train": [0, 299], "test": [1]}, vocab))
     assert store.ids("train").dtype == np.uint16
@@ -90,7 +90,7 @@ def test_a_missing_split_names_the_command(tmp_path):
             read("valid")
 
 
-def test_a_store_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+def test_a_permission_error_is_not_reported_as_damage(tmp_path, monkeypatch):
     path = write(tmp_path / "tiny.h5")
 
     def denied(*_):
@@ -119,7 +119,7 @@ def test_a_newer_format_is_refused(tmp_path):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
-def test_a_store_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+def test_a_store_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
     done = []
     flush, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: (done.append("flushed"), flush(file)))
@@ -129,7 +129,7 @@ def test_a_store_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
     assert done == ["flushed", "named"]
 
 
-def test_a_header_that_lacks_something_is_damaged(tmp_path):
+def test_an_incomplete_header_is_reported_as_damage(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         del file.attrs["facts"]
     with pytest.raises(StoreError, match=r'is damaged .*; run "txl prepare PATH --name tiny --force" again'):
@@ -151,7 +151,7 @@ def test_a_truncated_store_is_refused(tmp_path, kept):
         TokenStore.open(tmp_path / "tiny.h5").ids("train")
 
 
-def test_changed_ids_are_noticed(tmp_path):
+def test_changed_ids_are_detected(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["splits/train/ids"][3] = 1
     store = TokenStore.open(tmp_path / "tiny.h5")
@@ -160,7 +160,7 @@ def test_changed_ids_are_noticed(tmp_path):
         store.ids("train")
 
 
-def test_a_failure_while_writing_leaves_the_old_store(tmp_path):
+def test_a_failure_while_writing_keeps_the_old_store(tmp_path):
     before = write(tmp_path / "tiny.h5").read_bytes()
     with pytest.raises(ZeroDivisionError), writing(tmp_path / "tiny.h5", FACTS, VOCAB):
         _ = 1 / 0
@@ -174,7 +174,7 @@ FULL_DISK = """
     from pathlib import Path
     from tests.data.test_token_store import FACTS, VOCAB
     from txlcli.errors import StoreError
-    from txlcli.token_store import SplitCounts, writing
+    from txlcli.data.token_store import SplitCounts, writing
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
         with writing(Path(sys.argv[1]), FACTS, VOCAB) as writer:
@@ -185,7 +185,7 @@ FULL_DISK = """
 """
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(tmp_path):
     assert resource.RLIMIT_FSIZE is not None
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path / "tiny.h5")],
@@ -218,5 +218,5 @@ def test_stores_are_found_by_name(tmp_path):
         ("ptb-mine", "txl prepare PATH --name ptb-mine"),
     ],
 )
-def test_a_store_knows_the_command_that_makes_it(name, command):
+def test_the_command_that_prepares_a_store_follows_from_its_name(name, command):
     assert prepare_command(name) == command

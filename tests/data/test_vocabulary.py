@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txlcli.data.sentencepiece_model import train
-from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, UsageError, VocabularyError
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -25,62 +25,61 @@ def words(lower_case: bool = False) -> Vocab:
 
 
 @given(st.binary())
-def test_all_bytes_survive(data):
+def test_all_bytes_are_encoded_and_decoded(data):
     vocab = Vocab.of_bytes(range(256))
     assert vocab.encode_bytes(data).tolist() == list(data)
 
 
 @given(ANY_TEXT)
-def test_bytes_give_the_text_back(text):
+def test_bytes_decode_to_the_text(text):
     vocab = Vocab.of_bytes(reversed(range(256)))
     assert vocab.decode(vocab.encode(text)) == text
 
 
 @given(st.text("abc\n \u00e9\U0001f600"))
-def test_characters_give_the_text_back(text):
+def test_characters_decode_to_the_text(text):
     vocab = Vocab("char", ["<unk>", *"abc\n \u00e9\U0001f600"], unknown=0)
     assert vocab.decode(vocab.encode(text)) == text
 
 
 @given(ANY_TEXT)
-def test_pieces_give_any_text_back(pieces, text):
+def test_sentencepiece_decodes_to_any_text(pieces, text):
     assert pieces.decode(pieces.encode(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "\n", " a  b \n\n", "\u2581a\u2581", "\0", "<eos> <unk> <0x41>", "\ufeff\r\n\t", "\u3000x\u00a0"]
 )
-def test_pieces_give_odd_text_back(pieces, text):
+def test_sentencepiece_decodes_to_unusual_text(pieces, text):
     assert pieces.decode(pieces.encode(text)) == text
 
 
-def test_every_line_end_is_the_boundary_piece(pieces):
+def test_sentencepiece_encodes_line_ends_as_the_boundary(pieces):
     ids = pieces.encode("anna sees\n\nbert")
     assert np.flatnonzero(ids == pieces.boundary).size == 2
     assert pieces.symbol(pieces.boundary) == "<eos>"
 
 
-def test_piece_training_says_what_size_fits():
-    with pytest.raises(
-        UsageError, match=r"9999 pieces do not fit this text \(.+\); choose another --vocab-size, or give more text"
-    ):
+def test_sentencepiece_refuses_a_vocab_size_that_does_not_fit():
+    message = r"--vocab-size 9999 does not fit this text \(.+\); choose another --vocab-size, or give more text"
+    with pytest.raises(UsageError, match=message):
         train(SENTENCES, size=9999, bpe=True)
 
 
-def test_pieces_that_have_nothing_to_learn_from_are_refused():
-    with pytest.raises(CorpusInputError, match=r"can learn from; give more text, or choose another --tokenizer$"):
+def test_sentencepiece_refuses_empty_training_text():
+    with pytest.raises(CorpusInputError, match=r"can be trained on; give more text, or choose another --tokenizer$"):
         train(["", " "], size=300, bpe=False)
 
 
-def test_piece_training_ignores_how_lines_end():
+def test_sentencepiece_training_ignores_blanks_at_line_ends():
     assert train(SENTENCES * 5, size=275, bpe=True) == train([f"{line} " for line in SENTENCES * 5], size=275, bpe=True)
 
 
-def test_words_are_closed_by_the_boundary():
+def test_each_line_of_words_ends_with_the_boundary():
     assert words().encode("a b\n\n b a").tolist() == [2, 3, 0, 0, 3, 2]
 
 
-def test_all_three_kinds_of_line_end_count():
+def test_all_three_line_end_conventions_are_recognized():
     assert words().encode("a\r\nb\ra\n").tolist() == [2, 0, 3, 0, 2, 0]
 
 
@@ -88,17 +87,17 @@ def test_unknown_words_get_the_unknown_id():
     assert words().encode("a zebra\n").tolist() == [2, 1, 0]
 
 
-def test_a_lower_case_vocabulary_lowers_the_text():
+def test_a_lower_case_vocabulary_converts_text_to_lower_case():
     assert words(lower_case=True).encode("A N\n").tolist() == [2, 4, 0]
     assert words().encode("A N\n").tolist() == [1, 1, 0]
 
 
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "n"]), min_size=1).map(" ".join)).map("\n".join))
-def test_words_joined_by_blanks_come_back(text):
+def test_words_joined_by_single_blanks_decode_to_the_text(text):
     assert words().decode(words().encode(text)) == text
 
 
-def test_symbols_that_are_lacking_are_named():
+def test_a_symbol_missing_from_the_vocabulary_is_named():
     with pytest.raises(VocabularyError, match=r'\(char, 2 symbols\) lacks "\?"; leave it out of the text'):
         Vocab("char", ["a", "b"]).encode("ab?")
     with pytest.raises(VocabularyError, match="lacks byte 0x0a"):
@@ -107,11 +106,11 @@ def test_symbols_that_are_lacking_are_named():
         Vocab("word", ["<eos>", "a"], boundary=0).encode("a dog\n")
 
 
-def test_dropped_bytes_leave_the_text():
+def test_dropped_bytes_are_removed_from_the_text():
     assert Vocab.of_bytes(b"ab", dropped=b"\n").encode("a\nb\n").tolist() == [0, 1]
 
 
-def test_an_unknown_character_decodes_to_the_replacement():
+def test_an_unknown_character_decodes_to_the_replacement_character():
     vocab = Vocab("char", ["<unk>", "a"], unknown=0)
     assert vocab.decode(vocab.encode("aza")) == "a\ufffda"
 
@@ -123,21 +122,21 @@ def test_symbols_are_printable(pieces):
     assert all(pieces.symbol(number).isprintable() for number in range(pieces.size))
 
 
-def test_json_keeps_everything(pieces):
+def test_json_preserves_vocabularies(pieces):
     for vocab in (words(lower_case=True), Vocab.of_bytes(b"ba", dropped=b"\n"), Vocab("char", ["x"]), pieces):
         copy = Vocab.from_json(vocab.to_json())
         assert copy.to_json() == vocab.to_json()
         assert copy.fingerprint == vocab.fingerprint
-        assert (copy.kind, copy.size, copy.boundary, copy.unknown) == (
-            vocab.kind,
+        assert (copy.tokenizer, copy.size, copy.boundary, copy.unknown) == (
+            vocab.tokenizer,
             vocab.size,
             vocab.boundary,
             vocab.unknown,
         )
-        assert copy.encode("x").tolist() == vocab.encode("x").tolist() if vocab.kind != "byte" else True
+        assert copy.encode("x").tolist() == vocab.encode("x").tolist() if vocab.tokenizer != "byte" else True
 
 
-def test_fingerprints_tell_vocabularies_apart():
+def test_fingerprints_distinguish_vocabularies():
     prints = {
         words().fingerprint,
         words(lower_case=True).fingerprint,
@@ -161,5 +160,5 @@ def test_json_is_canonical():
 @pytest.mark.parametrize(
     ("size", "kind"), [(1, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4"), (793_470, "u4")]
 )
-def test_ids_take_the_smallest_type(size, kind):
-    assert smallest_kind(size) == np.dtype(kind)
+def test_ids_have_the_smallest_integer_type(size, kind):
+    assert smallest_dtype(size) == np.dtype(kind)

@@ -1,4 +1,4 @@
-"""Pickles that would run something, and the marker that shows whether it ran."""
+"""Pickles that run code, and the marker file that shows if it ran."""
 
 import builtins
 import copyreg
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Calls:
-    """Pickles as a call of `function`, which unpickling would carry out."""
+    """An object that is pickled as a call of `function`, which unpickling would execute."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -19,7 +19,7 @@ class Calls:
 
 
 class CountsAndCalls(Counter):
-    """A Counter of a class of its own, which unpickling would have to import."""
+    """A subclass of Counter, which unpickling would have to import."""
 
     def __reduce__(self):
         return CountsAndCalls, (dict(self),)
@@ -45,23 +45,23 @@ HOSTILE = {
     "copyreg_extension": (Calls(copyreg.add_extension, "os", "system", 240), "copyreg.add_extension"),
     "an_argument_of_Counter": (Calls(Counter, Calls(os.system, f"touch {MARKER}")), f"{os.system.__module__}.system"),
 }
-"""Objects, and the name that the refusal must give."""
+"""Objects, and the name that the error message must contain."""
 
 OF_PYTHON_2 = {"builtins": "__builtin__", "copyreg": "copy_reg"}
 
 
 def names(name):
-    """How a name may be spelled: protocols below 3 write those of Python 2, and PyTorch leaves builtins out."""
+    """Return the spellings of a name: protocols below 3 write those of Python 2, and PyTorch omits `builtins`."""
     module, _, rest = name.rpartition(".")
     return {name, f"{OF_PYTHON_2.get(module, module)}.{rest}", *([rest] if module == "builtins" else [])}
 
 
 def by_hand(function, module, argument):
-    """GLOBAL, protocol 0, as a text: no Python writes that today."""
+    """Write a call with GLOBAL, protocol 0, as text; no current Python does."""
     return f"c{module}\n{function}\n(S'{argument}'\ntR.".encode()
 
 
 def by_stack(function, module, argument):
-    """STACK_GLOBAL: module and name are strings on the stack."""
+    """Write a call with STACK_GLOBAL: module and name are strings on the stack."""
     words = [pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, function, argument)]
     return pickle.PROTO + b"\x04" + words[0] + words[1] + pickle.STACK_GLOBAL + words[2] + b"\x85R."

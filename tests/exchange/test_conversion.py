@@ -1,4 +1,4 @@
-"""Weights of other systems: every tensor has one place, and what is read predicts what the oracle predicts."""
+"""Weights of other systems: every tensor is converted, and a converted model predicts the same as the oracle."""
 
 import math
 import re
@@ -70,7 +70,7 @@ ALL = [(system, kind) for system in ("pytorch", "hugging_face", "tf") for kind i
 
 
 @pytest.mark.parametrize(("system", "kind"), ALL)
-def test_every_parameter_has_exactly_one_place(system, kind):
+def test_every_parameter_is_linked_exactly_once(system, kind):
     settings = model_settings(**KINDS[kind])
     links = layout_of(system, settings).links
     shapes = our_shapes(settings, V)
@@ -81,7 +81,7 @@ def test_every_parameter_has_exactly_one_place(system, kind):
 
 
 @pytest.mark.parametrize(("system", "kind"), ALL)
-def test_what_is_written_reads_back_as_the_same_numbers(system, kind):
+def test_written_weights_are_read_as_the_same_numbers(system, kind):
     model = small_model(dtype=torch.float32, **KINDS[kind])
     layout, ours = layout_of(system, model.settings), dict(model.named_parameters())
     theirs = layout.write(ours)
@@ -91,7 +91,7 @@ def test_what_is_written_reads_back_as_the_same_numbers(system, kind):
     assert all(back[name].equal(parameter) for name, parameter in ours.items())
 
 
-# --- what other systems wrote, by the oracle ------------------------------------------------------------------------
+# --- weights of other systems, compared with the oracle --------------------------------------------------------------
 
 WEIGHTS = {
     "plain": {"cutoffs": ()},
@@ -106,14 +106,14 @@ WEIGHTS = {
 
 
 def settings_of(**kind):
-    """The settings that describe what `draw_weights(**kind)` draws."""
+    """Return the settings of the model whose weights `draw_weights(**kind)` draws."""
     kind = {"cutoffs": CUTOFFS, **kind}
     tied, tables = kind.pop("tied", None), kind.pop("tie_tables", True)
     return TransformerSettings(**SIZES, **kind, tie_projections=tied, tie_embeddings=tables)
 
 
 def imported(system, theirs, settings):
-    """The model that the weights become, in float64: they themselves are exact."""
+    """Return the model with the imported weights, in float64 (converting them loses nothing)."""
     tensors = layout_of(system, settings).read(theirs, our_shapes(settings, V), "here")
     model = TransformerXL(settings, V)
     model.load_state_dict(tensors)
@@ -129,7 +129,7 @@ def predictions_of_both(model, weights):
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_weights_of_the_released_tf_code_predict_what_the_oracle_predicts(kind):
+def test_weights_of_the_released_tf_code_predict_the_same_as_the_oracle(kind):
     changed = WEIGHTS[kind]
     weights = draw_weights(**changed)
     theirs = tf_variables(weights, div_val=changed.get("div_val", 1), tied=changed.get("tied"))
@@ -138,11 +138,11 @@ def test_weights_of_the_released_tf_code_predict_what_the_oracle_predicts(kind):
 
 NO_BIASES_PER_LAYER = [kind for kind, changed in WEIGHTS.items() if changed.get("tie_biases", True)]
 PROJECTED = [kind for kind in WEIGHTS if "not_projected" not in kind]
-"""The PyTorch codes project every band where the bands differ."""
+"""The PyTorch implementations project every band if the bands have different widths."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NO_BIASES_PER_LAYER if kind in PROJECTED])
-def test_weights_of_the_released_pytorch_code_predict_what_the_oracle_predicts(kind):
+def test_weights_of_the_released_pytorch_code_predict_the_same_as_the_oracle(kind):
     changed = WEIGHTS[kind]
     weights = draw_weights(**changed)
     theirs = pytorch_state_dict(weights, div_val=changed.get("div_val", 1)) | {"pos_emb.inv_freq": torch.ones(7)}
@@ -151,7 +151,7 @@ def test_weights_of_the_released_pytorch_code_predict_what_the_oracle_predicts(k
 
 
 @pytest.mark.parametrize("kind", PROJECTED)
-def test_weights_of_hugging_face_predict_what_the_oracle_predicts(kind):
+def test_weights_of_hugging_face_predict_the_same_as_the_oracle(kind):
     changed = WEIGHTS[kind]
     weights = draw_weights(**changed)
     theirs = hugging_face_state_dict(weights, div_val=changed.get("div_val", 1))
@@ -160,14 +160,14 @@ def test_weights_of_hugging_face_predict_what_the_oracle_predicts(kind):
     np.testing.assert_allclose(*predictions_of_both(model, weights), rtol=1e-9)
 
 
-def test_tables_of_their_own_are_read_for_the_softmax():
+def test_untied_tables_of_the_softmax_are_read():
     weights = draw_weights(div_val=2, tie_tables=False)
     theirs = pytorch_state_dict(weights, div_val=2)
     model = imported("pytorch", theirs, settings_of(div_val=2, tie_tables=False))
     np.testing.assert_allclose(*predictions_of_both(model, weights), rtol=1e-9)
 
 
-def test_only_the_released_pytorch_code_counts_its_tails_from_the_end():
+def test_only_the_released_pytorch_code_reverses_the_cluster_rows():
     weights = draw_weights(div_val=2)
     theirs = hugging_face_state_dict(weights, div_val=2)
     bare = {
@@ -177,13 +177,13 @@ def test_only_the_released_pytorch_code_counts_its_tails_from_the_end():
     }
     got, expected = predictions_of_both(imported("pytorch", bare, settings_of(div_val=2)), weights)
     first, second = CUTOFFS
-    given, wanted = np.exp(got), np.exp(expected)
-    np.testing.assert_allclose(given[:, first:second].sum(1), wanted[:, second:].sum(1), rtol=1e-9)
-    np.testing.assert_allclose(given[:, second:].sum(1), wanted[:, first:second].sum(1), rtol=1e-9)
-    np.testing.assert_allclose(given[:, :first], wanted[:, :first], rtol=1e-9)
+    got, expected = np.exp(got), np.exp(expected)
+    np.testing.assert_allclose(got[:, first:second].sum(1), expected[:, second:].sum(1), rtol=1e-9)
+    np.testing.assert_allclose(got[:, second:].sum(1), expected[:, first:second].sum(1), rtol=1e-9)
+    np.testing.assert_allclose(got[:, :first], expected[:, :first], rtol=1e-9)
 
 
-def test_a_band_that_is_not_projected_is_exported_with_the_identity():
+def test_a_band_without_projection_is_exported_with_the_identity():
     model = small_model(dtype=torch.float32, cutoffs=CUTOFFS, div_val=2, project_same_width=False)
     theirs = to_hugging_face(model)
     assert theirs["transformer.word_emb.emb_projs.0"].equal(torch.eye(d))
@@ -194,16 +194,16 @@ def test_a_band_that_is_not_projected_is_exported_with_the_identity():
     torch.testing.assert_close(read_segments(again, tokens, [T], mem_len=M)[0], expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_any_precision_become_float32(kind):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_become_float32(dtype):
     settings = settings_of()
-    theirs = {name: tensor.to(kind) for name, tensor in pytorch_state_dict(draw_weights()).items()}
+    theirs = {name: tensor.to(dtype) for name, tensor in pytorch_state_dict(draw_weights()).items()}
     ours = pytorch_layout(settings, V, hugging_face=False).read(theirs, our_shapes(settings, V), "here")
     assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
     assert ours["encoding.content_bias"][0].equal(theirs["r_w_bias"].float())
 
 
-def test_what_is_read_stands_alone():
+def test_converted_weights_are_copies():
     settings, theirs = settings_of(), pytorch_state_dict(draw_weights())
     ours = pytorch_layout(settings, V, hugging_face=False).read(theirs, our_shapes(settings, V), "here")
     for tensor in theirs.values():
@@ -211,10 +211,10 @@ def test_what_is_read_stands_alone():
     assert all(tensor.any() for tensor in ours.values())
 
 
-# --- what cannot be read -------------------------------------------------------------------------------------------
+# -- weights that are refused-------------------------------------------------------------------------------------------
 
 
-WAY_OUT = "correct [model] with --recipe or --set"
+NEXT_STEP = "correct [model] with --recipe or --set"
 
 
 def refusal(theirs, system="hugging_face", **kind):
@@ -224,24 +224,24 @@ def refusal(theirs, system="hugging_face", **kind):
     return str(caught.value)
 
 
-def test_tensors_that_are_missing_are_named_and_counted():
+def test_missing_tensors_are_named_and_counted():
     theirs = hugging_face_state_dict(draw_weights())
     del theirs["crit.cluster_bias"]
-    assert refusal(theirs) == f"here: lacks crit.cluster_bias; the settings do not describe these weights, {WAY_OUT}"
+    assert refusal(theirs) == f"here: has no crit.cluster_bias; these weights do not fit the settings, {NEXT_STEP}"
     kept = {name: tensor for name, tensor in theirs.items() if "layers.1." not in name}
     assert refusal(kept) == (
-        "here: lacks crit.cluster_bias, transformer.layers.1.dec_attn.layer_norm.bias, "
-        "transformer.layers.1.dec_attn.layer_norm.weight and 9 more; the settings do not describe these weights, "
-        f"{WAY_OUT}"
+        "here: has no crit.cluster_bias, transformer.layers.1.dec_attn.layer_norm.bias, "
+        "transformer.layers.1.dec_attn.layer_norm.weight and 9 more; these weights do not fit the settings, "
+        f"{NEXT_STEP}"
     )
 
 
-def test_tensors_that_are_left_over_are_named_and_counted():
+def test_unknown_tensors_are_named_and_counted():
     theirs = hugging_face_state_dict(draw_weights())
-    strange = {f"transformer.extra.{number}": torch.ones(1) for number in range(5)}
-    assert refusal(theirs | strange) == (
-        "here: has transformer.extra.0, transformer.extra.1, transformer.extra.2 and 2 more "
-        f"that the settings have no place for; {WAY_OUT}"
+    unknown = {f"transformer.extra.{number}": torch.ones(1) for number in range(5)}
+    assert refusal(theirs | unknown) == (
+        "here: has transformer.extra.0, transformer.extra.1, transformer.extra.2 and 2 more, "
+        f"unknown to the settings; {NEXT_STEP}"
     )
 
 
@@ -249,18 +249,17 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes():
     theirs = hugging_face_state_dict(draw_weights())
     theirs["transformer.layers.1.dec_attn.o_net.weight"] = torch.ones(d, H * D - 1)
     assert refusal(theirs) == (
-        "here: transformer.layers.1.dec_attn.o_net.weight has the shape (14, 32), the settings want (14, 33); "
-        f"{WAY_OUT}"
+        "here: transformer.layers.1.dec_attn.o_net.weight has the shape (14, 32), the settings need (14, 33); "
+        f"{NEXT_STEP}"
     )
 
 
-def test_whole_numbers_are_no_weights():
+def test_integer_weights_are_refused():
     theirs = hugging_face_state_dict(draw_weights())
     theirs["transformer.r_w_bias"] = torch.ones(H, D, dtype=torch.int8)
     theirs = {name: tensor for name, tensor in theirs.items() if ".dec_attn.r_w_bias" not in name}
-    assert (
-        refusal(theirs) == "here: transformer.r_w_bias holds torch.int8, which are no weights; convert them to float32"
-    )
+    message = "here: transformer.r_w_bias holds torch.int8, which cannot be weights; convert them to float32"
+    assert refusal(theirs) == message
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_whole_numbers_are_no_weights():
         ("transformer.layers.1.dec_attn.r_r_bias", "transformer.r_r_bias"),
     ],
 )
-def test_what_the_settings_tie_must_be_the_same(name, first):
+def test_tied_weights_must_be_equal(name, first):
     theirs = hugging_face_state_dict(draw_weights(div_val=2), div_val=2)
     theirs[name] = theirs[name] + 1
     assert refusal(theirs, div_val=2) == (
@@ -280,7 +279,7 @@ def test_what_the_settings_tie_must_be_the_same(name, first):
     )
 
 
-def test_what_is_tied_may_stand_there_once():
+def test_tied_weights_may_be_stored_once():
     weights = draw_weights(div_val=2)
     theirs = hugging_face_state_dict(weights, div_val=2)
     tied = ("crit.out_layers.", "crit.out_projs.1", "crit.out_projs.2")
@@ -290,7 +289,7 @@ def test_what_is_tied_may_stand_there_once():
     np.testing.assert_allclose(*predictions_of_both(model, weights), rtol=1e-9)
 
 
-def test_what_an_optimizer_left_in_tf_variables_is_no_weight():
+def test_optimizer_variables_of_tf_are_ignored():
     theirs = tf_variables(draw_weights())
     beside = {f"{name}/{slot}": tensor + 1 for name, tensor in theirs.items() for slot in ("Adam", "Adam_1")}
     beside |= {"global_step": torch.tensor(7), "beta1_power": torch.tensor(0.5), "beta2_power": torch.tensor(0.5)}
@@ -298,11 +297,13 @@ def test_what_an_optimizer_left_in_tf_variables_is_no_weight():
     layout, shapes = tf_layout(settings, V), our_shapes(settings, V)
     ours, expected = layout.read(theirs | beside, shapes, "here"), layout.read(theirs, shapes, "here")
     assert all(ours[name].equal(tensor) for name, tensor in expected.items())
-    assert refusal(theirs | {"transformer/extra": torch.ones(1)}, "tf").startswith("here: has transformer/extra that")
+    assert refusal(theirs | {"transformer/extra": torch.ones(1)}, "tf").startswith(
+        "here: has transformer/extra, unknown to"
+    )
 
 
 @pytest.mark.parametrize("system", ["pytorch", "hugging_face", "tf"])
-def test_the_embedding_tells_how_many_ids_the_weights_know(system):
+def test_the_vocabulary_size_is_read_from_the_embedding(system):
     weights = draw_weights(div_val=2)
     theirs = {
         "pytorch": pytorch_state_dict(weights, div_val=2),
@@ -320,11 +321,15 @@ def test_the_embedding_tells_how_many_ids_the_weights_know(system):
 @pytest.mark.parametrize(
     ("system", "changed", "message"),
     [
-        ("pytorch", {"norm": "pre"}, 'norm = "pre" has a last norm that such weights lack; set it to "pre_released"'),
+        (
+            "pytorch",
+            {"norm": "pre"},
+            'norm = "pre" needs a final norm that these weights do not have; use "pre_released"',
+        ),
         (
             "hugging_face",
             {"norm": "pre"},
-            'norm = "pre" has a last norm that such weights lack; set it to "pre_released"',
+            'norm = "pre" needs a final norm that these weights do not have; use "pre_released"',
         ),
         ("tf", {"norm": "pre"}, 'norm = "pre" is not in the released TF code; set it to "post"'),
         ("tf", {"norm": "pre_released"}, 'norm = "pre_released" is not in the released TF code; set it to "post"'),
@@ -332,7 +337,7 @@ def test_the_embedding_tells_how_many_ids_the_weights_know(system):
         ("tf", {"cutoffs": (5, V)}, f"cutoffs [5, {V}] reach beyond the vocabulary of {V}; each must be less"),
     ],
 )
-def test_settings_that_a_system_cannot_have_are_refused(system, changed, message):
+def test_settings_that_a_system_does_not_support_are_refused(system, changed, message):
     with pytest.raises(RecipeError) as caught:
         layout_of(system, model_settings(**changed))
     assert str(caught.value) == f"[model] {message}"

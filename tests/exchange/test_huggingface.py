@@ -1,4 +1,4 @@
-"""config.json and our settings: every key, what left-out keys mean, what no Transformer-XL can have."""
+"""Converting config.json to settings and back: every key, defaults, and invalid values."""
 
 import json
 
@@ -39,7 +39,7 @@ CONFIG = {
 
 
 def folder_with(tmp_path, **changed):
-    """A folder with that configuration; a key that is None is left out."""
+    """Write the configuration into the folder; a key that is None is left out."""
     config = {key: value for key, value in {**CONFIG, **changed}.items() if value is not None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
@@ -58,8 +58,8 @@ def refusal(tmp_path, **changed):
     return str(caught.value).removeprefix(f"{tmp_path / 'config.json'}: ")
 
 
-def test_every_key_has_its_setting(tmp_path):
-    model, reading = read(tmp_path)
+def test_every_key_becomes_a_setting(tmp_path):
+    model, evaluation = read(tmp_path)
     assert model == TransformerSettings(
         n_layers=2,
         d_model=14,
@@ -80,11 +80,11 @@ def test_every_key_has_its_setting(tmp_path):
         init_std=0.5,
         proj_init_std=0.6,
     )
-    assert reading == EvalSettings(seg_len=5, mem_len=7, max_distance=13, same_length="off")
+    assert evaluation == EvalSettings(seg_len=5, mem_len=7, max_distance=13, same_length="off")
 
 
-def test_keys_that_are_left_out_are_those_of_the_released_large_model(tmp_path):
-    model, reading = read(tmp_path, **dict.fromkeys(key for key in CONFIG if key != "model_type"))
+def test_missing_keys_have_the_values_of_the_released_large_model(tmp_path):
+    model, evaluation = read(tmp_path, **dict.fromkeys(key for key in CONFIG if key != "model_type"))
     assert model == TransformerSettings(
         n_layers=18,
         d_model=1024,
@@ -98,36 +98,36 @@ def test_keys_that_are_left_out_are_those_of_the_released_large_model(tmp_path):
         d_embed=1024,
         tie_projections=(False, True, True, True),
     )
-    assert reading == EvalSettings(seg_len=128, mem_len=1600, max_distance=1000, same_length="m")
+    assert evaluation == EvalSettings(seg_len=128, mem_len=1600, max_distance=1000, same_length="m")
 
 
-def test_projections_are_named_one_by_one_or_by_their_rule(tmp_path):
+def test_tied_projections_are_read_from_either_key(tmp_path):
     assert read(tmp_path, proj_share_all_but_first=True)[0].tie_projections == (False, True, True)
     named = read(tmp_path, proj_share_all_but_first=True, tie_projs=[True, False, True])
     assert named[0].tie_projections == (True, False, True)
 
 
 @pytest.mark.parametrize("clamp_len", [0, -1])
-def test_without_a_limit_the_distances_are_those_of_the_reading(tmp_path, clamp_len):
+def test_without_clamp_len_the_largest_distance_is_the_sum_of_the_lengths(tmp_path, clamp_len):
     assert read(tmp_path, clamp_len=clamp_len)[1].max_distance == 5 + 7
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_configuration_is_told(tmp_path):
+def test_a_folder_without_configuration_is_refused(tmp_path):
     with pytest.raises(RunError) as caught:
         huggingface.read_config(tmp_path)
     assert str(caught.value) == f"{tmp_path} has no config.json; give a Hugging Face folder, or a file of weights"
 
 
 @pytest.mark.parametrize("data", [b'{"model_type": "transfo-xl"', b"\xff\xfe", b"", b"[" * 100_000])
-def test_broken_json_is_told(tmp_path, data):
+def test_damaged_json_is_refused(tmp_path, data):
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(RunError) as caught:
         huggingface.read_config(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: no readable JSON (")
-    assert str(caught.value).endswith("); fetch it again")
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: not readable as JSON (")
+    assert str(caught.value).endswith("); download it again")
 
 
 OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
@@ -135,20 +135,19 @@ OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
 
 @pytest.mark.parametrize(("model_type", "shown"), [("gpt2", "gpt2"), (None, "None")])
 def test_another_model_is_refused(tmp_path, model_type, shown):
-    assert refusal(tmp_path, model_type=model_type) == f'the model type is "{shown}", {OTHER}'
+    assert refusal(tmp_path, model_type=model_type) == f'model_type is "{shown}", {OTHER}'
 
 
-def test_a_list_is_no_configuration(tmp_path):
+def test_a_list_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(RunError, match='the model type is "list", not "transfo-xl"'):
+    with pytest.raises(RunError, match='model_type is "list", not "transfo-xl"'):
         huggingface.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("attn_type", [1, 2, 3])
 def test_other_attention_is_refused(tmp_path, attn_type):
     assert refusal(tmp_path, attn_type=attn_type) == (
-        f"attn_type {attn_type} is not the attention of Transformer-XL; give a model with attn_type 0, no other can be "
-        "imported"
+        f"attn_type {attn_type} is not the attention of Transformer-XL; only models with attn_type 0 can be imported"
     )
 
 
@@ -163,35 +162,35 @@ def test_other_attention_is_refused(tmp_path, attn_type):
         ({"mem_len": -1}, "[eval] mem_len must be 0 or more, not -1"),
     ],
 )
-def test_values_that_no_model_can_have_are_refused(tmp_path, changed, message):
+def test_invalid_values_are_refused(tmp_path, changed, message):
     assert refusal(tmp_path, **changed).startswith(message)
 
 
 @pytest.mark.parametrize(
     "changed", [{"cutoffs": 5}, {"n_layer": "two"}, {"tie_projs": 7}, {"clamp_len": "far"}, {"mem_len": [7]}]
 )
-def test_values_of_another_type_are_told_on_one_line(tmp_path, changed):
+def test_values_of_another_type_are_refused_on_one_line(tmp_path, changed):
     assert refusal(tmp_path, **changed)
 
 
 # --- and back ------------------------------------------------------------------------------------------------------
 
 
-def written(model, reading):
-    return huggingface.config_of(model, reading, 19, 3)
+def written(model, evaluation):
+    return huggingface.config_of(model, evaluation, 19, 3)
 
 
-def test_what_is_written_is_read_as_the_same_settings(tmp_path):
-    model, reading = read(tmp_path)
-    config = written(model, reading)
+def test_a_written_configuration_is_read_as_the_same_settings(tmp_path):
+    model, evaluation = read(tmp_path)
+    config = written(model, evaluation)
     assert {key: config[key] for key in CONFIG if key != "proj_share_all_but_first"} == {
         key: value for key, value in CONFIG.items() if key != "proj_share_all_but_first"
     }
     assert (config["tie_projs"], config["eos_token_id"]) == ([False, False, False], 3)
-    assert read(tmp_path, **config) == (model, reading)
+    assert read(tmp_path, **config) == (model, evaluation)
 
 
-def test_projections_that_are_left_to_the_default_are_written_out():
+def test_default_projections_are_written_explicitly():
     assert written(model_settings(cutoffs=(5, 11)), EvalSettings(seg_len=5, mem_len=7))["tie_projs"] == [
         False,
         True,
@@ -204,26 +203,26 @@ def test_projections_that_are_left_to_the_default_are_written_out():
     ("mem_len", "same_length", "expected"),
     [
         (7, "m", (7, True)),
-        (7, "m_plus_one", (8, True)),  # theirs sees as many keys as its memory is long
+        (7, "m_plus_one", (8, True)),  # Hugging Face's model sees as many keys as its memory is long
         (7, "off", (7, False)),
-        (0, "m", (0, False)),  # theirs would see no key at all
+        (0, "m", (0, False)),  # Hugging Face's model would see no key at all
         (0, "m_plus_one", (0, False)),
     ],
 )
-def test_the_keys_that_a_query_sees_stay_the_same(mem_len, same_length, expected):
+def test_a_query_sees_the_same_keys(mem_len, same_length, expected):
     config = written(model_settings(), EvalSettings(seg_len=5, mem_len=mem_len, same_length=same_length))
     assert (config["mem_len"], config["same_length"]) == expected
 
 
-def test_distances_without_a_limit_stay_so():
+def test_unlimited_distances_are_written_as_such():
     assert written(model_settings(), EvalSettings(seg_len=5, mem_len=7))["clamp_len"] == -1
 
 
-def test_a_last_norm_cannot_be_written():
+def test_a_final_norm_cannot_be_exported():
     with pytest.raises(RunError) as caught:
         written(model_settings(norm="pre"), EvalSettings(seg_len=5, mem_len=7))
     assert str(caught.value) == (
-        'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
+        'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; it cannot be exported'
     )
 
 
@@ -239,7 +238,7 @@ def test_a_last_norm_cannot_be_written():
         ({"untie_r": "false"}, "untie_r must be true or false, not 'false'"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_named(tmp_path, changed, message):
+def test_a_model_value_of_the_wrong_type_is_named(tmp_path, changed, message):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | changed))
     config = huggingface.read_config(tmp_path)
     with pytest.raises(RunError) as caught:
@@ -256,7 +255,7 @@ def test_a_value_of_the_wrong_kind_is_named(tmp_path, changed, message):
         ({"mem_len": -1}, "[eval] mem_len must be 0 or more, not -1"),
     ],
 )
-def test_a_reading_of_the_wrong_kind_is_named(tmp_path, changed, message):
+def test_an_evaluation_value_of_the_wrong_type_is_named(tmp_path, changed, message):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | changed))
     config = huggingface.read_config(tmp_path)
     with pytest.raises(RunError) as caught:
@@ -265,6 +264,6 @@ def test_a_reading_of_the_wrong_kind_is_named(tmp_path, changed, message):
 
 
 @pytest.mark.parametrize("size", ["x", 0, 19.0])
-def test_a_vocabulary_size_is_a_number(tmp_path, size):
+def test_an_invalid_vocabulary_size_is_refused(tmp_path, size):
     with pytest.raises(RunError, match="vocab_size must be a whole number above 0, not"):
         huggingface.vocab_size({"vocab_size": size}, tmp_path)

@@ -1,4 +1,4 @@
-"""Plain containers come out of a pickle; whatever could run is named and never run."""
+"""Plain containers are unpickled; code that a pickle refers to is named and never run."""
 
 import pickle
 from collections import Counter, OrderedDict
@@ -39,18 +39,18 @@ def test_torch_files_of_plain_containers_and_tensors_are_read(tmp_path, legacy):
 
 
 @pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_what_could_run_is_named_and_not_run(tmp_path, kind, protocol):
-    thing, name = HOSTILE[kind]
+@pytest.mark.parametrize("case", HOSTILE)
+def test_code_is_named_and_not_run(tmp_path, case, protocol):
+    thing, name = HOSTILE[case]
     with pytest.raises(UnsafePickleError) as caught:
         pickles.load(written(tmp_path / "v.pkl", pickle.dumps(thing, protocol)))
     assert str(caught.value) in names(name)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_what_could_run_is_named_in_torch_files(tmp_path, kind, legacy):
-    thing, name = HOSTILE[kind]
+@pytest.mark.parametrize("case", HOSTILE)
+def test_code_in_torch_files_is_named_and_not_run(tmp_path, case, legacy):
+    thing, name = HOSTILE[case]
     torch.save(thing, tmp_path / "v.bin", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(UnsafePickleError) as caught:
         pickles.load_torch(tmp_path / "v.bin")
@@ -59,34 +59,34 @@ def test_what_could_run_is_named_in_torch_files(tmp_path, kind, legacy):
 
 @pytest.mark.parametrize("opcodes", [by_hand, by_stack])
 @pytest.mark.parametrize("module", ["os", "posix", "nt", "subprocess", "collections"])
-def test_a_call_written_by_hand_is_refused(tmp_path, opcodes, module):
+def test_a_handwritten_call_is_refused(tmp_path, opcodes, module):
     data = opcodes("system", module, f"touch {MARKER}")
     with pytest.raises(UnsafePickleError, match=f"^{module}.system$"):
         pickles.load(written(tmp_path / "v.pkl", data))
 
 
 @pytest.mark.parametrize("module", ["os", "posix", "subprocess", "collections"])
-def test_a_call_written_by_hand_is_refused_in_torch_files(tmp_path, module):
+def test_a_handwritten_call_in_torch_files_is_refused(tmp_path, module):
     whole = torch.save({"a": 1}, tmp_path / "v.bin", _use_new_zipfile_serialization=False)
     assert whole is None
     head = (tmp_path / "v.bin").read_bytes()
-    ours = by_hand("system", module, f"touch {MARKER}")
-    place = head.index(pickle.dumps({"a": 1}, 2))
-    written(tmp_path / "v.bin", head[:place] + b"\x80\x02" + ours)
+    call = by_hand("system", module, f"touch {MARKER}")
+    start = head.index(pickle.dumps({"a": 1}, 2))
+    written(tmp_path / "v.bin", head[:start] + b"\x80\x02" + call)
     with pytest.raises(UnsafePickleError, match=f"^{module}.system$"):
         pickles.load_torch(tmp_path / "v.bin")
 
 
-def test_an_opcode_that_torch_does_not_know_is_no_way_around(tmp_path):
+def test_an_opcode_unknown_to_torch_is_refused(tmp_path):
     torch.save(HOSTILE["os.system"][0], tmp_path / "v.bin", pickle_protocol=4)
     with pytest.raises(DamagedPickleError, match=r"^UnpicklingError: Unsupported operand 149$"):
         pickles.load_torch(tmp_path / "v.bin")
 
 
 def test_a_pickle_cannot_change_the_containers(tmp_path):
-    # GLOBAL collections.Counter, then BUILD with a state for slots: setattr on whatever the GLOBAL gave.
+    # GLOBAL collections.Counter, then BUILD with a state for slots: setattr on the class.
     attack = b"\x80\x02ccollections\nCounter\nN}X\x07\x00\x00\x00updatedX\x03\x00\x00\x00yess\x86b."
-    pickle.loads(attack)  # it works on the class itself
+    pickle.loads(attack)  # without protection the attack changes the class itself
     assert Counter.updated == "yes"
     del Counter.updated
     with pytest.raises(DamagedPickleError, match=r"^TypeError: "):
@@ -94,7 +94,7 @@ def test_a_pickle_cannot_change_the_containers(tmp_path):
     assert not hasattr(Counter, "updated")
 
 
-def test_a_name_cannot_reach_the_terminal_as_it_is(tmp_path):
+def test_control_characters_in_a_name_are_escaped(tmp_path):
     name = "a\x1b[31m" + "b" * 200
     with pytest.raises(UnsafePickleError) as caught:
         pickles.load(written(tmp_path / "v.pkl", f"cos\n{name}\n.".encode()))
@@ -105,7 +105,7 @@ def test_a_name_cannot_reach_the_terminal_as_it_is(tmp_path):
     "data", [b"", b"hello", b"\x80\x04", pickle.dumps(FIELDS)[:50], b"\x80\x02Q.", b"\x82\x01.", b"I1\n0."]
 )
 @pytest.mark.parametrize("load", [pickles.load, pickles.load_torch])
-def test_damage_is_told_on_one_line(tmp_path, data, load):
+def test_damage_is_reported_on_one_line(tmp_path, data, load):
     with pytest.raises(DamagedPickleError) as caught:
         load(written(tmp_path / "v", data))
     assert "\n" not in str(caught.value)
@@ -113,6 +113,6 @@ def test_damage_is_told_on_one_line(tmp_path, data, load):
     assert "weights_only" not in str(caught.value)
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(DamagedPickleError, match=r"^FileNotFoundError: "):
         pickles.load(tmp_path / "nowhere.pkl")

@@ -1,4 +1,4 @@
-"""One vocabulary, whatever file it comes in; every file that is none is told so."""
+"""Reading a vocabulary from files of every format, and refusing other files."""
 
 import pickle
 from collections import Counter, OrderedDict
@@ -27,12 +27,12 @@ FIELDS = {
     "eos_idx": 0,
     "unk_idx": 4,
 }
-"""The attributes that Hugging Face's tokenizer saves."""
+"""Attributes that Hugging Face's tokenizer saves."""
 AS_TEXT = "give the words as a text file, one per line"
 
 
 def py2_pickle(words):
-    """{"idx2sym": words} as Python 2 wrote byte strings: protocol 0, STRING opcodes."""
+    """Pickle {"idx2sym": words} as Python 2 did with byte strings: protocol 0, STRING opcodes."""
     items = "".join(f"S{repr(word.encode())[1:]}\na" for word in words)
     return f"(dS'idx2sym'\n(l{items}s.".encode()
 
@@ -73,40 +73,40 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_of_file_gives_the_same_vocabulary(tmp_path, name):
+def test_every_file_format_gives_the_same_vocabulary(tmp_path, name):
     WRITERS[name](tmp_path / name)
     read = vocabularies.read(tmp_path / name)
     assert read.to_json() == VOCAB.to_json()
     assert read.fingerprint == VOCAB.fingerprint
 
 
-def test_the_pickle_of_python_2_is_what_python_2_would_write():
+def test_the_simulated_pickle_of_python_2_is_valid():
     assert pickle.loads(py2_pickle(WORDS), encoding="utf-8") == {"idx2sym": WORDS}
 
 
-def test_the_sentence_mark_of_one_billion_word_is_a_boundary(tmp_path):
+def test_the_sentence_marker_of_one_billion_word_is_a_boundary(tmp_path):
     (tmp_path / "vocab.txt").write_text("<S>\nthe\n<UNK>\n")
     read = vocabularies.read(tmp_path / "vocab.txt")
     assert (read.boundary, read.unknown) == (0, 2)
 
 
-def test_a_word_that_a_list_has_twice_is_one_as_the_released_code_reads_it(tmp_path):
+def test_a_duplicate_word_in_a_list_is_read_once_as_in_the_released_code(tmp_path):
     (tmp_path / "vocab.txt").write_text("<S>\nthe\n<UNK>\nthe\nfox\n")
     assert vocabularies.read(tmp_path / "vocab.txt").symbols == ["<S>", "the", "<UNK>", "fox"]
 
 
-def test_words_without_marks_have_neither(tmp_path):
+def test_a_list_without_markers_has_no_boundary_and_no_unknown(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     read = vocabularies.read(tmp_path / "vocab.txt")
     assert (read.boundary, read.unknown) == (None, None)
 
 
-def test_lower_case_is_kept(tmp_path):
+def test_lower_case_is_read(tmp_path):
     torch.save({**FIELDS, "lower_case": True}, tmp_path / "vocab.bin")
     assert vocabularies.read(tmp_path / "vocab.bin").encode("THE").tolist() == [1]
 
 
-def test_the_most_telling_file_of_a_folder_is_found(tmp_path):
+def test_the_most_complete_file_of_a_folder_is_chosen(tmp_path):
     assert vocabularies.find(tmp_path) is None
     for name in ("vocab.txt", "vocab.pkl", "vocab.bin", "vocab.json"):
         (tmp_path / name).touch()
@@ -121,23 +121,23 @@ def refusal(path):
     return message.removeprefix(f"{path}: ")
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     path = tmp_path / "vocab.txt"
     assert refusal(path) == f"no vocabulary file at {path}; give --vocab a file"
     assert refusal(tmp_path) == f"no vocabulary file at {tmp_path}; give --vocab a file"
 
 
-TWICE = "the word 'b' stands there twice, so ids would not be words; give a list with each word once"
-NO_LIST = f"holds no list of words; {AS_TEXT}"
+TWICE = "the word 'b' is listed twice; give a list with each word once"
+NO_LIST = f"does not hold a list of words; {AS_TEXT}"
 BAD_TEXTS = {
     "empty": (b"", NO_LIST),
     "blank": (b" \n\n", NO_LIST),
 }
 
 
-@pytest.mark.parametrize("kind", BAD_TEXTS)
-def test_a_text_that_is_no_vocabulary_is_told(tmp_path, kind):
-    data, message = BAD_TEXTS[kind]
+@pytest.mark.parametrize("case", BAD_TEXTS)
+def test_a_text_without_words_is_refused(tmp_path, case):
+    data, message = BAD_TEXTS[case]
     (tmp_path / "vocab.txt").write_bytes(data)
     assert refusal(tmp_path / "vocab.txt") == message
 
@@ -149,7 +149,7 @@ def test_a_text_that_is_no_vocabulary_is_told(tmp_path, kind):
         ("vocab.json", "", f"; {AS_TEXT}"),
     ],
 )
-def test_text_that_is_not_utf_8_is_told(tmp_path, name, start, end):
+def test_text_that_is_not_utf_8_is_refused(tmp_path, name, start, end):
     (tmp_path / name).write_bytes("naïve\n".encode("latin-1"))
     message = refusal(tmp_path / name)
     assert message.startswith(f"{start}'utf-8' codec can't decode byte 0xef")
@@ -157,7 +157,7 @@ def test_text_that_is_not_utf_8_is_told(tmp_path, name, start, end):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"the": 0, "fox": 1}', VOCAB.to_json()[:-7]])
-def test_json_that_is_no_vocabulary_is_told(tmp_path, text):
+def test_json_without_a_vocabulary_is_refused(tmp_path, text):
     (tmp_path / "vocab.json").write_text(text)
     message = refusal(tmp_path / "vocab.json")
     assert message.startswith("this is no vocabulary of txl (")
@@ -165,19 +165,19 @@ def test_json_that_is_no_vocabulary_is_told(tmp_path, text):
 
 
 BAD_FIELDS = {
-    "no_list": ({"sym2idx": {"a": 0}}, f"no list idx2sym in it; {AS_TEXT}"),
-    "no_dict": (WORDS, f"no list idx2sym in it; {AS_TEXT}"),
-    "other_list": ({"idx2sym": "abc"}, f"no list idx2sym in it; {AS_TEXT}"),
+    "no_list": ({"sym2idx": {"a": 0}}, f"has no list idx2sym; {AS_TEXT}"),
+    "no_dict": (WORDS, f"has no list idx2sym; {AS_TEXT}"),
+    "other_list": ({"idx2sym": "abc"}, f"has no list idx2sym; {AS_TEXT}"),
     "numbers": ({"idx2sym": ["a", 7]}, NO_LIST),
     "nothing": ({"idx2sym": []}, NO_LIST),
     "duplicates": ({"idx2sym": ["a", "b", "c", "b"]}, TWICE),
 }
 
 
-@pytest.mark.parametrize("kind", BAD_FIELDS)
+@pytest.mark.parametrize("case", BAD_FIELDS)
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl"])
-def test_a_pickle_without_words_is_told(tmp_path, name, kind):
-    fields, message = BAD_FIELDS[kind]
+def test_a_pickle_without_words_is_refused(tmp_path, name, case):
+    fields, message = BAD_FIELDS[case]
     torch.save(fields, tmp_path / "vocab.bin")
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(fields))
     assert refusal(tmp_path / name) == message
@@ -185,28 +185,29 @@ def test_a_pickle_without_words_is_told(tmp_path, name, kind):
 
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_pickle_is_told(tmp_path, name, share):
+def test_a_truncated_pickle_is_refused(tmp_path, name, share):
     path = tmp_path / name
     WRITERS[name](path)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     message = refusal(path)
-    assert message.startswith("no readable pickle (")
+    assert message.startswith("not readable as a pickle (")
     assert message.endswith(AS_TEXT)
 
 
-def test_bytes_of_python_2_that_are_not_utf_8_are_told(tmp_path):
+def test_bytes_of_python_2_that_are_not_utf_8_are_refused(tmp_path):
     (tmp_path / "vocab.pkl").write_bytes(b"(dS'idx2sym'\n(lS'na\\xefve'\nas.")
-    assert refusal(tmp_path / "vocab.pkl").startswith("no readable pickle (UnicodeDecodeError: 'utf-8' codec")
+    assert refusal(tmp_path / "vocab.pkl").startswith("not readable as a pickle (UnicodeDecodeError: 'utf-8' codec")
 
 
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl", "vocab.pt"])
-def test_a_pickle_that_could_run_something_is_refused(tmp_path, name, monkeypatch):
+def test_a_pickle_that_refers_to_code_is_refused(tmp_path, name, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    thing, what = HOSTILE["deep_in_a_dict"]
+    thing, name_of_code = HOSTILE["deep_in_a_dict"]
     torch.save(thing, tmp_path / name)
     if name == "vocab.pkl":
         (tmp_path / name).write_bytes(pickle.dumps(thing))
     assert refusal(tmp_path / name) == (
-        f"the pickle wants {what}, which a vocabulary has no need of; refused, nothing of it was run; {AS_TEXT}"
+        f"the pickle refers to {name_of_code}, which a vocabulary does not need; refused, nothing of it was run; "
+        f"{AS_TEXT}"
     )
     assert not (tmp_path / MARKER).exists()

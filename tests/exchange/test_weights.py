@@ -1,4 +1,4 @@
-"""Named tensors out of every kind of file, and nothing but tensors."""
+"""Reading named tensors from files of every format, and nothing but tensors."""
 
 from collections import OrderedDict
 
@@ -26,7 +26,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_of_file_gives_the_same_tensors(tmp_path, name):
+def test_every_file_format_gives_the_same_tensors(tmp_path, name):
     WRITERS[name](tmp_path / name)
     read = weights.read(tmp_path / name)
     assert read.keys() == TENSORS.keys()
@@ -34,13 +34,13 @@ def test_every_kind_of_file_gives_the_same_tensors(tmp_path, name):
 
 
 def test_arrays_of_other_precision_and_byte_order_are_read(tmp_path):
-    kinds = {"half": np.float16, "double": np.float64, "big_endian": np.dtype(">f4"), "long": np.longdouble}
-    np.savez(tmp_path / "a.npz", **{name: np.array([0.5, -7.0], dtype=kind) for name, kind in kinds.items()})
+    dtypes = {"half": np.float16, "double": np.float64, "big_endian": np.dtype(">f4"), "long": np.longdouble}
+    np.savez(tmp_path / "a.npz", **{name: np.array([0.5, -7.0], dtype=dtype) for name, dtype in dtypes.items()})
     read = weights.read(tmp_path / "a.npz")
-    assert {name: tensor.tolist() for name, tensor in read.items()} == {name: [0.5, -7.0] for name in kinds}
+    assert {name: tensor.tolist() for name, tensor in read.items()} == {name: [0.5, -7.0] for name in dtypes}
 
 
-def test_numbers_that_are_no_weights_are_left_out_of_an_npz(tmp_path):
+def test_an_npz_is_read_without_arrays_that_are_not_weights(tmp_path):
     np.savez(tmp_path / "a.npz", global_step=np.int64(7), names=np.array(["a"]), kernel=np.ones((2, 3), np.float32))
     assert list(weights.read(tmp_path / "a.npz")) == ["kernel"]
 
@@ -53,56 +53,54 @@ def refusal(path):
     return message.removeprefix(f"{path}: ")
 
 
-def test_a_missing_file_is_told(tmp_path):
-    assert refusal(tmp_path / "a.bin") == (
-        f"no file of weights at {tmp_path / 'a.bin'}; give a .safetensors, .npz or torch file"
-    )
+def test_a_missing_file_is_refused(tmp_path):
+    assert refusal(tmp_path / "a.bin") == (f"no file at {tmp_path / 'a.bin'}; give a .safetensors, .npz or torch file")
 
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.95])
-def test_a_truncated_file_is_told(tmp_path, name, share):
+def test_a_truncated_file_is_refused(tmp_path, name, share):
     path = tmp_path / name
     WRITERS[name](path)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     message = refusal(path)
-    assert message.startswith("damaged or no file of weights (")
-    assert message.endswith("); fetch it again")
+    assert message.startswith("damaged, or not a file of weights (")
+    assert message.endswith("); download it again")
 
 
-def test_a_damaged_compressed_array_is_told(tmp_path):
+def test_a_damaged_compressed_array_is_refused(tmp_path):
     path = tmp_path / "compressed.npz"
     WRITERS[path.name](path)
     data = bytearray(path.read_bytes())
-    place = data.index(b"r_w_bias.npy") + 60
-    data[place : place + 20] = bytes(20)
+    start = data.index(b"r_w_bias.npy") + 60
+    data[start : start + 20] = bytes(20)
     path.write_bytes(data)
-    assert refusal(path).startswith("damaged or no file of weights (")
+    assert refusal(path).startswith("damaged, or not a file of weights (")
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npz", "a.bin", "a"])
-def test_another_kind_of_file_is_told(tmp_path, name):
+def test_a_file_of_another_format_is_refused(tmp_path, name):
     (tmp_path / name).write_text("hello")
-    assert refusal(tmp_path / name).startswith("damaged or no file of weights (")
+    assert refusal(tmp_path / name).startswith("damaged, or not a file of weights (")
 
 
-def test_an_array_alone_is_no_dump(tmp_path):
+def test_an_unnamed_array_is_refused(tmp_path):
     with (tmp_path / "a.npz").open("wb") as file:
         np.save(file, np.ones(3))
-    assert refusal(tmp_path / "a.npz").startswith("damaged or no file of weights (")
+    assert refusal(tmp_path / "a.npz").startswith("damaged, or not a file of weights (")
 
 
 def test_arrays_of_objects_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "a.npz", kernel=np.array([HOSTILE["os.system"][0]], dtype=object))
     assert refusal(tmp_path / "a.npz") == (
-        "damaged or no file of weights (Object arrays cannot be loaded when allow_pickle=False); fetch it again"
+        "damaged, or not a file of weights (Object arrays cannot be loaded when allow_pickle=False); download it again"
     )
     assert not (tmp_path / MARKER).exists()
 
 
-NO_STATE_DICT = (
-    "no state dict (names and tensors, nothing else); save the state dict where the released code runs: "
+NOT_A_STATE_DICT = (
+    "not a state dict (names and tensors, nothing else); save the state dict where the released code runs: "
     "torch.save(torch.load('model.pt').state_dict(), 'state.pt')"
 )
 
@@ -110,11 +108,11 @@ NO_STATE_DICT = (
 @pytest.mark.parametrize("thing", [{"state_dict": TENSORS, "epoch": 3}, {"a": 7}, list(TENSORS.values()), "text"])
 def test_more_or_less_than_a_state_dict_is_refused(tmp_path, thing):
     torch.save(thing, tmp_path / "a.bin")
-    assert refusal(tmp_path / "a.bin") == NO_STATE_DICT
+    assert refusal(tmp_path / "a.bin") == NOT_A_STATE_DICT
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_what_could_run_is_refused(tmp_path, monkeypatch, beside):
+def test_a_pickle_that_refers_to_code_is_refused(tmp_path, monkeypatch, beside):
     monkeypatch.chdir(tmp_path)
     thing, what = HOSTILE["os.system"]
     torch.save({**TENSORS, "a": thing} if beside else thing, tmp_path / "pytorch_model.bin")
@@ -130,7 +128,7 @@ def test_a_whole_model_is_refused_by_the_name_of_its_class(tmp_path):
     assert refusal(tmp_path / "model.pt").startswith("holds torch.nn.modules.linear.Bilinear besides tensors; refused")
 
 
-def test_what_wrappers_add_to_names_is_taken_off():
+def test_prefixes_and_suffixes_of_wrappers_are_removed():
     named = {"module.word_emb.x": torch.ones(1), "transformer/r_w_bias:0": torch.ones(2), "r_r_bias": torch.ones(3)}
     assert list(weights.plain_names(named)) == ["word_emb.x", "transformer/r_w_bias", "r_r_bias"]
 
@@ -143,29 +141,29 @@ def test_what_wrappers_add_to_names_is_taken_off():
         ("word_emb.emb_layers.0.weight", "pytorch"),
     ],
 )
-def test_names_tell_the_system(tmp_path, name, system):
+def test_the_system_is_recognized_by_names(tmp_path, name, system):
     assert weights.system_of({"global_step": torch.ones(1), name: torch.ones(1)}, tmp_path) == system
 
 
-def test_names_of_another_model_are_told(tmp_path):
+def test_names_of_another_model_are_refused(tmp_path):
     with pytest.raises(RunError) as caught:
         weights.system_of({"transformer.wte.weight": torch.ones(1), "lm_head.weight": torch.ones(1)}, tmp_path / "m")
     assert str(caught.value) == (
-        f"{tmp_path / 'm'}: none of its 2 tensors has a name of Transformer-XL "
-        "(transformer.word_emb..., word_emb... or transformer/...); this is another model"
+        f"{tmp_path / 'm'}: none of its 2 tensors is named as in a Transformer-XL "
+        "(transformer.word_emb..., word_emb... or transformer/...); only Transformer-XL can be imported"
     )
 
 
-def test_safetensors_come_before_a_pickle(tmp_path):
+def test_safetensors_are_preferred_to_a_pickle(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
     assert weights.in_folder(tmp_path) == tmp_path / "pytorch_model.bin"
     (tmp_path / "model.safetensors").touch()
     assert weights.in_folder(tmp_path) == tmp_path / "model.safetensors"
 
 
-def test_a_folder_without_weights_is_told(tmp_path):
+def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(RunError) as caught:
         weights.in_folder(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} has neither model.safetensors nor pytorch_model.bin; weights in several files must be merged first"
+        f"{tmp_path} has neither model.safetensors nor pytorch_model.bin; sharded weights must be merged first"
     )

@@ -18,13 +18,13 @@ def ends_at(reach, gain=0.01):
     return loss_at, asked
 
 
-def test_a_gain_is_the_share_of_the_perplexity_that_is_taken_away():
+def test_the_gain_is_the_relative_reduction_of_perplexity():
     assert relative_gain(math.log(20), math.log(19)) == pytest.approx(0.05)
     assert relative_gain(math.log(20), math.log(21)) == pytest.approx(-0.05)
 
 
 @pytest.mark.parametrize("reach", [1, 7, 8, 9, 20, 64, 100, 128, 200])
-def test_the_length_found_is_the_first_of_its_steps_at_the_end_of_the_gains(reach):
+def test_the_search_returns_the_first_step_beyond_which_nothing_is_gained(reach):
     loss_at, asked = ends_at(reach)
     found = find(loss_at, least=0, step=4, longest=10_000)
     assert found.length == math.ceil(reach / 4) * 4
@@ -33,7 +33,7 @@ def test_the_length_found_is_the_first_of_its_steps_at_the_end_of_the_gains(reac
     assert found.tried == {length: loss_at(length) for length in sorted(set(asked))}
 
 
-def test_a_model_that_gains_nothing_needs_the_least():
+def test_without_any_gain_the_search_returns_the_least_length():
     assert find(ends_at(0)[0], least=0, step=4, longest=10_000).length == 0
     assert find(ends_at(0)[0], least=4, step=4, longest=10_000).length == 4
 
@@ -45,29 +45,29 @@ def test_gains_below_the_threshold_do_not_count():
         assert find(lambda one, losses=losses: losses.get(one, losses[1]), least=0, step=1, longest=50).length == length
 
 
-def test_small_gains_add_up_along_the_way():
+def test_small_gains_are_added_up():
     # Every token gains less than the threshold; all of them together gain far more than it.
     found = find(ends_at(40, gain=0.8 * THRESHOLD)[0], least=0, step=1, longest=10_000)
     assert 38 <= found.length <= 40
 
 
-def test_one_doubling_that_gains_nothing_is_not_the_end():
+def test_one_doubling_without_gain_does_not_end_the_search():
     losses = {0: 3.0, 4: 2.9, 8: 2.9, 16: 2.5}
     found = find(lambda length: losses.get(length, 2.5 if length > 8 else 2.9), least=0, step=4, longest=10_000)
     assert found.length == 12
 
 
-def test_a_text_that_ends_before_the_gains_is_said():
+def test_the_search_reports_gains_at_the_longest_length():
     found = find(ends_at(10_000)[0], least=0, step=4, longest=100)
     assert (found.length, found.ended) == (100, False)
 
 
 @pytest.mark.parametrize(("longest", "step"), [(20, 1), (100, 6), (172, 10), (7, 7), (3, 5)])
-def test_the_longest_length_is_tried_whatever_the_step(longest, step):
+def test_the_longest_length_is_tried_for_any_step(longest, step):
     found = find(ends_at(10_000)[0], least=0, step=step, longest=longest)
     assert (found.length, max(found.tried), found.ended) == (longest, longest, False)
 
 
-def test_longer_memory_that_harms_is_not_taken():
+def test_lengths_that_increase_the_loss_are_not_chosen():
     found = find(lambda length: 2.0 + abs(length - 16) / 100, least=0, step=4, longest=10_000)
     assert found.length == 16

@@ -17,28 +17,28 @@ def test_nats_to_perplexity():
     assert perplexity(1e6) == math.inf
 
 
-def test_json_gets_numbers_only():
+def test_infinities_and_nan_become_null_in_json():
     assert [finite(value) for value in (2.5, -0.0, math.inf, -math.inf, math.nan)] == [2.5, -0.0, None, None, None]
 
 
 @pytest.mark.parametrize(("metric", "expected"), [("bpc", 2.0), ("ppl", 4.0)])
-def test_a_loss_in_the_metric_of_its_corpus(metric, expected):
+def test_a_mean_loss_is_converted_to_the_metric_of_the_corpus(metric, expected):
     assert in_metric(2 * math.log(2), metric) == pytest.approx(expected)
 
 
-def test_every_measure_divides_the_same_sum_by_its_own_count():
+def test_every_measure_divides_the_sum_of_losses_by_its_own_count():
     # 12 tokens at 3 bits each are 36 bits: over 4 words 9 bits each, over 18 bytes 2 bits each.
     found = measures(36 * math.log(2), Scored(tokens=12, words=4, bytes=18))
     assert found == pytest.approx({"bpc": 3.0, "ppl": 8.0, "ppl_per_word": 512.0, "bits_per_byte": 2.0})
 
 
-def test_what_was_not_counted_is_not_given():
+def test_measures_without_a_count_are_omitted():
     assert set(measures(1.0, Scored(tokens=3))) == {"bpc", "ppl"}
     assert set(measures(1.0, Scored(tokens=3, words=2))) == {"bpc", "ppl", "ppl_per_word"}
     assert set(measures(1.0, Scored(tokens=3, bytes=2))) == {"bpc", "ppl", "bits_per_byte"}
 
 
-def test_a_perplexity_per_word_may_be_beyond_all_numbers():
+def test_perplexity_per_word_may_be_infinite():
     assert measures(1e6, Scored(tokens=10**6, words=2))["ppl_per_word"] == math.inf
 
 
@@ -59,7 +59,7 @@ def test_each_unit_has_its_metric(unit, expected):
         ("piece", ["ppl", "ppl_per_word", "bits_per_byte"]),
     ],
 )
-def test_each_unit_shows_the_measures_that_make_sense_for_it(unit, expected):
+def test_each_unit_has_its_measures(unit, expected):
     everything = measures(5.0, Scored(tokens=7, words=3, bytes=11))
     assert wanted_measures(unit, everything) == expected
     assert wanted_measures(unit, {"ppl": 2.0}) == ["ppl"]

@@ -40,7 +40,7 @@ def test_every_table_has_as_many_rows_as_printed():
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_table_knows_its_number_and_its_rows_are_unlike(number):
+def test_a_table_has_its_number_and_distinct_rows(number):
     table = published.table(number)
     assert table.number == number
     assert len(set(table.rows)) == len(table.rows)
@@ -58,7 +58,7 @@ def row_of(name):
 
 
 @pytest.mark.parametrize("name", ROW_OF)
-def test_the_numbers_of_a_recipe_are_those_of_its_row(name):
+def test_the_results_of_a_recipe_match_its_row(name):
     settings = recipe.load(name)
     table, row = row_of(name)
     assert (settings.published.valid, settings.published.test) == (row.valid, row.test)
@@ -66,7 +66,7 @@ def test_the_numbers_of_a_recipe_are_those_of_its_row(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(ROW_OF) - LARGE))
-def test_the_parameters_of_a_recipe_begin_with_the_digits_printed(name):
+def test_the_parameter_count_of_a_recipe_begins_with_the_printed_digits(name):
     # The released scripts of the four others count more than the paper prints for the large models.
     printed = row_of(name)[1].parameters
     unit = {"M": 10**6, "B": 10**9}[printed[-1]]
@@ -75,7 +75,7 @@ def test_the_parameters_of_a_recipe_begin_with_the_digits_printed(name):
     assert recipe.load(name).published.parameters // step == round(float(printed[:-1]) * unit) // step
 
 
-def test_every_recipe_with_numbers_stands_in_a_row():
+def test_every_recipe_with_results_has_a_row():
     with_numbers = {
         name for name in recipe.packaged_names() if any(dataclasses.astuple(recipe.load(name).published)[2:])
     }
@@ -101,13 +101,13 @@ def test_the_best_row_without_finetuning_is_a_transformer_xl(table):
     assert table.metric == metric_of(CORPORA[table.corpus].unit)
 
 
-def test_the_abstract_gives_the_best_results():
+def test_the_best_results_match_the_abstract():
     # "... to 0.99 on enwiki8, 1.08 on text8, 18.3 on WikiText-103, 21.8 on One Billion Word, and 54.5 on Penn Treebank"
     best = {table.corpus: min(row.test for row in table.rows if row.ours) for table in published.BENCHMARKS}
     assert best == {"enwik8": 0.99, "text8": 1.08, "wt103": 18.3, "lm1b": 21.8, "ptb": 54.52}
 
 
-def test_the_first_version_gives_the_former_best_results():
+def test_former_best_results_match_the_first_version():
     # "from 1.06 to 0.99 ..., from 1.13 to 1.08 ..., from 20.5 to 18.3 ..., from 23.7 to 21.8 ..., from 55.3 to 54.5"
     others = {
         table.corpus: min(row.test for row in table.rows if not row.ours and row.mark != published.FINETUNED)
@@ -116,7 +116,7 @@ def test_the_first_version_gives_the_former_best_results():
     assert others == {"enwik8": 1.06, "text8": 1.13, "wt103": 20.5, "lm1b": 23.7, "ptb": 55.3}
 
 
-def test_validation_results_stand_in_tables_1_and_5_only_and_are_near_the_test_results():
+def test_only_tables_1_and_5_have_validation_results_near_the_test_results():
     counts = [sum(row.valid is not None for row in table.rows) for table in published.BENCHMARKS]
     assert counts == [5, 0, 0, 0, 10]
     for table in (published.TABLE_1, published.TABLE_5):
@@ -131,7 +131,7 @@ def test_the_twelve_layers_need_17_percent_of_the_parameters_of_64():
     assert int(ours.parameters[:-1]) / int(theirs.parameters[:-1]) == pytest.approx(0.17, abs=0.005)
 
 
-def test_rows_of_other_systems_are_as_printed():
+def test_rows_of_other_systems_match_the_paper():
     def cells(number, place):
         row = published.table(number).rows[place]
         return (row.citation, row.name, row.parameters, row.valid, row.test)
@@ -147,7 +147,7 @@ def test_rows_of_other_systems_are_as_printed():
     assert published.TABLE_5.rows[8].label == "Dai et al. (2019) - Transformer-XL"
 
 
-def test_marks_are_those_printed():
+def test_marks_match_the_paper():
     marks = {table.number: [row.mark for row in table.rows if row.mark] for table in published.BENCHMARKS}
     assert marks == {1: ["◊"], 2: [], 3: [], 4: ["◊"] * 2, 5: ["†"] * 2}
 
@@ -169,7 +169,7 @@ def test_the_first_rows_of_tables_6_and_10_are_the_same():
     assert [row.ppl_best for row in ten[2:]] == [27.98, 28.83]
 
 
-def test_the_151m_rows_of_table_6_agree_with_table_1_and_get_better_with_length():
+def test_the_151m_rows_of_table_6_agree_with_table_1_and_improve_with_length():
     rows = published.TABLE_6.rows[-3:]
     assert [(row.attn_len, row.ppl_best) for row in rows] == [(640, 23.09), (450, 23.16), (300, 23.35)]
     assert round(rows[0].ppl_best, 1) == row_of("wt103")[1].valid
@@ -177,7 +177,7 @@ def test_the_151m_rows_of_table_6_agree_with_table_1_and_get_better_with_length(
     assert {row.backprop_len for row in rows} == {None}
 
 
-def test_encodings_are_words_of_recipes():
+def test_encodings_are_values_of_model_position():
     positions = {row.position for table in (published.TABLE_6, published.TABLE_10) for row in table.rows}
     assert positions == set(published.POSITIONS.values())
     for position in positions:
@@ -200,6 +200,6 @@ def test_the_slowdown_grows_with_the_attention_length():
     assert list(published.SLOWDOWN_BY_ATTN_LEN) == [800, 1800, 2800, 3800]
 
 
-def test_the_benchmark_of_a_corpus_is_its_table():
+def test_a_corpus_has_the_table_of_its_benchmark():
     numbers = {name: table and table.number for name in CORPORA for table in [published.benchmark(name)]}
     assert numbers == {"wt103": 1, "enwik8": 2, "text8": 3, "lm1b": 4, "ptb": 5, "stdlib": None}

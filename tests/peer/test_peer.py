@@ -66,10 +66,10 @@ def run_txl(*arguments):
 def predictions(run, tokens, seg_len):
     """Log-probabilities (B, T, V) as an evaluation of the run computes them."""
     opened = loading.open_run(run, Path("runs"), device="cpu", precision="fp32")
-    how = opened.run.settings.reading()
+    how = opened.run.settings.evaluation_settings()
     decoder = Decoder(
         opened.model,
-        lanes=len(tokens),
+        batch_size=len(tokens),
         mem_len=how.mem_len,
         seg_len=seg_len,
         same_length=how.same_length,
@@ -145,13 +145,13 @@ def test_fifty_steps_of_adam_give_the_peers_losses(kind):
         seg_len=L, mem_len=7, batch_size=B, max_steps=steps, lr=lr, schedule="cosine", clip=clip, valid_every=1000
     )
     ids = np.random.default_rng(3).zipf(1.5, size=B * L * steps + 1).clip(max=V) - 1
-    segments = TrainingSegments(ids, lanes=B, seg_len=L)
+    segments = TrainingSegments(ids, batch_size=B, seg_len=L)
     training = Training(ours, settings, segments, valid=None, folder=Path(), identity={})
 
     optimizer = torch.optim.Adam(theirs.parameters(), lr=lr)
     memory = None
     for step in range(steps):
-        tokens = torch.from_numpy(segments.at(training.place))  # (B, L + 1)
+        tokens = torch.from_numpy(segments.at(training.position))  # (B, L + 1)
         read, wanted = tokens[:, :-1], tokens[:, 1:]
         out = theirs(read, mems=memory)
         memory = out.mems

@@ -1,4 +1,4 @@
-"""What a run has recorded, read back: states, best and last, speed and hours, damage."""
+"""The history of a run: its state, best and last results, speed and hours, damaged files."""
 
 import json
 
@@ -25,9 +25,9 @@ def valid(step, loss_nats, **more):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = Run(run_folder.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
-    run_folder.create(made, "{}", force=False)
-    return made
+    run = Run(run_folder.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
+    run_folder.create(run, "{}", force=False)
+    return run
 
 
 def save(run, name="last.safetensors", **state):
@@ -50,37 +50,37 @@ def refusal(run):
     return str(caught.value)
 
 
-def test_a_run_without_records_has_none(run):
-    found = history.read(run)
-    assert (found.reports, found.evals, found.step, found.state) == ((), (), 0, "interrupted")
-    assert (found.best_valid, found.last_valid, found.last_train, found.tokens_per_s) == (None,) * 4
+def test_a_run_without_files_has_an_empty_history(run):
+    past = history.read(run)
+    assert (past.reports, past.evals, past.step, past.state) == ((), (), 0, "interrupted")
+    assert (past.best_valid, past.last_valid, past.last_train, past.tokens_per_s) == (None,) * 4
 
 
 @pytest.mark.parametrize(
     ("saved", "reported", "state"), [(40, 40, "finished"), (20, 20, "unfinished"), (20, 30, "interrupted")]
 )
-def test_the_state_follows_from_what_is_saved_and_what_was_reported(run, saved, reported, state):
+def test_the_state_follows_from_the_saved_and_the_reported_step(run, saved, reported, state):
     save(run, step=saved, validated=saved)
-    found = read(run, report(reported))
-    assert (found.step, found.state) == (saved, state)
+    past = read(run, report(reported))
+    assert (past.step, past.state) == (saved, state)
 
 
-def test_a_run_that_owes_its_last_validation_has_not_finished(run):
+def test_a_run_without_its_last_validation_is_unfinished(run):
     save(run, step=40, validated=20)
     assert read(run, report(40)).state == "unfinished"
 
 
-def test_a_training_that_never_saved_was_interrupted_at_its_last_report(run):
-    found = read(run, report(10), report(20))
-    assert (found.step, found.state) == (20, "interrupted")
+def test_a_training_without_a_checkpoint_was_interrupted_at_its_last_report(run):
+    past = read(run, report(10), report(20))
+    assert (past.step, past.state) == (20, "interrupted")
 
 
-def test_imported_weights_are_no_training(run):
+def test_a_run_of_imported_weights_is_imported(run):
     save(run, "best.safetensors", step=0, imported_from="elsewhere")
     assert history.read(run).state == "imported"
 
 
-def test_the_checkpoint_to_go_on_from_is_asked_before_the_best_one(run):
+def test_the_last_checkpoint_is_preferred_to_the_best_one(run):
     save(run, "best.safetensors", step=20)
     assert history.read(run).step == 20
     save(run, step=30)
@@ -96,143 +96,155 @@ def test_the_header_of_a_real_checkpoint_is_read_without_its_tensors(run):
     assert history.read(run).saved == {"format": 1, "step": 17}
 
 
-def test_best_and_last_validation_are_told_apart(run):
-    found = read(run, report(10), valid(10, 1.5), report(20), valid(20, 1.25), valid(30, 1.75), valid(35, None))
-    assert found.best_valid["step"] == 20
-    assert found.last_valid["step"] == 35
-    assert found.last_train["step"] == 20
+def test_best_and_last_validation_are_distinguished(run):
+    past = read(run, report(10), valid(10, 1.5), report(20), valid(20, 1.25), valid(30, 1.75), valid(35, None))
+    assert past.best_valid["step"] == 20
+    assert past.last_valid["step"] == 35
+    assert past.last_train["step"] == 20
 
 
-def row(loss_nats, **changed):
+def evaluated(loss_nats, **changed):
     common = {"split": "test", "whole": True, "loss_nats": loss_nats, "step": 20, "weights": "best.safetensors"}
     return {**common, **changed}
 
 
-def test_a_result_is_of_a_whole_split_by_the_model_alone(run):
+def test_only_results_of_whole_splits_by_the_model_alone_count(run):
     evals = [
-        row(1.75),
-        row(1.5, method="model"),
-        row(1.25, method="cache 100"),
-        row(1.125, whole=False),
-        row(1.0, split="valid"),
-        row(0.875, split=None),
-        row(None),
+        evaluated(1.75),
+        evaluated(1.5, method="model"),
+        evaluated(1.25, method="cache 100"),
+        evaluated(1.125, whole=False),
+        evaluated(1.0, split="valid"),
+        evaluated(0.875, split=None),
+        evaluated(None),
     ]
-    found = read(run, evals=evals)
-    assert [one["loss_nats"] for one in found.evals_of("test")] == [1.75, 1.5, None]
-    assert [one["loss_nats"] for one in found.evals_of("valid")] == [1.0]
-    assert found.evals_of("train") == []
-    assert found.test_result[0]["loss_nats"] == 1.5
+    past = read(run, evals=evals)
+    assert [line["loss_nats"] for line in past.evals_of("test")] == [1.75, 1.5, None]
+    assert [line["loss_nats"] for line in past.evals_of("valid")] == [1.0]
+    assert past.evals_of("train") == []
+    assert past.test_result[0]["loss_nats"] == 1.5
 
 
-def test_the_reading_of_test_is_chosen_on_valid(run):
+def test_the_test_result_is_chosen_on_valid(run):
     evals = [
-        row(1.5, mem_len=64),
-        row(1.4, mem_len=128),
-        row(1.3, mem_len=256),
-        row(1.9, mem_len=64, split="valid"),
-        row(1.8, mem_len=128, split="valid"),
-        row(1.7, mem_len=512, split="valid"),  # test was never read so
+        evaluated(1.5, mem_len=64),
+        evaluated(1.4, mem_len=128),
+        evaluated(1.3, mem_len=256),
+        evaluated(1.9, mem_len=64, split="valid"),
+        evaluated(1.8, mem_len=128, split="valid"),
+        evaluated(1.7, mem_len=512, split="valid"),  # test was not evaluated with these settings
     ]
-    result, readings = read(run, evals=evals).test_result
-    assert (result["mem_len"], readings) == (128, 1)
+    result, count = read(run, evals=evals).test_result
+    assert (result["mem_len"], count) == (128, 1)
 
 
-def test_another_batch_or_precision_is_another_reading_and_the_newest_of_one_counts(run):
-    evals = [row(1.5, lanes=1), row(1.4, lanes=10), row(1.45, lanes=10, precision="bf16"), row(1.6, lanes=10)]
-    result, readings = read(run, evals=evals).test_result
-    assert (result["loss_nats"], readings) == (1.45, 3)
+def test_batch_size_and_precision_are_settings_and_the_newest_result_of_the_same_settings_counts(run):
+    evals = [
+        evaluated(1.5, lanes=1),
+        evaluated(1.4, lanes=10),
+        evaluated(1.45, lanes=10, precision="bf16"),
+        evaluated(1.6, lanes=10),
+    ]
+    result, count = read(run, evals=evals).test_result
+    assert (result["loss_nats"], count) == (1.45, 3)
 
 
-def test_windows_are_one_reading_whatever_an_older_row_says_of_segments(run):
+def test_segment_settings_of_windows_in_older_results_are_ignored(run):
     windows = {"mem_len": 0, "attn_len_max": 64, "stride": 1}
     older = {"seg_len": 80, "same_length": "m"}
     evals = [
-        row(1.5, **windows, **older),
-        row(1.4, mem_len=128, **older),
-        row(1.7, split="valid", **windows, seg_len=None, same_length=None),
-        row(1.8, split="valid", mem_len=128, **older),
+        evaluated(1.5, **windows, **older),
+        evaluated(1.4, mem_len=128, **older),
+        evaluated(1.7, split="valid", **windows, seg_len=None, same_length=None),
+        evaluated(1.8, split="valid", mem_len=128, **older),
     ]
-    result, readings = read(run, evals=evals).test_result
-    assert (result["loss_nats"], readings) == (1.5, 1)
+    result, count = read(run, evals=evals).test_result
+    assert (result["loss_nats"], count) == (1.5, 1)
 
 
-def test_a_window_longer_than_one_of_two_texts_is_one_reading(run):
+def test_windows_are_compared_by_the_requested_length(run):
     evals = [
-        row(1.5, mem_len=0, attn_len=400, attn_len_min=400, attn_len_max=400, stride=1),
-        row(1.4, mem_len=0, attn_len=420, attn_len_min=420, attn_len_max=420, stride=1),
-        row(1.7, split="valid", mem_len=0, attn_len=400, attn_len_min=300, attn_len_max=300, stride=1),
-        row(1.8, split="valid", mem_len=0, attn_len_min=420, attn_len_max=420, stride=1),  # of an earlier version
+        evaluated(1.5, mem_len=0, attn_len=400, attn_len_min=400, attn_len_max=400, stride=1),
+        evaluated(1.4, mem_len=0, attn_len=420, attn_len_min=420, attn_len_max=420, stride=1),
+        evaluated(1.7, split="valid", mem_len=0, attn_len=400, attn_len_min=300, attn_len_max=300, stride=1),
+        evaluated(
+            1.8, split="valid", mem_len=0, attn_len_min=420, attn_len_max=420, stride=1
+        ),  # from an earlier version
     ]
-    result, readings = read(run, evals=evals).test_result
-    assert (result["loss_nats"], readings) == (1.5, 1)
+    result, count = read(run, evals=evals).test_result
+    assert (result["loss_nats"], count) == (1.5, 1)
 
 
-def test_a_memory_longer_than_the_lanes_of_one_of_two_texts_is_one_reading(run):
+def test_memories_are_compared_by_the_requested_length(run):
     evals = [
-        row(1.5, mem_len=640, attn_len_min=500, attn_len_max=500, batch_size=64, lanes=63),
-        row(1.4, mem_len=64, attn_len_min=64, attn_len_max=64),
-        row(1.7, split="valid", mem_len=640, attn_len_min=640, attn_len_max=640, batch_size=64, lanes=64),
-        row(1.8, split="valid", mem_len=64, attn_len_min=64, attn_len_max=64),
+        evaluated(1.5, mem_len=640, attn_len_min=500, attn_len_max=500, batch_size=64, lanes=63),
+        evaluated(1.4, mem_len=64, attn_len_min=64, attn_len_max=64),
+        evaluated(1.7, split="valid", mem_len=640, attn_len_min=640, attn_len_max=640, batch_size=64, lanes=64),
+        evaluated(1.8, split="valid", mem_len=64, attn_len_min=64, attn_len_max=64),
     ]
-    result, readings = read(run, evals=evals).test_result
-    assert (result["loss_nats"], readings) == (1.5, 1)
+    result, count = read(run, evals=evals).test_result
+    assert (result["loss_nats"], count) == (1.5, 1)
 
 
-def test_of_a_split_that_was_prepared_again_the_last_one_counts(run):
+def test_results_on_an_earlier_version_of_the_split_do_not_count(run):
     evals = [
-        row(1.0, mem_len=64, split_sha256="first"),
-        row(1.25, mem_len=128),  # of an earlier version
-        row(1.5, mem_len=64, split_sha256="second"),
-        row(0.5, mem_len=64, split_sha256="third", may_be_learned=True),
-        row(0.5, mem_len=256, split_sha256="second", may_be_learned=True),
+        evaluated(1.0, mem_len=64, split_sha256="first"),
+        evaluated(1.25, mem_len=128),  # from an earlier version
+        evaluated(1.5, mem_len=64, split_sha256="second"),
+        evaluated(0.5, mem_len=64, split_sha256="third", may_be_learned=True),
+        evaluated(0.5, mem_len=256, split_sha256="second", may_be_learned=True),
     ]
-    found = read(run, evals=evals)
-    assert [one["loss_nats"] for one in found.evals_of("test")] == [1.25, 1.5]
-    assert found.test_result[0]["loss_nats"] == 1.25
+    past = read(run, evals=evals)
+    assert [line["loss_nats"] for line in past.evals_of("test")] == [1.25, 1.5]
+    assert past.test_result[0]["loss_nats"] == 1.25
 
 
-def test_without_a_reading_on_valid_it_is_said_from_how_many_the_best_was_taken(run):
-    evals = [row(1.5, mem_len=64), row(1.4, mem_len=128), row(1.4, mem_len=128), row(1.8, mem_len=256)]
-    result, readings = read(run, evals=evals).test_result
-    assert (result["mem_len"], readings) == (128, 3)
-
-
-def test_results_of_weights_that_are_gone_count_no_more(run):
-    save(run, step=40)  # what the run would go on from is not what is evaluated
+def test_without_results_on_valid_the_number_of_test_results_is_returned(run):
     evals = [
-        row(1.0, step=10, split="valid"),
-        row(1.1, step=10),
-        row(1.2, weights="last.safetensors"),
-        row(1.5),
-        row(1.3, step=40, weights="last.safetensors"),
+        evaluated(1.5, mem_len=64),
+        evaluated(1.4, mem_len=128),
+        evaluated(1.4, mem_len=128),
+        evaluated(1.8, mem_len=256),
     ]
-    result, readings = read(run, evals=evals).test_result
-    assert (result["loss_nats"], readings) == (1.5, 1)
+    result, count = read(run, evals=evals).test_result
+    assert (result["mem_len"], count) == (128, 3)
+
+
+def test_results_of_earlier_weights_do_not_count(run):
+    save(run, step=40)  # not the checkpoint that is evaluated
+    evals = [
+        evaluated(1.0, step=10, split="valid"),
+        evaluated(1.1, step=10),
+        evaluated(1.2, weights="last.safetensors"),
+        evaluated(1.5),
+        evaluated(1.3, step=40, weights="last.safetensors"),
+    ]
+    result, count = read(run, evals=evals).test_result
+    assert (result["loss_nats"], count) == (1.5, 1)
     save(run, "best.safetensors", step=30)
     assert history.read(run).test_result == (None, 0)
     (run.folder / "best.safetensors").unlink()
     assert history.read(run).test_result[0]["loss_nats"] == 1.3
 
 
-def test_without_evaluations_there_is_no_result(run):
+def test_without_evaluations_there_is_no_evaluated(run):
     assert read(run).test_result == (None, 0)
 
 
-def test_tokens_per_second_are_all_tokens_through_all_seconds(run):
+def test_tokens_per_second_are_all_tokens_divided_by_all_seconds(run):
     # 10 steps at 42 and 20 at 21 tokens/s: 30 x 21 tokens in 5 s and 20 s.
-    found = read(run, report(10), report(30, tokens_per_s=21.0), report(35, tokens_per_s=None))
-    assert found.tokens_per_step == TOKENS
-    assert found.tokens_per_s == pytest.approx(30 * TOKENS / 25)
+    past = read(run, report(10), report(30, tokens_per_s=21.0), report(35, tokens_per_s=None))
+    assert past.tokens_per_step == TOKENS
+    assert past.tokens_per_s == pytest.approx(30 * TOKENS / 25)
 
 
-def test_hours_are_those_of_steps_and_validations(run):
-    found = read(run, report(10), valid(10, 1.5), report(30, tokens_per_s=21.0))
-    assert found.hours() == pytest.approx([5 / 3600, 10 / 3600, 30 / 3600])
+def test_hours_include_steps_and_validations(run):
+    past = read(run, report(10), valid(10, 1.5), report(30, tokens_per_s=21.0))
+    assert past.hours() == pytest.approx([5 / 3600, 10 / 3600, 30 / 3600])
 
 
 @pytest.mark.parametrize("line", [report(20, tokens_per_s=None), valid(20, 1.5, seconds=None)])
-def test_hours_are_not_guessed(run, line):
+def test_hours_are_unknown_if_a_report_has_no_duration(run, line):
     assert read(run, report(10), line).hours() is None
 
 
@@ -247,12 +259,12 @@ def test_a_damaged_line_is_named_with_its_number(run, text):
 
 
 @pytest.mark.parametrize("loss", ["NaN", "Infinity", '"low"', "[]"])
-def test_a_loss_that_is_no_number_is_damage(run, loss):
+def test_a_loss_that_is_not_a_number_is_refused(run, loss):
     (run.folder / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": 1, "loss_nats": {loss}}}\n')
     assert refusal(run).startswith("runs/mine/metrics.jsonl: line 1 is damaged")
 
 
-def test_a_line_that_is_being_written_is_left_out(run):
+def test_an_incomplete_last_line_is_ignored(run):
     run.append_metrics(report(10))
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "tr')
@@ -264,7 +276,7 @@ def test_damaged_evaluations_are_named(run):
     assert refusal(run) == "runs/mine/evals.jsonl: line 1 is damaged; delete that line to read the others"
 
 
-def test_metrics_of_other_bytes_are_named(run):
+def test_metrics_that_are_not_utf_8_are_refused(run):
     (run.folder / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
     message = refusal(run)
     assert message.startswith("runs/mine/metrics.jsonl: cannot be read (")
@@ -281,20 +293,20 @@ def test_a_damaged_checkpoint_is_named(run, data):
     assert message.endswith("; restore it from a copy or train again")
 
 
-def test_rows_are_added_behind_older_ones_and_behind_half_a_line(run):
-    history.record(run, [row(2.0), row(1.5)])
-    history.record(run, [row(1.0, name="é")])
-    assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5, 1.0]
+def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
+    history.record(run, [evaluated(2.0), evaluated(1.5)])
+    history.record(run, [evaluated(1.0, name="é")])
+    assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0]
     with (run.folder / "evals.jsonl").open("a") as file:
-        file.write('{"half')
-    history.record(run, [row(0.5)])
+        file.write('{"trunc')
+    history.record(run, [evaluated(0.5)])
     lines = (run.folder / "evals.jsonl").read_text().splitlines()
-    assert lines[3] == '{"half'
-    assert json.loads(lines[4]) == row(0.5)
-    assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
+    assert lines[3] == '{"trunc'
+    assert json.loads(lines[4]) == evaluated(0.5)
+    assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
 
 
-def test_a_row_without_a_line_end_is_kept(run):
-    (run.folder / "evals.jsonl").write_text(json.dumps(row(2.0)))
-    history.record(run, [row(1.5)])
-    assert [one["loss_nats"] for one in history.read(run).evals] == [2.0, 1.5]
+def test_a_result_without_a_line_end_is_kept(run):
+    (run.folder / "evals.jsonl").write_text(json.dumps(evaluated(2.0)))
+    history.record(run, [evaluated(1.5)])
+    assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5]

@@ -1,4 +1,4 @@
-"""Stores by name, runs with their weights."""
+"""Opening stores by name, and runs with their weights."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ SETTINGS = dataclasses.replace(recipe.load("enwik8"), model=model_settings())
 
 
 def saved_run(runs_dir, name="mine", *, best=False):
-    """A run with the weights of a fresh model; its best weights, where wanted, are all zero."""
+    """Create a run with the weights of a new model; `best` adds best weights, all zero."""
     run = Run(
         folder=runs_dir / name,
         recipe_name="enwik8",
@@ -41,11 +41,11 @@ def saved_run(runs_dir, name="mine", *, best=False):
     return run, weights
 
 
-def open_run(runs_dir, wanted="mine", **changed):
-    return loading.open_run(wanted, runs_dir, **{"device": "cpu", "precision": None, **changed})
+def open_run(runs_dir, name="mine", **changed):
+    return loading.open_run(name, runs_dir, **{"device": "cpu", "precision": None, **changed})
 
 
-def test_a_run_comes_with_its_weights_and_its_vocabulary(tmp_path):
+def test_a_run_is_opened_with_its_weights_and_its_vocabulary(tmp_path):
     run, weights = saved_run(tmp_path)
     opened = open_run(tmp_path)
     assert opened.run == run
@@ -55,7 +55,7 @@ def test_a_run_comes_with_its_weights_and_its_vocabulary(tmp_path):
     assert all(parameter.equal(weights[name]) for name, parameter in opened.model.named_parameters())
 
 
-def test_the_mean_of_the_weights_is_taken_where_the_last_checkpoint_has_one(tmp_path):
+def test_averaged_weights_of_the_last_checkpoint_are_loaded(tmp_path):
     run, weights = saved_run(tmp_path)
     mean = {key: torch.full_like(value, 0.5) for key, value in weights.items()}
     tensors = {**grouped("model", weights), **grouped("average", mean)}
@@ -65,7 +65,7 @@ def test_the_mean_of_the_weights_is_taken_where_the_last_checkpoint_has_one(tmp_
     assert opened.checkpoint.tensors.keys() == grouped("average", mean).keys()
 
 
-def test_what_only_training_needs_takes_no_memory(tmp_path):
+def test_the_state_of_the_training_is_not_loaded(tmp_path):
     run, weights = saved_run(tmp_path)
     more = {"optimizer.w.exp_avg": torch.ones(3), "memory.0.0": torch.ones(3), "rng.cpu": torch.ones(3)}
     checkpoint.save(run.folder / run_folder.LAST, Checkpoint({**grouped("model", weights), **more}, {"step": 3}))
@@ -74,31 +74,31 @@ def test_what_only_training_needs_takes_no_memory(tmp_path):
     assert saved.weights_digest() == checkpoint.load(run.folder / run_folder.LAST).weights_digest()
 
 
-def test_the_best_weights_are_taken_where_there_are_some(tmp_path):
+def test_the_best_weights_are_preferred(tmp_path):
     saved_run(tmp_path, best=True)
     opened = open_run(tmp_path)
     assert opened.checkpoint.state["step"] == 2
     assert not any(parameter.any() for parameter in opened.model.parameters())
 
 
-def test_a_wished_precision_replaces_that_of_training(tmp_path):
+def test_a_given_precision_replaces_that_of_training(tmp_path):
     saved_run(tmp_path)
     assert open_run(tmp_path, precision="bf16").precision == "bf16"
     with pytest.raises(UsageError, match="fp16 needs a CUDA device"):
         open_run(tmp_path, precision="fp16")
 
 
-def test_a_run_without_a_checkpoint_says_so(tmp_path):
+def test_a_run_without_a_checkpoint_is_refused(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.folder / run_folder.LAST).unlink()
     with pytest.raises(RunError, match="no such checkpoint; the run has not saved one yet"):
         open_run(tmp_path)
 
 
-def test_a_vocabulary_of_another_text_is_refused(tmp_path):
+def test_another_vocabulary_in_the_run_folder_is_refused(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.folder / run_folder.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
-    wrong = r"vocab.json: not the vocabulary that the weights belong to; restore it from a copy$"
+    wrong = r"vocab.json: not the vocabulary of the weights; restore it from a copy$"
     with pytest.raises(VocabularyError, match=wrong):
         open_run(tmp_path)
 
@@ -122,7 +122,7 @@ def test_a_damaged_vocabulary_is_named(tmp_path):
         ("my-diary", "txl prepare PATH --name my-diary"),
     ],
 )
-def test_a_missing_store_gives_the_command_that_makes_it(tmp_path, store, command):
+def test_the_error_of_a_missing_store_has_the_command_that_prepares_it(tmp_path, store, command):
     with pytest.raises(StoreError) as caught:
         loading.open_store(store, tmp_path)
     assert str(caught.value) == f'no token store at {tmp_path / store}.h5; run "{command}" first'

@@ -1,4 +1,4 @@
-"""The run folder: made, named, found, read again."""
+"""Run folders: creating, naming, finding and reading them."""
 
 import dataclasses
 import json
@@ -45,15 +45,15 @@ def refusal(function, *arguments, **options):
     return str(caught.value)
 
 
-def test_a_run_comes_back_as_it_was_made(runs_dir):
-    made = create(runs_dir)
-    assert made == Run(runs_dir / "enwik8", **FACTS)
-    assert run_folder.open_run(made.folder) == made
-    assert made.vocab_text() == VOCAB
-    assert sorted(file.name for file in made.folder.iterdir()) == ["run.json", "vocab.json"]
+def test_a_run_is_read_as_it_was_created(runs_dir):
+    run = create(runs_dir)
+    assert run == Run(runs_dir / "enwik8", **FACTS)
+    assert run_folder.open_run(run.folder) == run
+    assert run.vocab_text() == VOCAB
+    assert sorted(file.name for file in run.folder.iterdir()) == ["run.json", "vocab.json"]
 
 
-def test_the_card_is_plain_json(runs_dir):
+def test_run_json_is_plain_json(runs_dir):
     card = json.loads((create(runs_dir).folder / "run.json").read_text())
     assert card["format"] == 1
     assert card["recipe"] == "enwik8"
@@ -61,7 +61,7 @@ def test_the_card_is_plain_json(runs_dir):
     assert "max_distance" not in card["settings"]["eval"]
 
 
-def test_a_run_with_absolute_positions_that_has_a_limit_on_distance_opens_without_it(runs_dir):
+def test_max_distance_of_a_run_with_absolute_positions_is_ignored(runs_dir):
     folder = create(runs_dir).folder
     card = json.loads((folder / "run.json").read_text())
     card["settings"]["model"]["position"] = "sinusoid"
@@ -71,31 +71,31 @@ def test_a_run_with_absolute_positions_that_has_a_limit_on_distance_opens_withou
     assert (settings.model.position, settings.eval.max_distance) == ("sinusoid", None)
 
 
-def test_a_run_takes_the_recipes_name_and_then_2_and_3(runs_dir):
+def test_a_run_is_named_after_its_recipe_and_numbered_from_2(runs_dir):
     assert [create(runs_dir).name for _ in range(4)] == ["enwik8", "enwik8-2", "enwik8-3", "enwik8-4"]
 
 
-def test_any_folder_of_that_name_is_left_alone(runs_dir):
+def test_any_folder_of_that_name_is_kept(runs_dir):
     (runs_dir / "enwik8").mkdir(parents=True)
     assert create(runs_dir).name == "enwik8-2"
 
 
-def test_a_name_that_is_taken_is_refused(runs_dir):
+def test_a_taken_name_is_refused(runs_dir):
     create(runs_dir, "mine")
     before = (runs_dir / "mine" / "run.json").read_bytes()
     message = refusal(create, runs_dir, "mine", metric="ppl")
-    assert message == f"{runs_dir / 'mine'} exists; go on with --resume mine, or replace it with --force"
+    assert message == f"{runs_dir / 'mine'} exists; resume it with --resume mine, or replace it with --force"
     assert (runs_dir / "mine" / "run.json").read_bytes() == before
 
 
-def test_force_replaces_a_run_with_all_it_holds(runs_dir):
+def test_force_replaces_a_run_with_all_its_files(runs_dir):
     old = create(runs_dir, "mine")
     old.append_metrics({"step": 1})
     assert create(runs_dir, "mine", force=True, metric="ppl").metric == "ppl"
     assert sorted(file.name for file in old.folder.iterdir()) == ["run.json", "vocab.json"]
 
 
-def test_force_leaves_a_folder_that_is_no_run_alone(runs_dir):
+def test_force_does_not_replace_a_folder_that_is_not_a_run(runs_dir):
     (runs_dir / "mine").mkdir(parents=True)
     (runs_dir / "mine" / "thesis.txt").write_text("years of work")
     message = refusal(create, runs_dir, "mine", force=True)
@@ -103,7 +103,7 @@ def test_force_leaves_a_folder_that_is_no_run_alone(runs_dir):
     assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_folder_that_cannot_be_made_is_named(runs_dir):
+def test_a_folder_that_cannot_be_created_is_named(runs_dir):
     runs_dir.write_text("a file where the folder of runs belongs")
     message = refusal(create, runs_dir)
     assert message == "runs/enwik8: cannot be written (Not a directory); check the folder and the free space"
@@ -125,7 +125,7 @@ def test_a_run_is_found_by_its_name_or_its_folder(runs_dir, tmp_path):
     assert not run_folder.is_run("other", runs_dir)
 
 
-def test_a_corpus_of_that_name_does_not_hide_the_run(runs_dir, tmp_path):
+def test_a_corpus_of_the_same_name_does_not_hide_the_run(runs_dir, tmp_path):
     run = create(runs_dir, "ptb")
     (tmp_path / "ptb").mkdir()
     assert run_folder.find("ptb", runs_dir) == run
@@ -136,7 +136,7 @@ def written(folder, name, seconds):
     os.utime(folder / name, (seconds, seconds))
 
 
-def test_the_newest_run_is_the_one_that_was_saved_last(runs_dir):
+def test_the_most_recent_run_is_the_one_that_was_saved_last(runs_dir):
     a, b, c = (create(runs_dir, name) for name in "abc")
     for seconds, run in enumerate((a, b, c)):
         (run.folder / "best.safetensors").touch()
@@ -148,12 +148,12 @@ def test_the_newest_run_is_the_one_that_was_saved_last(runs_dir):
     assert run_folder.find(None, runs_dir) == a
 
 
-def test_no_run_at_all_says_how_to_get_one(runs_dir):
+def test_without_runs_the_error_has_the_command_to_train_one(runs_dir):
     assert not run_folder.any_run(runs_dir)
     message = refusal(run_folder.find, None, runs_dir)
     assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
     run = create(runs_dir)
-    assert not run_folder.any_run(runs_dir)  # it has no weights yet
+    assert not run_folder.any_run(runs_dir)  # the run has no weights yet
     assert refusal(run_folder.find, None, runs_dir) == message
     (run.folder / "last.safetensors").touch()
     assert run_folder.any_run(runs_dir)
@@ -169,16 +169,16 @@ def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):
     assert caught.value.exit_code == 2
 
 
-def test_an_unknown_run_among_none_says_so(runs_dir):
+def test_an_unknown_run_is_refused_where_there_is_none(runs_dir):
     with pytest.raises(UnknownNameError, match=r'^unknown run "one" \(known: none yet\)$'):
         run_folder.find("one", runs_dir)  # which is much like "none"
 
 
 @pytest.mark.parametrize("word", ["thing", "runs/thing"])
-def test_a_folder_that_is_no_run_is_refused(runs_dir, word):
+def test_a_folder_that_is_not_a_run_is_refused(runs_dir, word):
     (runs_dir / "thing").mkdir(parents=True)
     message = refusal(run_folder.find, word, runs_dir)
-    assert message == "runs/thing is not a run: it has no run.json; a run is what txl train writes"
+    assert message == "runs/thing is not a run: it has no run.json; name a folder that txl train wrote"
 
 
 def card_of(run, change):
@@ -189,7 +189,7 @@ def card_of(run, change):
     return refusal(run_folder.open_run, run.folder)
 
 
-def test_a_card_of_a_newer_format_is_refused(runs_dir):
+def test_run_json_of_a_newer_format_is_refused(runs_dir):
     message = card_of(create(runs_dir), lambda card: card.update(format=2))
     assert message == "runs/enwik8/run.json: written by a newer txl (format 2); update txl to read it"
 
@@ -197,7 +197,7 @@ def test_a_card_of_a_newer_format_is_refused(runs_dir):
 @pytest.mark.parametrize(
     "key", ["format", "recipe", "settings", "vocab_fingerprint", "vocab_size", "parameters", "metric"]
 )
-def test_a_card_that_lacks_a_key_is_refused(runs_dir, key):
+def test_run_json_without_a_key_is_refused(runs_dir, key):
     message = card_of(create(runs_dir), lambda card: card.pop(key))
     assert message == f"runs/enwik8/run.json: damaged (KeyError: '{key}'); restore it from a copy"
 
@@ -211,7 +211,7 @@ def test_a_card_that_lacks_a_key_is_refused(runs_dir, key):
         (lambda card: card["settings"].update(modle={}), 'no section "modle"'),
     ],
 )
-def test_damaged_settings_are_the_runs_fault_and_not_the_users(runs_dir, change, what):
+def test_damaged_settings_are_reported_as_damage_of_the_run(runs_dir, change, what):
     message = card_of(create(runs_dir), change)
     assert message.startswith(f"runs/enwik8/run.json: {what}")
     assert message.endswith("; the run's settings are damaged, restore run.json from a copy")
@@ -220,7 +220,7 @@ def test_damaged_settings_are_the_runs_fault_and_not_the_users(runs_dir, change,
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "3", '{"format": "one"}', '{"format": 1, "recipe": "x", "settings": []}']
 )
-def test_a_card_that_is_no_card_is_refused(runs_dir, text):
+def test_run_json_of_another_structure_is_refused(runs_dir, text):
     run = create(runs_dir)
     (run.folder / "run.json").write_text(text)
     message = refusal(run_folder.open_run, run.folder)
@@ -228,7 +228,7 @@ def test_a_card_that_is_no_card_is_refused(runs_dir, text):
     assert message.endswith("; restore it from a copy")
 
 
-def test_a_card_of_other_bytes_is_refused(runs_dir):
+def test_run_json_that_is_not_utf_8_is_refused(runs_dir):
     run = create(runs_dir)
     (run.folder / "run.json").write_bytes(b"\xff\xfe")
     assert refusal(run_folder.open_run, run.folder).startswith("runs/enwik8/run.json: damaged (UnicodeDecodeError")
@@ -242,7 +242,7 @@ def test_a_missing_vocabulary_is_named(runs_dir):
     assert message.endswith("; restore it from a copy")
 
 
-def test_the_best_checkpoint_is_evaluated_where_there_is_one(runs_dir):
+def test_the_best_checkpoint_is_evaluated_if_there_is_one(runs_dir):
     run = create(runs_dir)
     assert run.best_or_last == run.folder / "last.safetensors"
     (run.folder / "best.safetensors").touch()
@@ -253,14 +253,14 @@ def metrics_of(run):
     return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_metrics_are_one_line_per_report(runs_dir):
+def test_metrics_have_one_line_per_report(runs_dir):
     run = create(runs_dir)
     run.append_metrics({"step": 1, "loss_nats": 2.5})
     run.append_metrics({"step": 2, "loss_nats": None})
     assert metrics_of(run) == [{"step": 1, "loss_nats": 2.5}, {"step": 2, "loss_nats": None}]
 
 
-def test_a_run_that_goes_on_forgets_the_reports_after_its_checkpoint(runs_dir):
+def test_a_resumed_run_removes_the_reports_after_its_checkpoint(runs_dir):
     run = create(runs_dir)
     for step in (1, 2, 3, 4):
         run.append_metrics({"kind": "train", "step": step})
@@ -274,14 +274,14 @@ def test_a_run_that_goes_on_forgets_the_reports_after_its_checkpoint(runs_dir):
     assert [(line["kind"], line["step"]) for line in metrics_of(run)] == [*left[:3], ("train", 3)]
 
 
-def test_without_metrics_there_is_nothing_to_forget(runs_dir):
+def test_without_metrics_nothing_is_removed(runs_dir):
     run = create(runs_dir)
     run.drop_metrics_after(0, validated=0)
     assert not (run.folder / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("half", ['{"ste', '{"step": 2, "loss_nats": 1.', "3", "{}"])
-def test_a_half_written_last_line_is_forgotten(runs_dir, half):
+def test_a_truncated_last_line_is_removed(runs_dir, half):
     run = create(runs_dir)
     run.append_metrics({"kind": "train", "step": 1})
     with (run.folder / "metrics.jsonl").open("a") as file:
@@ -306,18 +306,18 @@ def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
     create(runs_dir, "mine", force=True)  # killed before its first checkpoint ...
     assert run_folder.names(runs_dir) == ["mine"]
     newest = create(runs_dir, "mine", force=True)  # ... and tried again
-    run_folder.undo(newest)
+    run_folder.restore_replaced(newest)
     assert (old.folder / "last.safetensors").read_text() == "weights"
 
 
-def test_a_run_whose_replacement_is_gone_without_a_trace_takes_its_place_again(runs_dir):
+def test_a_run_is_restored_if_its_replacement_has_no_folder_any_more(runs_dir):
     old = create(runs_dir)
     (old.folder / "last.safetensors").write_text("weights")
     create(runs_dir, "enwik8", force=True)
-    shutil.rmtree(old.folder)  # as a user does who wants no half-made run, or as a kill leaves it
+    shutil.rmtree(old.folder)  # by the user, or since the process was killed
     assert run_folder.new_folder(runs_dir, name=None, recipe_name="enwik8") == runs_dir / "enwik8-2"
     message = refusal(create, runs_dir, "enwik8")
-    assert message == "runs/enwik8 exists; go on with --resume enwik8, or replace it with --force"
+    assert message == "runs/enwik8 exists; resume it with --resume enwik8, or replace it with --force"
     assert run_folder.open_run(old.folder) == old
     assert (old.folder / "last.safetensors").read_text() == "weights"
 
@@ -328,11 +328,11 @@ def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch
     (old.folder / "last.safetensors").write_text("weights")
     replace, calls = os.replace, []
 
-    def refusing(*places):
-        calls.append(places)
+    def refusing(*paths):
+        calls.append(paths)
         if len(calls) == failing:
             raise PermissionError(13, "Permission denied")
-        replace(*places)
+        replace(*paths)
 
     monkeypatch.setattr(os, "replace", refusing)
     message = refusal(create, runs_dir, "mine", force=True, metric="ppl")
@@ -343,7 +343,7 @@ def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch
     assert [folder.name for folder in runs_dir.iterdir()] == ["mine"]
 
 
-def test_a_run_that_cannot_take_the_place_of_another_puts_it_back(runs_dir, monkeypatch):
+def test_a_run_is_restored_if_its_replacement_cannot_be_created(runs_dir, monkeypatch):
     old = create(runs_dir, "mine")
 
     def refusing(folder, **_):
@@ -356,7 +356,7 @@ def test_a_run_that_cannot_take_the_place_of_another_puts_it_back(runs_dir, monk
     assert [folder.name for folder in runs_dir.iterdir()] == ["mine"]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders():
+def test_runs_of_the_same_name_are_labelled_by_their_folders():
     folders = [Path("here/byte"), Path("there/byte"), Path("here/word")]
     assert run_folder.short_names(folders) == ["here/byte", "there/byte", "word"]
 
@@ -364,7 +364,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders():
 @pytest.mark.parametrize(
     "changes", ["later", [3], [{"step": 2}], [{"step": 2, "settings": {"train.lr": [1]}}]], ids=str
 )
-def test_changes_that_are_none_are_refused(runs_dir, changes):
+def test_changes_of_another_structure_are_refused(runs_dir, changes):
     run = create(runs_dir)
     card = json.loads((run.folder / "run.json").read_text())
     (run.folder / "run.json").write_text(json.dumps(card | {"changes": changes}))

@@ -1,17 +1,19 @@
-"""Files are replaced whole or not at all."""
+"""Files are replaced atomically, and output paths are checked before work begins."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from txlcli.system.atomic_files import replacing
+from txlcli.errors import UsageError
+from txlcli.system.atomic_files import check_folder, replacing
 
 
 def files(folder):
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_a_file_takes_the_place_of_the_one_before(tmp_path):
+def test_an_existing_file_is_replaced(tmp_path):
     for text in ("first", "second"):
         with replacing(tmp_path / "report.md") as beside:
             beside.write_text(text)
@@ -19,7 +21,7 @@ def test_a_file_takes_the_place_of_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_what_was_there_stays_when_something_stops_the_writing(tmp_path, error):
+def test_an_existing_file_is_unchanged_if_writing_fails(tmp_path, error):
     def write_half():
         with replacing(tmp_path / "report.md") as beside:
             beside.write_text("half")
@@ -31,7 +33,7 @@ def test_what_was_there_stays_when_something_stops_the_writing(tmp_path, error):
     assert files(tmp_path) == {"report.md": "first"}
 
 
-def test_others_may_read_it_whatever_the_writer_makes_of_its_mode(tmp_path):
+def test_the_new_file_has_default_permissions(tmp_path):
     (tmp_path / "plain").touch()
     with replacing(tmp_path / "weights") as beside:
         beside.unlink()
@@ -39,7 +41,7 @@ def test_others_may_read_it_whatever_the_writer_makes_of_its_mode(tmp_path):
     assert (tmp_path / "weights").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_a_file_is_on_the_disk_before_it_takes_the_name(tmp_path, monkeypatch):
+def test_a_file_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
     done = []
     flush, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.fstat(file).st_size), flush(file)))
@@ -47,3 +49,27 @@ def test_a_file_is_on_the_disk_before_it_takes_the_name(tmp_path, monkeypatch):
     with replacing(tmp_path / "report.md") as beside:
         beside.write_text("first")
     assert done == [5, "named"]
+
+
+def test_a_writable_folder_is_accepted(tmp_path, monkeypatch):
+    check_folder(tmp_path / "curve.png", "--plot curve.png")
+    monkeypatch.chdir(tmp_path)
+    check_folder(Path("curve.png"), "--plot curve.png")
+
+
+def test_a_missing_folder_is_refused():
+    with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
+        check_folder(Path("nowhere/curve.png"), "--plot nowhere/curve.png")
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "notes").touch()
+    with pytest.raises(UsageError, match=r"^mine\.toml: there is no folder .*notes; make it first$"):
+        check_folder(tmp_path / "notes" / "mine.toml", "mine.toml")
+
+
+def test_a_read_only_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda _folder, mode: mode != os.W_OK)
+    with pytest.raises(UsageError) as caught:
+        check_folder(tmp_path / "losses.h5", "--losses losses.h5")
+    assert str(caught.value) == f"--losses losses.h5: the folder {tmp_path} cannot be written; name another"

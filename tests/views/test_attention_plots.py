@@ -30,9 +30,9 @@ def head(rows=5, places=11):
 @pytest.mark.parametrize("ending", plots.FORMATS)
 def test_every_figure_is_a_file_of_the_wished_format(tmp_path, ending):
     paths = [tmp_path / f"{name}{ending}" for name in ("five", "six", "seven")]
-    attention_plots.draw_by_distance(paths[0], some_attention(), title="five")
-    attention_plots.draw_heads(paths[1], [head()], targets=list("abcde"), context=list("fghijklmnop"), title="six")
-    attention_plots.draw_terms(paths[2], {"a": some_attention(), "b": some_attention(1)}, title="seven")
+    attention_plots.plot_by_distance(paths[0], some_attention(), title="five")
+    attention_plots.plot_heads(paths[1], [head()], targets=list("abcde"), context=list("fghijklmnop"), title="six")
+    attention_plots.plot_terms(paths[2], {"a": some_attention(), "b": some_attention(1)}, title="seven")
     assert all(path.read_bytes().startswith(MAGIC[ending]) for path in paths)
 
 
@@ -46,7 +46,7 @@ def drawn(monkeypatch):
 
 def test_heads_are_rows_from_the_first_layer_up_and_distance_0_is_at_the_right(drawn, tmp_path):
     attention = some_attention()
-    attention_plots.draw_by_distance(tmp_path / "five.png", attention, title="Attention")
+    attention_plots.plot_by_distance(tmp_path / "five.png", attention, title="Attention")
     axes = drawn[0].axes[0]
     (image,) = axes.images
     shown = np.array(image.get_array())
@@ -63,7 +63,7 @@ def test_heads_are_rows_from_the_first_layer_up_and_distance_0_is_at_the_right(d
 
 def test_higher_attention_is_darker(drawn, tmp_path):
     attention = np.array([[[0.001, 0.01, 0.1, 0.889]]])
-    attention_plots.draw_by_distance(tmp_path / "five.png", attention, title="Attention")
+    attention_plots.plot_by_distance(tmp_path / "five.png", attention, title="Attention")
     (image,) = drawn[0].axes[0].images
     brightness = image.to_rgba(image.get_array())[0, :, :3].sum(-1)
     assert (np.diff(brightness) > 0).all()  # distance 3, the most, is at the left
@@ -71,7 +71,7 @@ def test_higher_attention_is_darker(drawn, tmp_path):
 
 def test_terms_stand_side_by_side_on_one_scale(drawn, tmp_path):
     terms = {"a": some_attention(), "b": some_attention(1), "d": some_attention(2)}
-    attention_plots.draw_terms(tmp_path / "seven.png", terms, title="Terms")
+    attention_plots.plot_terms(tmp_path / "seven.png", terms, title="Terms")
     panels = [axes for axes in drawn[0].axes if axes.images]
     assert [axes.get_title()[:3] for axes in panels] == ["(a)", "(b)", "(d)"]
     for axes, attention in zip(panels, terms.values(), strict=True):
@@ -81,7 +81,7 @@ def test_terms_stand_side_by_side_on_one_scale(drawn, tmp_path):
 
 def test_marked_places_are_red_seen_ones_grey_and_unseen_ones_neither(drawn, tmp_path):
     one = head()
-    attention_plots.draw_heads(
+    attention_plots.plot_heads(
         tmp_path / "six.png", [one], targets=list("abcde"), context=list("fghijklmnop"), title="six"
     )
     (axes,) = drawn[0].axes
@@ -99,7 +99,7 @@ def test_marked_places_are_red_seen_ones_grey_and_unseen_ones_neither(drawn, tmp
 def test_more_attention_is_a_deeper_shade():
     axes = Figure().add_subplot()
     attention = np.array([[0.0, 0.01, 0.1, 0.3, 0.59]])
-    attention_plots._draw_head(axes, HeadPicture("", attention, np.zeros((1, 5), dtype=bool)))
+    attention_plots.show_head(axes, HeadPicture("", attention, np.zeros((1, 5), dtype=bool)))
     shades = np.array(axes.images[0].get_array())[0, :, 0]
     assert (np.diff(shades) < 0).all()
     assert shades[0] == 1
@@ -108,7 +108,7 @@ def test_more_attention_is_a_deeper_shade():
 def test_a_long_context_is_measured_instead_of_spelled(drawn, tmp_path):
     attention = np.random.default_rng(1).random((2, 640))
     one = HeadPicture("head", attention, strongest(attention))
-    attention_plots.draw_heads(tmp_path / "six.png", [one, one], targets=["a", "b"], context=["x"] * 640, title="six")
+    attention_plots.plot_heads(tmp_path / "six.png", [one, one], targets=["a", "b"], context=["x"] * 640, title="six")
     axes = drawn[0].axes[-1]
     ticks = dict(zip(axes.get_xticks(), (label.get_text() for label in axes.get_xticklabels()), strict=True))
     assert ticks == {640 - before: str(before) for before in (1, 100, 200, 300, 400, 500, 600)}
@@ -116,22 +116,22 @@ def test_a_long_context_is_measured_instead_of_spelled(drawn, tmp_path):
 
 def test_names_of_tokens_are_drawn_as_they_are(tmp_path):
     targets = [" ", "\\n", "$x$", "語🦊", "supercalifragilistic"]
-    assert [attention_plots._label(token) for token in targets] == ["␣", "⏎", "$x$", "□□", "supercalifrag…"]
+    assert [attention_plots.token_label(token) for token in targets] == ["␣", "⏎", "$x$", "□□", "supercalifrag…"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         context = ["$", "_", "^", "\\", "語", "{", "%", "é", " ", "a", "b"]
-        attention_plots.draw_heads(tmp_path / "six.png", [head()], targets=targets, context=context, title="six")
+        attention_plots.plot_heads(tmp_path / "six.png", [head()], targets=targets, context=context, title="six")
 
 
 @pytest.mark.parametrize(
     ("distances", "expected"), [(1, [0]), (2, [0, 1]), (20, [0, 5, 10, 15]), (64, list(range(0, 64, 10)))]
 )
 def test_ticks_are_round_numbers(distances, expected):
-    assert attention_plots._round_distances(distances) == expected
+    assert attention_plots.round_distances(distances) == expected
 
 
 def test_one_distance_and_certain_heads_can_be_drawn(tmp_path):
-    attention_plots.draw_by_distance(tmp_path / "one.png", np.ones((1, 1, 1)), title="one")
-    attention_plots.draw_by_distance(tmp_path / "certain.png", np.eye(5)[None, :2], title="certain")
+    attention_plots.plot_by_distance(tmp_path / "one.png", np.ones((1, 1, 1)), title="one")
+    attention_plots.plot_by_distance(tmp_path / "certain.png", np.eye(5)[None, :2], title="certain")
     assert (tmp_path / "one.png").stat().st_size > 1000
     assert (tmp_path / "certain.png").stat().st_size > 1000

@@ -13,7 +13,7 @@ MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
 
 def draw(path, **changed):
     curves = {"Transformer-XL": ([160, 640, 1600], [24.2, 23.4, 23.1]), "vanilla": ([160, 640], [30.0, 29.0])}
-    plots.draw_curves(path, curves, x_label="attention length", y_label="ppl", title="wt103 valid", **changed)
+    plots.plot_curves(path, curves, x_label="attention length", y_label="ppl", title="wt103 valid", **changed)
 
 
 @pytest.mark.parametrize("ending", plots.FORMATS)
@@ -55,7 +55,7 @@ def test_a_curve_without_marks_is_a_line_only(tmp_path):
 
 def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
     curve = {"run": ([1, 2, 3], [9000, 700, 600])}
-    plots.draw_curves(tmp_path / "curve.svg", curve, x_label="steps", y_label="ppl", title="log", log_y=True)
+    plots.plot_curves(tmp_path / "curve.svg", curve, x_label="steps", y_label="ppl", title="log", log_y=True)
     text = (tmp_path / "curve.svg").read_text()
     assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
 
@@ -65,7 +65,7 @@ def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, le
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     curves = {f"{number}{'n' * (length - 1)}": ([1, 2], [3, 4]) for number in range(3)}
-    plots.draw_curves(tmp_path / "curve.png", curves, x_label="steps", y_label="ppl", title="runs")
+    plots.plot_curves(tmp_path / "curve.png", curves, x_label="steps", y_label="ppl", title="runs")
     figure = figures[0]
     figure.canvas.draw()
     legend = figure.legends[0].get_window_extent()
@@ -75,7 +75,7 @@ def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, le
 
 def test_lengths_on_a_logarithmic_axis_have_no_decimals(tmp_path):
     curve = {"run": ([1, 64, 1024], [3, 2, 1])}
-    plots.draw_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)
+    plots.plot_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)
     text = (tmp_path / "curve.svg").read_text()
     assert "<!-- 1,024 -->" in text
     assert "<!-- 1.0 -->" not in text
@@ -83,7 +83,7 @@ def test_lengths_on_a_logarithmic_axis_have_no_decimals(tmp_path):
 
 def test_a_missing_value_leaves_a_gap(tmp_path):
     curve = {"run": ([1, 2, 3], [2.0, None, 3.0])}
-    plots.draw_curves(tmp_path / "curve.png", curve, x_label="x", y_label="y", title="gap")
+    plots.plot_curves(tmp_path / "curve.png", curve, x_label="x", y_label="y", title="gap")
     assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
@@ -92,7 +92,7 @@ def test_another_ending_is_refused(tmp_path, name):
     with pytest.raises(UsageError) as caught:
         plots.check_path(tmp_path / name)
     assert str(caught.value) == (
-        f"--plot {tmp_path / name}: the ending decides the format; use one of .png, .svg, .pdf"
+        f"--plot {tmp_path / name}: unknown figure format; use the extension .png, .svg or .pdf"
     )
 
 

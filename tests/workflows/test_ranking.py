@@ -9,7 +9,7 @@ from txlcli.config import recipe
 from txlcli.paper import published
 from txlcli.runs.history import History
 from txlcli.runs.run_folder import Run
-from txlcli.workflows.ranking import corpus_of, standing
+from txlcli.workflows.ranking import corpus_of, published_rank
 
 SCORED = {  # tokens of valid and test that are predicted, and V
     "wt103": (217_646, 245_569, 267_735),
@@ -43,7 +43,7 @@ def both(name, **changed):
 
 @pytest.mark.parametrize("name", ["wt103", "enwik8", "text8", "ptb"])
 def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
-    beside = standing(both(name))
+    beside = published_rank(both(name))
     bits = {"bpc": (3.5 / 0.6931471805599453, 3.0 / 0.6931471805599453), "ppl": (33.11545195869231, 20.085536923187668)}
     assert (beside.valid.value, beside.test.value) == pytest.approx(bits[beside.table.metric])
     assert beside.valid.source == "validation during training, step 1,000"
@@ -54,33 +54,33 @@ def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
 
 
 def test_a_run_without_a_test_result_is_placed_by_its_validation():
-    beside = standing(history("ptb", reports=[valid_report(73_760)]))
+    beside = published_rank(history("ptb", reports=[valid_report(73_760)]))
     assert beside.test is None
     assert beside.result == beside.valid.value
 
 
 def test_one_billion_word_has_no_published_validation_split():
-    beside = standing(history("lm1b", reports=[valid_report(1000)], evals=[scored_row(159_658)]))
+    beside = published_rank(history("lm1b", reports=[valid_report(1000)], evals=[scored_row(159_658)]))
     assert beside.valid is None
     assert beside.test is not None
-    assert beside.reasons[0].endswith("1,000 tokens scored, what the benchmark has is not known")
+    assert beside.reasons[0].endswith("1,000 tokens scored, the size of the benchmark is unknown")
 
 
 def test_a_recorded_validation_comes_before_that_of_the_training():
     evals = [scored_row(73_760, split="valid", loss_nats=3.25)]
-    beside = standing(history("ptb", reports=[valid_report(73_760)], evals=evals))
+    beside = published_rank(history("ptb", reports=[valid_report(73_760)], evals=evals))
     assert beside.valid.value == pytest.approx(25.790339917193062)
     assert beside.valid.source.startswith("txl eval")
 
 
 def test_a_model_that_carries_a_state_has_no_attention_length():
-    beside = standing(history("ptb", evals=[scored_row(82_430, attn_len_max=None)]))
-    assert beside.test.source == "txl eval, its state carried along, step 1,500"
+    beside = published_rank(history("ptb", evals=[scored_row(82_430, attn_len_max=None)]))
+    assert beside.test.source == "txl eval, recurrent state, step 1,500"
 
 
 @pytest.mark.parametrize("tokens", [73_759, 1000, 73_761])
 def test_a_part_of_a_split_is_not_compared(tokens):
-    beside = standing(history("ptb", reports=[valid_report(tokens)]))
+    beside = published_rank(history("ptb", reports=[valid_report(tokens)]))
     assert beside.valid is beside.result is None
     expected = f"valid (validation during training, step 1,000): {tokens:,} tokens scored, the benchmark has 73,760"
     assert beside.reasons == (expected,)
@@ -88,25 +88,25 @@ def test_a_part_of_a_split_is_not_compared(tokens):
 
 @pytest.mark.parametrize("size", [9_999, 10_001, 8000])
 def test_another_vocabulary_is_not_compared(size):
-    beside = standing(both("ptb", vocab_size=size))
+    beside = published_rank(both("ptb", vocab_size=size))
     assert beside.valid is beside.test is None
     assert beside.reasons == (f"its vocabulary has {size:,} symbols, the benchmark's 10,000 symbols",)
 
 
 def test_a_corpus_that_is_not_the_papers_has_no_standing():
-    assert standing(history("novel", vocab_size=256, store="stdlib")) is None
-    assert standing(history("novel", vocab_size=256)) is None
+    assert published_rank(history("novel", vocab_size=256, store="stdlib")) is None
+    assert published_rank(history("novel", vocab_size=256)) is None
 
 
 def test_enwik8_with_newlines_is_no_text_of_the_papers_own_rows():
-    beside = standing(both("enwik8"))
+    beside = published_rank(both("enwik8"))
     assert not beside.released
     assert [beside.same_text(row) for row in beside.table.rows] == [not row.ours for row in beside.table.rows]
 
 
 def test_enwik8_as_released_is_the_text_of_the_papers_own_rows_only():
     found = history("enwik8", vocab_size=204, evals=[scored_row(4_900_000)], store="enwik8-released")
-    beside = standing(found)
+    beside = published_rank(found)
     assert beside.released
     assert beside.test is not None
     assert [beside.same_text(row) for row in beside.table.rows] == [row.ours for row in beside.table.rows]
@@ -114,12 +114,12 @@ def test_enwik8_as_released_is_the_text_of_the_papers_own_rows_only():
 
 @pytest.mark.parametrize("tokens", [4_999_999, 250_000])
 def test_a_whole_split_without_newlines_is_shorter_but_not_much(tokens):
-    beside = standing(history("enwik8", vocab_size=204, evals=[scored_row(tokens)]))
+    beside = published_rank(history("enwik8", vocab_size=204, evals=[scored_row(tokens)]))
     assert beside.test is None
 
 
 def test_elsewhere_all_rows_read_the_same_text():
-    beside = standing(both("ptb"))
+    beside = published_rank(both("ptb"))
     assert all(beside.same_text(row) for row in beside.table.rows)
 
 

@@ -1,15 +1,14 @@
-"""`txl attention`: where the heads of a run look (Appendix D, Figures 5 to 7)."""
+"""`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from txlcli import console
-from txlcli.config.model_settings import ABSOLUTE_POSITIONS
-from txlcli.errors import UnknownNameError, UsageError
+from txlcli.errors import RunError, UnknownNameError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -24,15 +23,15 @@ from txlcli.options import (
     Unfinished,
 )
 from txlcli.runs import history, run_folder
-from txlcli.views.attention_result import Head
-from txlcli.workflows import attention as attention_workflow
-from txlcli.workflows.attention import FIGURES, AttentionWishes
+from txlcli.views import attention_result
+from txlcli.workflows import attention as workflow
+from txlcli.workflows.attention import FIGURES, AttentionOptions, Head
 
 FOLDER = "figures"
 
 
 class Format(StrEnum):
-    """The format of figures."""
+    """File format of the figures."""
 
     png = "png"
     svg = "svg"
@@ -40,32 +39,41 @@ class Format(StrEnum):
 
 
 def attention(
-    run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
+    run_name: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run to measure [default: the most recent].")
+    ] = None,
     figure: Annotated[
-        str, typer.Option("--figure", metavar="5,6,7|all", help="Figures of the paper; all that the model has.")
+        str, typer.Option("--figure", metavar="5,6,7|all", help="Figures of the paper; all that the encoding allows.")
     ] = "all",
     heads: Annotated[
         str | None,
-        typer.Option("--heads", metavar="LAYER.HEAD,...", help="Heads of Figure 6, from 1.1 on."),
+        typer.Option("--heads", metavar="LAYER.HEAD,...", help="Heads of Figure 6, counted from 1.1."),
     ] = None,
     auto: Annotated[
         int | None,
-        typer.Option("--auto", metavar="N", min=1, help="The N heads of the widest attention instead; 3 by default."),
+        typer.Option(
+            "--auto", metavar="N", min=1, help="Or select the N heads with the widest attention [default: 3]."
+        ),
     ] = None,
     at: Annotated[
         int | None,
-        typer.Option("--at", min=0, help="Token of the split that Figure 6 begins with; random by --seed."),
+        typer.Option("--at", min=0, help="First token of Figure 6 [default: random, by --seed]."),
     ] = None,
     positions: Annotated[
-        int | None, typer.Option("--positions", metavar="N", min=1, help="Tokens to average over; 5,000 by default.")
+        int | None,
+        typer.Option("--positions", metavar="N", min=1, help="Tokens to average over [default: 5,000 at most]."),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="train, valid (the default) or test.")] = "valid",
-    mem_len: Annotated[int | None, typer.Option("--mem-len", min=0, help="Memory length M; the recipe's.")] = None,
-    seg_len: Annotated[int | None, typer.Option("--seg-len", min=1, help="Segment length L; the recipe's.")] = None,
+    split: Annotated[str, typer.Option("--split", help="train, valid or test [default: valid].")] = "valid",
+    mem_len: Annotated[
+        int | None, typer.Option("--mem-len", min=0, help="Memory length M [default: the recipe's].")
+    ] = None,
+    seg_len: Annotated[
+        int | None, typer.Option("--seg-len", min=1, help="Segment length L [default: the recipe's].")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where the figures go; RUN/figures by default.")
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Folder of the figures [default: RUN/figures].")
     ] = None,
-    kind: Annotated[Format, typer.Option("--format", help="Format of the figures.")] = Format.png,
+    format_: Annotated[Format, typer.Option("--format", help="File format of the figures.")] = Format.png,
     unfinished: Unfinished = False,
     force: Force = False,
     seed: Seed = 1111,
@@ -75,11 +83,11 @@ def attention(
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
-    """Draw where the heads of a run look.
+    """Plot where attention heads look.
 
-    Figure 5 of the paper is the attention of all heads by distance, Figure 6 that of chosen heads to a piece of text,
-    Figure 7 what the terms (a), (b) and (d) of the score would give alone. A head's width is the number of distances
-    that its average attention spreads over.
+    Figure 5 of the paper shows the attention of all heads by distance, Figure 6 that of selected heads to a passage of
+    text, Figure 7 the attention that the terms (a), (b) and (d) of the score would give alone. The width of a head is
+    the number of distances over which its average attention is spread.
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
@@ -89,12 +97,12 @@ def attention(
     if split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
     if heads is not None and auto is not None:
-        raise UsageError("--heads names the heads that --auto would choose; leave out one of them")
+        raise UsageError("--heads and --auto both select heads; leave out one of them")
     figures = _parse_figures(figure)
     given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
     if given and figures and 6 not in figures:
-        raise UsageError(f"{given[0]} is about Figure 6; leave it out, or add 6 to --figure {figure}")
-    wishes = AttentionWishes(
+        raise UsageError(f"{given[0]} applies to Figure 6 only; leave it out, or add 6 to --figure {figure}")
+    options = AttentionOptions(
         figures=figures,
         heads=_parse_heads(heads) if heads is not None else (),
         widest=auto,
@@ -105,21 +113,43 @@ def attention(
         mem_len=mem_len,
         seg_len=seg_len,
     )
+    run = run_folder.find(run_name, runs_dir)
     if not unfinished:
-        history.check_finished(run_folder.find(run_name, runs_dir))
-    opened = loading.open_run(run_name, runs_dir, device=device.value, precision=precision.value if precision else None)
-    folder = opened.run.folder / FOLDER if out is None else out
-    result = attention_workflow.make(
-        opened, wishes, folder=folder, ending=kind.value, force=force, data_dir=data_dir, shown=not json
+        history.check_finished(run)
+    folder = run.folder / FOLDER if out is None else out
+    paths = {number: folder / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
+    _check_free(folder, list(paths.values()), force=force)
+    opened = loading.open_run(
+        str(run.folder), runs_dir, device=device.value, precision=precision.value if precision else None
     )
+    measured = workflow.measure(opened, options, data_dir=data_dir, reporter=console.TerminalReporter(bars=not json))
+    _make_folder(folder)
+    for number, path in paths.items():
+        attention_result.plot_figure(measured, number, path)
+    result = {**attention_result.to_json(measured), "files": [str(path) for path in paths.values()]}
     if json:
         console.show_json(result)
     else:
-        show(result)
+        attention_result.show(result)
+
+
+def _check_free(folder: Path, paths: list[Path], *, force: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder}: this is a file; give a folder")
+    existing = [path for path in paths if path.exists()]
+    if existing and not force:
+        raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be created ({error.strerror}); give another --out") from error
 
 
 def _parse_figures(text: str) -> tuple[int, ...] | None:
-    """`5,7` -> (5, 7); None is all."""
+    """Parse `5,7` to (5, 7), and `all` to None."""
     if text == "all":
         return None
     known = {str(number): number for number in FIGURES}
@@ -130,55 +160,11 @@ def _parse_figures(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_heads(text: str) -> tuple[Head, ...]:
-    """`2.3,5.10` -> (2, 3), (5, 10), each once, in the order given."""
-    found = []
+    """Parse `2.3,5.10` to (2, 3), (5, 10), each once, in the order given."""
+    parsed = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)\.(\d+)", part)
         if match is None:
-            raise UsageError(f"--heads {text}: {part!r} is no head; write layer.head, both from 1, like 2.3,5.1")
-        found.append((int(match[1]), int(match[2])))
-    return tuple(dict.fromkeys(found))
-
-
-def show(result: dict[str, Any]) -> None:
-    """Write the table to stdout."""
-    rows = []
-    for layer in dict.fromkeys(head["layer"] for head in result["heads"]):
-        heads = [head for head in result["heads"] if head["layer"] == layer]
-        widest = max(heads, key=lambda head: head["width_tokens"])
-        rows.append(
-            [
-                str(layer),
-                f"{_mean(heads, 'mean_distance_tokens'):,.1f}",
-                f"{_mean(heads, 'entropy_nats'):.2f}",
-                f"{_mean(heads, 'memory_share'):.1%}",
-                f"{layer}.{widest['head']}",
-                f"{widest['width_tokens']:,.1f}",
-            ]
-        )
-    columns = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
-    title = f"Attention of {result['run']} on {result['text']}, {result['positions']:,} tokens"
-    console.show_table(title, columns, rows, caption=_caption(result))
-
-
-def _mean(heads: list[dict[str, Any]], key: str) -> float:
-    return sum(head[key] for head in heads) / len(heads)
-
-
-def _caption(result: dict[str, Any]) -> str:
-    absolute = result["position"] in ABSOLUTE_POSITIONS
-    far = "" if absolute else f"max_distance = {result['max_distance']}, "
-    said = [
-        f"L = {result['seg_len']}, M = {result['mem_len']}, up to {result['attn_len_max']:,} keys per query, "
-        f"same_length = {result['same_length']}, {far}{result['precision']}.",
-        "Means over a layer's heads. Distances and widths in tokens; width: distances that a head's average attention",
-        "spreads over (exp of its entropy); in memory: share of the attention that leaves the segment.",
-    ]
-    if result["figure6"] is not None:
-        shown = ", ".join(f"{head['layer']}.{head['head']}" for head in result["figure6"]["heads"])
-        said.append(f"Figure 6: heads {shown} from token {result['figure6']['at']:,} on.")
-    if result["figure7"] is not None and "d" not in result["figure7"]:
-        said.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
-    if absolute:
-        said.append(f'Figure 7: none; position = "{result["position"]}" scores by term (a) alone.')
-    return "\n".join(said)
+            raise UsageError(f"--heads {text}: {part!r} is not a head; write layer.head, both from 1, like 2.3,5.1")
+        parsed.append((int(match[1]), int(match[2])))
+    return tuple(dict.fromkeys(parsed))

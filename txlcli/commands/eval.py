@@ -1,12 +1,13 @@
-"""`txl eval`: perplexity or bits per character over a sweep of the memory length."""
+"""`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from txlcli import console
+from txlcli.config.ranges import MOST_COUNT
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -19,34 +20,45 @@ from txlcli.options import (
     Plot,
     PrecisionOption,
     RunsDir,
+    parse_lengths,
+    read_stdin,
 )
 from txlcli.views import eval_table
-from txlcli.workflows.evaluation.evaluate import Evaluation, EvalWishes, evaluation
+from txlcli.workflows.evaluation import evaluate as workflow
+from txlcli.workflows.evaluation.evaluate import Evaluation
+from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths
+from txlcli.workflows.evaluation.texts import UserText
 
 if TYPE_CHECKING:
     from txlcli.data.loss_file import TokenLosses
 
 
 def evaluate(
-    run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest by default.")] = None,
-    split: Annotated[str | None, typer.Option("--split", help="train, valid or test (the default).")] = None,
+    run_name: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run to evaluate [default: the most recent].")
+    ] = None,
+    split: Annotated[str | None, typer.Option("--split", help="train, valid or test [default: test].")] = None,
     mem_len: Annotated[
         str | None,
         typer.Option(
-            "--mem-len", metavar="M,M,...|auto", help="Memory lengths to sweep; the recipe's by default; auto searches."
+            "--mem-len",
+            metavar="M,M,...|auto",
+            help="Memory lengths to evaluate, or auto to search for one [default: the recipe's].",
         ),
     ] = None,
     attn_len: Annotated[
         str | None,
         typer.Option(
-            "--attn-len", metavar="N,N,...|auto", help="Without memory: predict from windows of these lengths."
+            "--attn-len", metavar="N,N,...|auto", help="Evaluate without memory, with windows of these lengths."
         ),
     ] = None,
     stride: Annotated[
-        int | None, typer.Option("--stride", min=1, help="Tokens predicted per window; 1 (the default) is exact.")
+        int | None,
+        typer.Option("--stride", min=1, help="Tokens predicted per window; only 1 is exact [default: 1]."),
     ] = None,
     seg_len: Annotated[
-        int | None, typer.Option("--seg-len", min=1, help="Segment length L: speed; without memory, context.")
+        int | None,
+        typer.Option("--seg-len", min=1, help="Segment length L; changes speed, and without memory the context."),
     ] = None,
     max_distance: Annotated[
         str | None,
@@ -58,19 +70,21 @@ def evaluate(
     ] = None,
     cache: Annotated[
         int | None,
-        typer.Option("--cache", metavar="N", min=1, help="Also with a continuous cache of N tokens (Grave et al.)."),
+        typer.Option("--cache", metavar="N", min=1, help="Add a continuous cache of N tokens (Grave et al.)."),
     ] = None,
     dynamic: Annotated[
-        bool, typer.Option("--dynamic", help="Also learning from the text while it is scored (Krause et al.).")
+        bool, typer.Option("--dynamic", help="Add dynamic evaluation: train on the text while scoring (Krause et al.).")
     ] = False,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", min=1, help="Lanes, of which 1 is the reference; or windows read at once."),
+        typer.Option("--batch-size", min=1, help="Lanes, or windows, evaluated side by side; 1 lane is the reference."),
     ] = None,
     positions: Annotated[int | None, typer.Option("--positions", min=1, help="Score the first N tokens only.")] = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="FILE", help="Score this text; - is stdin.")] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="FILE", help="Score a text file instead of a split; - is stdin.")
+    ] = None,
     losses: Annotated[
-        Path | None, typer.Option("--losses", metavar="FILE.h5", help="Write the loss of every token.")
+        Path | None, typer.Option("--losses", metavar="FILE.h5", help="Write the loss of every token to this file.")
     ] = None,
     plot: Plot = None,
     device: DeviceOption = Device.auto,
@@ -80,10 +94,10 @@ def evaluate(
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
-    """Evaluate a run over memory lengths.
+    """Evaluate a run.
 
-    Reports perplexity or bits per character, and how much slower a model without memory would be. "auto" takes the
-    shortest length beyond which the perplexity of valid falls by less than 0.1 %.
+    Reports perplexity or bits per character for each memory length, and the slowdown of a model without memory.
+    --mem-len auto selects the shortest length beyond which perplexity on valid falls by less than 0.1 %.
 
     Example: txl eval --mem-len 0,64,128,256
     """
@@ -95,16 +109,16 @@ def evaluate(
     if losses is not None:
         loss_file.check_path(losses)
         if cache is not None or dynamic:
-            raise UsageError("--losses holds the losses of the model alone; leave out --cache and --dynamic")
-    wishes = EvalWishes(
+            raise UsageError("--losses writes the losses of the model alone; leave out --cache and --dynamic")
+    options = EvalOptions(
         split=split,
-        text=text,
+        text=_read_text(text) if text is not None else None,
         positions=positions,
-        mem_len=mem_len,
-        attn_len=attn_len,
+        mem_len=_parse_lengths("--mem-len", mem_len, least=0),
+        attn_len=_parse_lengths("--attn-len", attn_len, least=1),
         stride=stride,
         seg_len=seg_len,
-        max_distance=max_distance,
+        max_distance=_parse_distance(max_distance),
         same_length=same_length,
         batch_size=batch_size,
         cache=cache,
@@ -112,56 +126,89 @@ def evaluate(
         plotted=plot is not None,
         attention=attention.value if attention else None,
     )
-    evaluated = evaluation(
+    reporter = console.TerminalReporter(bars=not json)
+    evaluation = workflow.evaluate(
         run_name,
-        wishes,
-        device=device,
-        precision=precision,
+        options,
+        device=device.value,
+        precision=precision.value if precision else None,
         data_dir=data_dir,
         runs_dir=runs_dir,
-        shown=not json,
+        reporter=reporter,
     )
-    evaluated.keep()  # before the result is shown: who reads it may have been interrupted, too
+    evaluation.record(reporter)  # first, since stdout may have been closed
     try:
         if json:
-            console.show_json(evaluated.result)
+            console.show_json(evaluation.result)
         else:
-            eval_table.show(evaluated.result)
-        if losses is not None:  # after the result: a full disk must not cost it
-            _write_losses(losses, evaluated)
+            eval_table.show(evaluation.result)
+        if losses is not None:  # after the result, which a full disk must not cost
+            _write_losses(losses, evaluation)
         if plot is not None:
-            eval_table.plot_curve(plot, evaluated.result)
+            eval_table.plot_curve(plot, evaluation.result)
     except (OSError, TxlError) as error:
-        if evaluated.ended_by is None:
+        if evaluation.ended_by is None:
             raise
-        console.say(str(error))  # what came before it decides how the command ends
-    evaluated.finish()
+        console.say(str(error))  # the earlier exception decides the exit code
+    evaluation.raise_pending()
 
 
-def _write_losses(path: Path, evaluated: Evaluation) -> None:
+def _read_text(file: str) -> UserText:
+    try:
+        return UserText(file, read_stdin() if file == "-" else Path(file).read_bytes())
+    except OSError as error:
+        raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
+
+
+def _parse_lengths(option: str, text: str | None, *, least: int) -> Lengths:
+    if text is None:
+        return None
+    if text == AUTO:
+        return AUTO
+    if AUTO in text.split(","):
+        raise UsageError(
+            f'{option} {text}: give "{AUTO}" alone, which searches for one length, or lengths like 160,640'
+        )
+    return tuple(parse_lengths(option, text, least=least))
+
+
+def _parse_distance(text: str | None) -> int | Literal["none"] | None:
+    if text is None:
+        return None
+    if text.lower() in ("none", "off"):
+        return "none"
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f'--max-distance {text}: give a whole number greater than 0, or "none"')
+    if int(text) > MOST_COUNT:
+        raise UsageError(f'--max-distance {text}: give at most {MOST_COUNT}, or "none"')
+    return int(text)
+
+
+def _write_losses(path: Path, evaluation: Evaluation) -> None:
     from txlcli.data import loss_file
 
-    source, result, run = evaluated.source, evaluated.result, evaluated.opened.run
+    text, result, run = evaluation.text, evaluation.result, evaluation.opened.run
     facts = {
         **{key: result[key] for key in ("run", "step", "text", "precision", "max_distance")},
-        "store": run.settings.corpus.store if source.split else None,
-        "split": source.split,
+        "store": run.settings.corpus.store if text.split else None,
+        "split": text.split,
         "vocab_fingerprint": run.vocab_fingerprint,
     }
-    loss_file.write(path, source.targets, _readings(evaluated), facts)
-    console.say(f"the loss of {len(source.targets):,} tokens written to {path}")
+    loss_file.write(path, text.targets, _token_losses(evaluation), facts)
+    console.say(f"the loss of {len(text.targets):,} tokens written to {path}")
 
 
-def _readings(evaluated: Evaluation) -> "Iterator[TokenLosses]":
+def _token_losses(evaluation: Evaluation) -> "Iterator[TokenLosses]":
     from txlcli.data.loss_file import TokenLosses
 
-    for row, losses in zip(evaluated.result["rows"], evaluated.losses_nats, strict=True):
+    result = evaluation.result
+    for row, losses in zip(result["rows"], evaluation.losses_nats, strict=True):
         if "stride" in row:
             yield TokenLosses("attn_len", row["attn_len"], losses, {"stride": row["stride"]})
         else:
-            how = {
-                "seg_len": evaluated.result["seg_len"],
+            settings = {
+                "seg_len": result["seg_len"],
                 "lanes": row["lanes"],
-                "same_length": evaluated.result["same_length"],
+                "same_length": result["same_length"],
             }
-            yield TokenLosses("mem_len", row["mem_len"], losses, how)
+            yield TokenLosses("mem_len", row["mem_len"], losses, settings)

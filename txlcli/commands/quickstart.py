@@ -8,9 +8,11 @@ import typer
 
 from txlcli import console
 from txlcli.commands import eval as eval_
-from txlcli.commands import generate, prepare, speed, train
+from txlcli.commands import generate, prepare, speed
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, RunsDir
+from txlcli.views import training_result
 from txlcli.workflows.training import start
+from txlcli.workflows.training.execution import Limits
 
 CORPUS = "stdlib"
 MEM_LENS = "0,32,64,128,256"
@@ -44,17 +46,17 @@ def quickstart(
         announce("prepare", CORPUS)
         prepare.prepare(CORPUS, data_dir=data_dir)
     announce("train", CORPUS, *(["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []))
-    training = start.learn(
+    result = start.train(
         CORPUS,
         [],
-        name=None,
-        device=device,
+        device=device.value,
         data_dir=data_dir,
         runs_dir=runs_dir,
-        until=start.Until(max_minutes=max_minutes, more_follows=True),
+        limits=Limits(max_minutes=max_minutes, caller_continues=True),
+        reporter=console.TerminalReporter(),
     )
-    train.show_end(training, data_dir)
-    folder = str(training.folder)
+    training_result.show(result)
+    folder = str(result.run.folder)
     announce("eval", folder, "--mem-len", MEM_LENS)
     eval_.evaluate(folder, mem_len=MEM_LENS, device=device, data_dir=data_dir, runs_dir=runs_dir)
     announce("speed", folder, "--attn-len", ATTN_LENS)

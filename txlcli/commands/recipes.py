@@ -1,4 +1,4 @@
-"""`txl recipes`: list, show and copy the recipes that come with txl."""
+"""`txl recipes`: list, show and copy the packaged recipes."""
 
 import re
 import shlex
@@ -12,22 +12,21 @@ from txlcli.config import recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import Force, Json
 from txlcli.paper import metrics
-from txlcli.system.atomic_files import replacing
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder, replacing
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
-CAPTION = "table, valid, test: the paper's; txl recipes show NAME, txl train NAME"
+CAPTION = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a packaged recipe.")]
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
 def recipes(context: typer.Context, json: Json = False) -> None:
-    """List, show or copy the recipes that come with txl.
+    """List, show or copy the packaged recipes.
 
-    Without a command: the list, with the table of the paper and its numbers.
+    Without a command, txl lists them with the paper's tables and results.
 
     Example: txl recipes
     """
@@ -39,7 +38,7 @@ def recipes(context: typer.Context, json: Json = False) -> None:
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List the packaged recipes, as "txl recipes" does.
+    """List the packaged recipes; the same as "txl recipes".
 
     Example: txl recipes list --json
     """
@@ -48,7 +47,7 @@ def list_(json: Json = False) -> None:
 
 @app.command("show")
 def show(recipe_name: Name, json: Json = False) -> None:
-    """Print a packaged recipe; --json fills in every default.
+    """Print a packaged recipe; --json adds all defaults.
 
     Example: txl recipes show enwik8
     """
@@ -62,11 +61,11 @@ def show(recipe_name: Name, json: Json = False) -> None:
 @app.command("copy")
 def copy(
     recipe_name: Name,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The new file, or a folder to put NAME.toml into.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The new file, or a folder for NAME.toml.")],
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Copy a packaged recipe to a file of your own.
+    """Copy a packaged recipe to a file to edit.
 
     Example: txl recipes copy enwik8 mine.toml
     """
@@ -80,7 +79,7 @@ def copy(
     if json:
         console.show_json({"recipe": name, "file": str(path)})
     else:
-        console.show_text(f'wrote {path}; change it, then run "{shlex.join(["txl", "train", str(path)])}"')
+        console.show_text(f'wrote {path}; edit it, then run "{shlex.join(["txl", "train", str(path)])}"')
 
 
 def _list(*, json: bool) -> None:
@@ -92,12 +91,12 @@ def _list(*, json: bool) -> None:
 
 
 def _target(file: str, name: str, *, force: bool) -> Path:
-    """The file to write: FILE, or NAME.toml where FILE is a folder."""
+    """Return the file to write: FILE, or NAME.toml if FILE is a folder."""
     path = Path(file)
     if path.is_dir():
         path /= f"{name}.toml"
     elif file.endswith("/"):
-        raise UsageError(f"{file}: there is no such folder; make it first")
+        raise UsageError(f"{file}: no such folder; create it first")
     if not path.exists():
         check_folder(path, str(path))
     if path.is_dir():
@@ -108,7 +107,7 @@ def _target(file: str, name: str, *, force: bool) -> Path:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    """What there is to say of a recipe in a list; the metric is that of the corpus's unit."""
+    """Return the entry of a recipe in the list."""
     import corpora
 
     _, text = recipe.packaged(name)
@@ -127,7 +126,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _description(text: str) -> str:
-    """The first sentence of the header, as far as it does not repeat the paper's numbers."""
+    """Return the first sentence of the header up to a colon or semicolon, which the paper's numbers follow."""
     paragraph, _, _ = text.partition("\n#\n")
     header = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
     return re.split(r"[:;]|\.(?:\s|$)", header)[0]

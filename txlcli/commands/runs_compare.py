@@ -1,4 +1,4 @@
-"""`txl runs compare`: runs side by side, their curves in one figure."""
+"""`txl runs compare`: runs side by side, with their curves in one figure."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,13 +15,11 @@ from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
 from txlcli.paper import metrics
 from txlcli.runs import history, run_folder
 from txlcli.runs.history import History
-
-SAME_SETTINGS = "The settings are the same."
-OTHER_TEXTS = "Other texts or vocabularies: these losses cannot be compared."
+from txlcli.views import run_tables
 
 
 class Axis(StrEnum):
-    """What a curve is drawn against."""
+    """Quantity on the x axis."""
 
     steps = "steps"
     tokens = "tokens"
@@ -30,17 +28,17 @@ class Axis(StrEnum):
 
 def compare(
     run_names: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN RUN...", help="Two runs or more, by name or folder.")
+        list[str] | None, typer.Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.")
     ] = None,
     plot: Plot = None,
-    x: Annotated[Axis, typer.Option("--x", help="What the curves of --plot are drawn against.")] = Axis.steps,
+    x: Annotated[Axis, typer.Option("--x", help="Quantity on the x axis of --plot.")] = Axis.steps,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
-    """Set runs side by side.
+    """Compare runs side by side.
 
-    Shows the settings that differ, best and last losses, tokens per second, parameters.
-    --plot draws their training and validation curves.
+    Shows differing settings, best and last losses, tokens per second and parameters.
+    --plot plots the training and validation curves.
 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
@@ -49,33 +47,39 @@ def compare(
     if plot is not None:
         plots.check_path(plot)
     elif x is not Axis.steps:
-        raise UsageError(f"--x {x.value} goes with --plot FILE: it says what the curves are drawn against")
-    histories = [history.read(run) for run in _chosen(run_names or [], runs_dir)]
-    curves = _curves(histories, x) if plot is not None else {}
+        raise UsageError(f"--x {x.value} is the x axis of --plot; add --plot FILE, or leave it out")
+    histories = [history.read(run) for run in _find_runs(run_names or [], runs_dir)]
+    curves = _curves(histories, x) if plot is not None else {}  # may raise, so before the table is shown
     result = _result(histories)
     if json:
         console.show_json(metrics.without_infinities(result))
     else:
-        _show(result)
+        run_tables.show_comparison(result)
     if plot is not None:
-        _draw(plot, histories, curves, x)
+        run_tables.plot_curves(
+            plot,
+            curves,
+            metric=histories[0].run.metric,
+            x_label=x.value,
+            stores=list(dict.fromkeys(past.run.settings.corpus.store for past in histories)),
+        )
 
 
-def _chosen(run_names: Sequence[str], runs_dir: Path) -> list[run_folder.Run]:
-    """The runs that are named, two or more, each once."""
-    chosen = run_folder.find_each(run_names, runs_dir)
-    if len(chosen) < 2:
+def _find_runs(run_names: Sequence[str], runs_dir: Path) -> list[run_folder.Run]:
+    """Return two or more runs, each named once."""
+    runs = run_folder.find_each(run_names, runs_dir)
+    if len(runs) < 2:
         known = listed(run_folder.names(runs_dir))
-        raise UsageError(f"compare takes two runs or more, not {len(chosen)}; name others (known: {known})")
-    return chosen
+        raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
+    return runs
 
 
 def _result(histories: Sequence[History]) -> dict[str, Any]:
-    """The object that --json prints, and that the table is made of."""
+    """Return the object that --json prints and the table shows."""
     return {
-        "runs": [_facts(one) for one in histories],
-        "settings": recipe.differences([recipe.to_table(one.run.settings) for one in histories]),
-        "same_text": len({(one.run.settings.corpus.store, one.run.vocab_fingerprint) for one in histories}) == 1,
+        "runs": [_facts(past) for past in histories],
+        "settings": recipe.differences([recipe.to_table(past.run.settings) for past in histories]),
+        "same_text": len({(past.run.settings.corpus.store, past.run.vocab_fingerprint) for past in histories}) == 1,
     }
 
 
@@ -105,116 +109,42 @@ def _facts(run_history: History) -> dict[str, Any]:
     }
 
 
-def _show(result: dict[str, Any]) -> None:
-    facts = result["runs"]
-    metric = facts[0]["metric"] if len({one["metric"] for one in facts}) == 1 else None
-
-    def losses(key: str) -> list[str]:
-        units = ["" if metric else f" {one['metric']}" for one in facts]
-        return [
-            "-" if one[key] is None else f"{metrics.format_measure(one[key])}{unit}"
-            for one, unit in zip(facts, units, strict=True)
-        ]
-
-    def counts(key: str) -> list[str]:
-        return ["-" if one[key] is None else f"{one[key]:,.0f}" for one in facts]
-
-    named = f" {metric}" if metric else ""
-    rows = [
-        ["recipe", *(one["recipe"] for one in facts)],
-        ["parameters", *counts("parameters")],
-        ["state", *(one["state"] for one in facts)],
-        ["step", *counts("step")],
-        [f"best valid{named}", *losses("best_valid")],
-        ["  at step", *counts("best_valid_step")],
-        [f"last valid{named}", *losses("last_valid")],
-        [f"last train{named}", *losses("last_train")],
-        [f"test{named}", *losses("test")],
-        ["tokens/s", *counts("tokens_per_s")],
-        *([name, *map(recipe.in_words, values)] for name, values in result["settings"].items()),
-    ]
-    changed = any(one["changes"] for one in facts)
-    if changed:
-        rows.append(["changed on the way", *("\n".join(map(_lines_of, one["changes"])) or "-" for one in facts)])
-    said = []
-    if not result["settings"]:
-        said.append("The settings are the same now; a run had others on the way." if changed else SAME_SETTINGS)
-    said += [] if result["same_text"] else [OTHER_TEXTS]
-    console.show_table("runs compared", ["", *(one["name"] for one in facts)], rows, "\n".join(said))
-
-
-def _lines_of(change: dict[str, Any]) -> str:
-    """What a run went on with, and after which step."""
-    told = (
-        f"{name} {recipe.in_words(new)} (was {recipe.in_words(old)})" for name, (old, new) in change["settings"].items()
-    )
-    return "\n".join((f"after {change['step']:,}:", *told))
-
-
 def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
-    """The curves of every run, by its name and their kind.
+    """Return the curves of every run, by run and split.
 
     Raises:
         UsageError: the runs have different metrics.
-        RunError: a run has no reports, or they do not say how long they took.
+        RunError: a run has no reports, or reports without durations.
     """
-    measured = {one.run.metric: one.run.name for one in histories}
-    if len(measured) > 1:
-        said = ", ".join(f"{name} in {metric}" for metric, name in measured.items())
-        raise UsageError(f"--plot draws one metric, these runs have two ({said}); compare runs of one")
+    by_metric = {past.run.metric: past.run.name for past in histories}
+    if len(by_metric) > 1:
+        runs = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
+        raise UsageError(f"--plot needs one metric, but these runs have two ({runs}); compare runs of one metric")
     curves = {}
-    for name, one in zip(run_folder.short_names([one.run.folder for one in histories]), histories, strict=True):
-        if not one.reports:
-            raise RunError(
-                f"{one.run.folder} has no reports of a training in {run_folder.METRICS}; leave it out of --plot"
-            )
-        coordinates = _coordinates(one, x)
+    for name, past in zip(run_folder.short_names([past.run.folder for past in histories]), histories, strict=True):
+        if not past.reports:
+            raise RunError(f"{past.run.folder} has no training reports in {run_folder.METRICS}; leave it out of --plot")
+        coordinates = x_coordinates(past, x)
         for kind in ("train", "valid"):
             points = [
-                (at, report) for at, report in zip(coordinates, one.reports, strict=True) if report["kind"] == kind
+                (at, report) for at, report in zip(coordinates, past.reports, strict=True) if report["kind"] == kind
             ]
             losses = [float("nan") if report["loss_nats"] is None else report["loss_nats"] for _, report in points]
             curves[name, kind] = (
                 [at for at, _ in points],
-                [metrics.in_metric(loss, one.run.metric) for loss in losses],
+                [metrics.in_metric(loss, past.run.metric) for loss in losses],
             )
     return curves
 
 
-def _coordinates(run_history: History, x: Axis) -> list[float]:
-    """Where each report lies on the axis."""
+def x_coordinates(run_history: History, x: Axis) -> list[float]:
+    """Return the x coordinate of each report."""
     if x is Axis.hours:
         hours = run_history.hours()
         if hours is None:
             raise RunError(
-                f"{run_history.run.folder / run_folder.METRICS} does not say how long it took; take --x steps or tokens"
+                f"{run_history.run.folder / run_folder.METRICS} has no durations; use --x steps or --x tokens"
             )
         return hours
     scale = run_history.tokens_per_step if x is Axis.tokens else 1
     return [float(report["step"] * scale) for report in run_history.reports]
-
-
-def _draw(
-    path: Path, histories: Sequence[History], curves: dict[tuple[str, str], tuple[list[float], list[float]]], x: Axis
-) -> None:
-    from txlcli.views import plots
-
-    metric = histories[0].run.metric
-    colours = {
-        name: f"C{number}" for number, name in enumerate(run_folder.short_names([one.run.folder for one in histories]))
-    }
-    styles = {}
-    for name, kind in curves:
-        style = {"marker": "", "linewidth": 1.0, "alpha": 0.45} if kind == "train" else {"markersize": 4.0}
-        styles[f"{name}, {kind}"] = {"color": colours[name], **style}
-    stores = list(dict.fromkeys(one.run.settings.corpus.store for one in histories))
-    plots.draw_curves(
-        path,
-        {f"{name}, {kind}": curve for (name, kind), curve in curves.items()},
-        x_label=x.value,
-        y_label=metrics.METRIC_TITLES[metric],
-        title=", ".join(stores),
-        log_y=metric == "ppl",
-        styles=styles,
-    )
-    console.say(f"drawn to {path}")

@@ -1,13 +1,12 @@
-"""`txl train`: learn a model from a recipe, or go on with a run."""
+"""`txl train`: train a model from a recipe, or resume a run."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from typing import Annotated, Any
 
 import typer
 
 from txlcli import console
-from txlcli.config import recipe
-from txlcli.config.settings import MOST_SEED, Settings
+from txlcli.config.settings import MOST_SEED
 from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -22,15 +21,11 @@ from txlcli.options import (
     Precision,
     RunsDir,
 )
-from txlcli.paper import metrics
-from txlcli.runs import run_folder
 from txlcli.system import torchrun
-from txlcli.workflows.training import changes as run_changes
-from txlcli.workflows.training import follow, messages, plan, start
-from txlcli.workflows.training import processes as torchrun_start
-
-if TYPE_CHECKING:
-    from txlcli.core.training.loop import Training
+from txlcli.views import forecast as forecast_view
+from txlcli.views import training_result
+from txlcli.workflows.training import follow, forecast, resume, start
+from txlcli.workflows.training.execution import Limits
 
 
 def train(
@@ -38,132 +33,92 @@ def train(
     recipe_source: Annotated[
         str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a packaged recipe.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run; the recipe's by default.")] = None,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run [default: name of the recipe].")] = None,
+    resume_run: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Resume this run.")] = None,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", min=1, help="Stop after this step and save; the schedule stays.")
+        int | None,
+        typer.Option("--max-steps", min=1, help="Stop and save after this step, without changing the schedule."),
     ] = None,
     max_minutes: Annotated[
-        float | None, typer.Option("--max-minutes", min=0.0, help="Stop after this time and save; can be resumed.")
+        float | None, typer.Option("--max-minutes", min=0.0, help="Stop and save after this time.")
     ] = None,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Divide the lanes among this many processes, one per GPU.")
+        int, typer.Option("--processes", min=1, help="Divide each batch among this many processes, one per GPU.")
     ] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, then stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, its memory and its time; do not train.")
+    ] = False,
     log_every: Annotated[int | None, typer.Option("--log-every", min=1, help="Steps between two reports.")] = None,
     overrides: Overrides = None,
     device: DeviceOption = Device.auto,
     precision: Annotated[
-        Precision | None, typer.Option("--precision", help="Number format of matrix products; the recipe's by default.")
+        Precision | None, typer.Option("--precision", help="Precision of matrix products [default: as in the recipe].")
     ] = None,
     attention: AttentionOption = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the layers (torch.compile); made for CUDA.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the layers with torch.compile (CUDA).")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = None,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
-    """Train a recipe, or go on with a run.
+    """Train a model from a recipe, or resume a run.
 
-    Ctrl-C saves and stops; --resume goes on from exactly there. Any setting can be changed: --set model.n_layers=6.
+    Ctrl-C saves and stops; --resume continues from exactly there. --set changes any setting: --set model.n_layers=6.
 
     Example: txl train stdlib --max-minutes 2
     """
     if processes > 1 and torchrun.world_size() == 1 and not dry_run:
-        torchrun_start.start(processes, context.find_root().obj)
+        if code := follow.start_processes(processes, context.find_root().obj):
+            sys.exit(code)
         return
-    processes = max(processes, torchrun.world_size())
-    changes = list(overrides or [])
-    changes += [f"train.precision={precision.value}"] if precision else []
-    changes += [f"train.attention={attention.value}"] if attention else []
-    changes += ["train.compile=true"] if compiled else []
-    changes += [f"train.seed={seed}"] if seed is not None else []
-    changes += [f"log.every={log_every}"] if log_every else []
-    places: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir}
-    until = start.Until(max_steps=max_steps, max_minutes=max_minutes)
-    if resume is not None:
+    changes = [
+        *(overrides or []),
+        *([f"train.precision={precision.value}"] if precision else []),
+        *([f"train.attention={attention.value}"] if attention else []),
+        *(["train.compile=true"] if compiled else []),
+        *([f"train.seed={seed}"] if seed is not None else []),
+        *([f"log.every={log_every}"] if log_every else []),
+    ]
+    where: dict[str, Any] = {"device": device.value, "data_dir": data_dir}
+    new: dict[str, Any] = {"name": name, "force": force, "runs_dir": runs_dir}
+    limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
+    outputs: dict[str, Any] = {
+        "reporter": console.TerminalReporter(),
+        "on_report": console.show_json if json else None,
+    }
+    if resume_run is not None:
         if recipe_source is not None or name is not None or force or dry_run:
-            raise UsageError("--resume RUN goes on with a run; leave out the recipe, --name, --force and --dry-run")
+            raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
-            raise UsageError(f"--seed {seed}: a run that goes on keeps its train.seed; start a new run instead")
-        if not torchrun.leads():
-            run = run_changes.changed(run_folder.find(resume, runs_dir), changes)
-            follow.follow(run.settings, going_on=run, device=device, data_dir=data_dir)
+            raise UsageError(f"--seed {seed}: a resumed run keeps its train.seed; start a new run instead")
+        if not torchrun.is_main():
+            follow.follow_resumed(resume_run, changes, **where, runs_dir=runs_dir)
             return
-        training = start.go_on(resume, changes, **places, until=until, json=json)
+        result = resume.resume(resume_run, changes, **where, runs_dir=runs_dir, limits=limits, **outputs)
     elif recipe_source is None:
-        raise UsageError('train what? Name a recipe, e.g. "txl train stdlib", or a run with --resume')
+        raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
         if max_minutes is not None:
-            raise UsageError("--dry-run says how long steps would take; leave out --max-minutes, or give --max-steps")
-        if torchrun.leads():
-            settings = start.loaded(recipe_source, changes, until_step=max_steps)
-            folder = start.new_folder(recipe_source, name, runs_dir, force=force)
-            _forecast(
-                recipe_source, settings, folder, data_dir, device, processes=processes, until_step=max_steps, json=json
-            )
+            raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
+        _forecast(recipe_source, changes, **where, **new, max_steps=max_steps, processes=processes, json=json)
         return
-    elif not torchrun.leads():
-        settings = start.loaded(recipe_source, changes)
-        follow.follow(settings, going_on=None, device=device, data_dir=data_dir)
+    elif not torchrun.is_main():
+        follow.follow_new(recipe_source, changes, **where)
         return
     else:
-        training = start.learn(recipe_source, changes, name=name, force=force, **places, until=until, json=json)
+        result = start.train(recipe_source, changes, **where, **new, limits=limits, **outputs)
     if not json:
-        show_end(training, data_dir)
+        training_result.show(result)
 
 
-def _forecast(
-    recipe_source: str,
-    settings: Settings,
-    folder: Path,
-    data_dir: Path,
-    device: Device,
-    *,
-    processes: int,
-    until_step: int | None,
-    json: bool,
-) -> None:
-    """Say what the training would take; makes no store and no run."""
-    from txlcli.workflows.training import forecast
-
-    store = forecast.store_if_any(settings, data_dir)
-    if store is not None:
-        messages.text_of(settings, store)  # a text that is too short is refused here as well
-    vocab_size = store.vocab.size if store else settings.published.vocab_size
-    assert vocab_size is not None
-    there = plan.checked_device(settings, device, processes=processes)
-    parameters = plan.parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]")
-    summary = plan.plan(
-        recipe.read_text(recipe_source)[0],
-        settings,
-        folder,
-        vocab_size=vocab_size,
-        parameters=parameters,
-        until_step=until_step,
-        store=store,
-        device=there,
-        processes=processes,
-    )
-    summary |= forecast.forecast(settings, vocab_size, store, there, steps=summary["steps"], processes=processes)
+def _forecast(recipe_source: str, changes: list[str], *, processes: int, json: bool, **options: Any) -> None:
+    if not torchrun.is_main():
+        return
+    processes = max(processes, torchrun.world_size())
+    reporter = console.TerminalReporter()
+    result = forecast.forecast(recipe_source, changes, processes=processes, reporter=reporter, **options)
     if json:
-        console.show_json(summary)
+        console.show_json(result)
     else:
-        forecast.show(summary, plan.in_words(summary))
-
-
-def show_end(training: "Training", data_dir: Path) -> None:
-    """What a training has come to, as a table."""
-    run = run_folder.open_run(training.folder)
-    best = metrics.format_measure(metrics.in_metric(training.best_nats, run.metric))
-    rows = [
-        ["run", str(run.folder)],
-        ["steps", f"{training.step:,} of {run.settings.train.max_steps:,}"],
-        ["epochs", f"{training.epoch:.2f}"],
-        [f"best valid {run.metric}", best if training.best_nats < float("inf") else "-"],
-        ["next", start.next_command(training, data_dir)],
-    ]
-    console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)
+        forecast_view.show(result)

@@ -1,4 +1,4 @@
-"""TOML recipes -> Settings: packaged or the user's own, with --set overrides."""
+"""Reads recipes, packaged or the user's own, as Settings, with --set overrides."""
 
 import dataclasses
 import tomllib
@@ -10,41 +10,42 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
+from txlcli.config.ranges import words_of
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
-NO_SETTINGS = ("published",)  # what the paper says
+NOT_COMPARED = ("published",)  # results, not settings
 
 
 def packaged_names() -> list[str]:
-    """Names of the recipes that come with txl, sorted."""
+    """Return the sorted names of the recipes that come with txl."""
     folder = resources.files("txlcli.recipes")
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
 def read_text(recipe: str) -> tuple[str, str]:
-    """The name and the text of a recipe: a file, or the packaged one where no such recipe lies there.
+    """Return the name and the text of a recipe: of the file, or of the packaged recipe if there is no such file.
 
     Raises:
-        UnknownNameError: neither a file nor a packaged recipe.
+        UnknownNameError: it is neither a file nor a packaged recipe.
         RecipeError: the file cannot be read as UTF-8 text.
     """
     path = Path(recipe)
-    if path.is_file() and not (recipe in packaged_names() and _is_no_toml(path)):
+    if path.is_file() and not (recipe in packaged_names() and _cannot_be_recipe(path)):
         try:
             return path.stem, path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
-    # Elsewhere a missing file is a mistake: mine/enwik8.toml must not quietly become the packaged enwik8.
+    # A missing file in another folder is an error: mine/enwik8.toml must not silently become the packaged enwik8.
     if str(path.parent) not in (".", "recipes"):
         raise UnknownNameError("recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"))
     return packaged(recipe)
 
 
-def _is_no_toml(path: Path) -> bool:
-    """Whether a file cannot be a recipe: the corpus enwik8 bears the name of one."""
+def _cannot_be_recipe(path: Path) -> bool:
+    """Return True if a file is not TOML, such as the corpus enwik8, which has the name of a recipe."""
     try:
         tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
@@ -53,10 +54,10 @@ def _is_no_toml(path: Path) -> bool:
 
 
 def packaged(recipe: str) -> tuple[str, str]:
-    """The name and the text of a packaged recipe, whatever files lie in the current folder.
+    """Return the name and the text of a packaged recipe, even if the current folder has a file of that name.
 
     Raises:
-        UnknownNameError: no recipe of that name comes with txl.
+        UnknownNameError: there is no packaged recipe of that name.
     """
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
@@ -65,22 +66,22 @@ def packaged(recipe: str) -> tuple[str, str]:
 
 
 def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
-    """Read a recipe and resolve it: default < recipe < --set.
+    """Read a recipe and resolve its settings: --set overrides the recipe, which overrides the defaults.
 
     Args:
         recipe: a path, or the name of a packaged recipe with or without `recipes/` and `.toml`.
         overrides: `section.key=value` texts.
 
     Raises:
-        RecipeError: not TOML, an unknown section or key, a value of the wrong type or out of range.
-        UnknownNameError: no such recipe.
+        RecipeError: it is not TOML, has an unknown section or key, or a value of the wrong type or out of range.
+        UnknownNameError: there is no such recipe.
     """
     _, text = read_text(recipe)
     return resolve_text(text, recipe, overrides)
 
 
 def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Settings:
-    """The settings of a recipe's text; `name` begins every error message.
+    """Resolve the settings of a recipe's text; every error message begins with `name`.
 
     Raises:
         RecipeError: see `load`.
@@ -94,12 +95,12 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
 
 
 def with_changes(name: str, changes: Sequence[str]) -> str:
-    """What begins an error about a recipe, or a run, and changes of it."""
+    """Return the beginning of an error about a recipe, or a run, with changes."""
     return " --set ".join([f"{name} with", *changes]) if changes else name
 
 
 def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of the sections with each `section.key=value` put in its place."""
+    """Return a copy of the sections in which each `section.key=value` is set."""
     result = {section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in table.items()}
     for text in overrides:
         name, equals, value = text.partition("=")
@@ -108,20 +109,20 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
             raise RecipeError(f'--set {text}: write it as section.key=value, for example "--set train.lr=1e-4"')
         _known_section(section, f"--set {text}")
         keys = result.setdefault(section, {})
-        if isinstance(keys, dict):  # `resolve` refuses what is no section
+        if isinstance(keys, dict):  # `resolve` refuses anything else
             keys[key] = _parse_value(value.strip(), is_text=_takes_text(section, key))
     return result
 
 
 def _takes_text(section: str, key: str) -> bool:
-    """Whether a key's value is any text, which may look like a number or a date: a store may be called 2024."""
+    """Return True if a key's value is free text, which may look like a number or a date: a store may be named 2024."""
     fields = {field.name: field.type for field in dataclasses.fields(typing.cast(Any, SECTIONS[section]))}
     return fields.get(key) is str
 
 
 def _parse_value(text: str, *, is_text: bool) -> Any:
     if text.lower() in OFF_WORDS and not is_text:
-        return text.lower()  # the field's type decides whether this is a word or None
+        return text.lower()  # the type of the field decides if this is a word or None
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -130,7 +131,7 @@ def _parse_value(text: str, *, is_text: bool) -> Any:
 
 
 def resolve(table: Mapping[str, Any], where: str) -> Settings:
-    """Sections of keys -> Settings; `where` begins every error message."""
+    """Turn sections of keys into Settings; every error message begins with `where`."""
     for name in table:
         _known_section(name, where)
     sections = {}
@@ -148,11 +149,11 @@ def resolve(table: Mapping[str, Any], where: str) -> Settings:
         raise RecipeError(f"{where}: {error}") from error
 
 
-def _model_kind(keys: Mapping[str, Any]) -> type:
-    """The class that the architecture's word stands for.
+def _model_class(keys: Mapping[str, Any]) -> type:
+    """Return the settings class of the architecture.
 
     Raises:
-        RecipeError: there is no such architecture.
+        RecipeError: the architecture is unknown.
     """
     word = keys.get("arch", ModelSettings.arch)
     if not isinstance(word, str) or word not in MODELS:
@@ -162,22 +163,22 @@ def _model_kind(keys: Mapping[str, Any]) -> type:
 
 
 def section(name: str, keys: Mapping[str, Any]) -> Any:
-    """One section of settings from its keys.
+    """Turn the keys of one section into its settings.
 
     Raises:
         RecipeError: an unknown or missing key, a value of the wrong type or out of range.
     """
-    kind = _model_kind(keys) if name == "model" else typing.cast(type, SECTIONS[name])
-    return _section(kind, name, keys)
+    cls = _model_class(keys) if name == "model" else typing.cast(type, SECTIONS[name])
+    return _section(cls, name, keys)
 
 
 def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Settings -> sections of keys, the inverse of `resolve`; a None that is not the default is written as "none"."""
+    """Turn Settings into sections of keys, the inverse of `resolve`; None is "none" where it is not the default."""
     return {section: to_keys(getattr(settings, section)) for section in SECTIONS}
 
 
 def to_keys(section: Any) -> dict[str, Any]:
-    """One section of the settings as keys."""
+    """Turn one section of the settings into keys."""
     keys = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -189,20 +190,20 @@ def to_keys(section: Any) -> dict[str, Any]:
 
 
 def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
-    """Settings by their full names where tables do not have the same; None where one is off or has no such key."""
+    """Return the settings, by full name, whose values differ between tables; None if off or missing."""
     names = {
         f"{section}.{key}": (section, key)
         for table in tables
         for section, keys in table.items()
         for key in keys
-        if section not in NO_SETTINGS
+        if section not in NOT_COMPARED
     }
     values = {name: [table[section].get(key) for table in tables] for name, (section, key) in names.items()}
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
-def in_words(value: Any) -> str:
-    """A setting as people read it."""
+def format_value(value: Any) -> str:
+    """Format the value of a setting for a table or a message."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -216,34 +217,34 @@ def _known_section(section: str, where: str) -> None:
         raise RecipeError(f'{where}: no section "{section}"{did_you_mean(section, SECTIONS)} (known: {known})')
 
 
-def _section(kind: type, section: str, keys: Mapping[str, Any]) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+def _section(cls: type, section: str, keys: Mapping[str, Any]) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
         if key not in fields:
-            raise RecipeError(f'[{section}] has no key "{key}"{_instead(key, section, keys, fields)}')
+            raise RecipeError(f'[{section}] has no key "{key}"{_suggestion(key, section, keys, fields)}')
     for name, field in fields.items():
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if needed and name not in keys:
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in keys:
             raise RecipeError(f'[{section}] needs the key "{name}"')
-    types_ = typing.get_type_hints(kind)
-    return kind(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
+    types_ = typing.get_type_hints(cls, include_extras=True)
+    return cls(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
 
 
-def _instead(key: str, section: str, keys: Mapping[str, Any], known: Iterable[str]) -> str:
-    """What to do about a key that a section does not have."""
-    of_others = {field.name for kind in MODELS.values() for field in dataclasses.fields(kind)}
-    if section == "model" and key in of_others:
-        return f'; it is of another arch than "{keys.get("arch", ModelSettings.arch)}", leave it out'
+def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Iterable[str]) -> str:
+    """Return the part of the message that says what to do about an unknown key."""
+    of_all = {field.name for cls in MODELS.values() for field in dataclasses.fields(cls)}
+    if section == "model" and key in of_all:
+        return f'; it does not apply to arch = "{keys.get("arch", ModelSettings.arch)}", leave it out'
     return did_you_mean(key, known) or f" (known: {', '.join(known)})"
 
 
 def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
-    """The value as its field's type has it; a whole number serves where a real one is wanted."""
+    """Convert a value to the type of its field; integers are accepted for floats."""
     options = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
     if type(None) in options and value in OFF_WORDS:
         return None
     for option in options:
-        if typing.get_origin(option) is typing.Literal:
+        if words_of(option) is not None:
             if isinstance(value, str):
                 return value  # the dataclass checks the word and suggests one
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -254,7 +255,7 @@ def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
                 return tuple(value)
         elif option is not type(None) and type(value) is option:
             return value
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    lists = {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
-    wish = " or ".join((names | lists).get(option, "a word") for option in options if option is not type(None))
-    raise RecipeError(f"[{section}] {key} must be {wish}, not {value!r}")
+    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    names |= {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
+    named = ["a word" if words_of(option) else names[option] for option in options if option is not type(None)]
+    raise RecipeError(f"[{section}] {key} must be {' or '.join(named)}, not {value!r}")

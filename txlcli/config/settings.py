@@ -1,173 +1,169 @@
-"""Every knob of a model, its training and its evaluation: default, unit, range.
+"""The settings of a model, its training and its evaluation: default, unit and range of each.
 
-A recipe's sections are these dataclasses, its keys their fields. None means "off" or "derived"; a recipe leaves such
-a key out.
+The sections of a recipe are these dataclasses, its keys their fields. None means "off" or "derived"; a recipe omits
+such a key.
 """
 
 import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
-from txlcli.config.ranges import known_words, no_larger_than_sizes, not_negative, positive, require
+from txlcli.config.optimizers import OPTIMIZERS
+from txlcli.config.ranges import at_most_largest_count, known_words, not_negative, positive, require
 from txlcli.errors import UsageError
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
-"""What stores and runs may be called: a file name on every system."""
+"""Pattern for the names of stores and runs: valid file names on every system."""
 MOST_SEED = 2**63 - 1
-"""The largest seed that PyTorch takes."""
+"""Largest seed that PyTorch accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSettings:
-    """[corpus]: the text that the model learns."""
+    """[corpus]: the text on which the model is trained."""
 
     store: str
     """Name of the token store in the data folder, as `txl prepare --list` shows it."""
     shuffle_sentences: bool = False
-    """Draw a new order of the sentences for every epoch (One Billion Word); the store must know where they start."""
+    """Shuffle the sentences in every epoch (One Billion Word); needs a store that records where sentences start."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        plain = re.fullmatch(PLAIN_NAME, self.store) is not None
-        require(plain, "corpus", "store", self.store, 'the name of a store: letters, digits, ".", "-" and "_"')
+        """Check the values."""
+        is_plain = re.fullmatch(PLAIN_NAME, self.store) is not None
+        require(is_plain, "corpus", "store", self.store, 'the name of a store: letters, digits, ".", "-" and "_"')
 
 
 LossPart = Literal["full", "half"]
-AttentionKind = Literal["auto", "reference", "sdpa", "flex"]
+AttentionBackend = Literal["auto", "reference", "sdpa", "flex"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """[train]: how the weights are learned."""
+    """[train]: how the weights are trained."""
 
     seg_len: int
     """Segment length L, in tokens."""
     mem_len: int
-    """Memory length M, in tokens; 0 switches recurrence off."""
+    """Memory length M, in tokens; 0 turns recurrence off."""
     batch_size: int
-    """Lanes B: contiguous slices of the corpus that are read side by side."""
+    """Batch size B: number of contiguous slices ("lanes") of the training text that are read side by side."""
     max_steps: int
-    """Optimizer steps of the whole run; the schedule ends here."""
+    """Optimizer steps of the whole run; the learning-rate schedule ends here."""
     loss_part: LossPart = "full"
     """Positions of a segment whose losses count in training: all, or the recent half (Table 6); validation counts
     all."""
     accumulate: int = 1
-    """Parts into which the lanes of a step are divided, one after the other, to save memory; each has its own M."""
+    """Number of parts of a batch that are computed one after another to save memory; each part has its own memory M."""
     recompute: bool = False
-    """Compute attention probabilities and logits again in the backward pass, piece by piece, instead of keeping them:
-    the same gradients in less memory, for a few percent more operations."""
-    attention: AttentionKind = "auto"
-    """How attention is computed; the function is the same. auto: txl's own, lane by lane on a CPU; reference: written
-    out; sdpa: PyTorch's fused attention with the position score as its mask; flex: FlexAttention, on CUDA and without
-    dropout of attention."""
+    """Recompute attention probabilities and logits in the backward pass instead of storing them: the same gradients
+    with less memory, for a few percent more operations."""
+    attention: AttentionBackend = "auto"
+    """Implementation of attention; the result is the same. auto: txl's own; reference: written out as in the paper;
+    sdpa: PyTorch's fused attention with the position score as its mask; flex: FlexAttention, on CUDA and without
+    attention dropout."""
     compile: bool = False
-    """Let torch.compile make few kernels of the many small operations of each layer; it takes some seconds at first.
-    For CUDA, where every kernel has its price: on a CPU nothing is gained."""
+    """Compile each layer with torch.compile, which fuses many small operations; takes some seconds at the start. Useful
+    on CUDA, where every kernel launch takes time; no gain on a CPU."""
     cuda_graph: bool = False
-    """Record the forward and backward pass of a step as a CUDA graph and repeat it: for models so small that starting
-    their kernels takes longer than running them. For one process; not with adaptive softmax, auxiliary losses, flex."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Adam (betas 0.9, 0.999) or stochastic gradient descent."""
+    """Capture the forward and backward pass of a step as a CUDA graph and replay it: for models so small that launching
+    kernels takes longer than running them. One process only; not with adaptive softmax, auxiliary losses or flex."""
+    optimizer: Annotated[str, OPTIMIZERS] = "adam"
+    """adam or adamw (betas 0.9, 0.999); sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
+    and adamw for all other parameters."""
     lr: float = 2.5e-4
-    """Peak learning rate."""
+    """Peak learning rate of all parameters. Muon scales its updates to the size of AdamW's, so both use this rate."""
     momentum: float = 0.0
-    """Momentum of sgd."""
+    """optimizer = "sgd": momentum. optimizer = "muon": Nesterov momentum, 0.95 where it is left at 0."""
     weight_decay: float = 0.0
-    """L2 penalty added to the gradient."""
+    """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
+    this at each step."""
     schedule: Literal["cosine", "inverse_sqrt", "constant", "plateau"] = "cosine"
-    """Course of the learning rate after warm-up: cosine over all steps, falling with 1/sqrt(step), constant, or lowered
-    when the validation loss stops falling."""
+    """Learning rate after warm-up: cosine over all steps; falling with 1/sqrt(step); constant; or reduced when the
+    validation loss stops falling."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     cosine_from: Literal["start", "warmup"] = "start"
-    """schedule = "cosine": its fall begins at the first step, hidden by the warm-up (released PyTorch code), or where
-    the warm-up ends (released TF code)."""
+    """schedule = "cosine": the cosine begins at the first step, although warm-up hides it (released PyTorch code), or
+    at the end of warm-up (released TF code)."""
     min_lr_ratio: float = 0.0
-    """Floor of the learning rate, as a share of lr."""
+    """Lowest learning rate, as a share of lr."""
     plateau_factor: float = 0.5
-    """schedule = "plateau": what the learning rate is multiplied by."""
+    """schedule = "plateau": factor by which the learning rate is reduced."""
     plateau_patience: int = 0
-    """schedule = "plateau": validations without a better loss that are waited out first."""
+    """schedule = "plateau": validations without improvement that are tolerated before a reduction."""
     average: Literal["none", "asgd", "exponential"] = "none"
-    """Weights that validation, `best.safetensors` and so evaluation use: those of the last step; the mean of all steps
-    since validation stopped getting better (averaged SGD with the non-monotonic trigger of AWD-LSTM, of whatever
-    optimizer's steps); or an exponential mean of all steps. Training itself goes on from the last step."""
+    """Weights used for validation, best.safetensors and evaluation: those of the last step (none); the mean over all
+    steps since validation stopped improving (asgd, the non-monotonically triggered averaging of AWD-LSTM, with any
+    optimizer); or an exponential moving average. Training itself continues from the last step."""
     average_patience: int = 5
-    """average = "asgd": the mean begins when a validation loss is above the lowest of those more than this many
+    """average = "asgd": averaging starts when a validation loss exceeds the lowest one of more than this many
     validations before."""
     average_decay: float = 0.999
-    """average = "exponential": what the mean keeps of itself at a step; less at the beginning, (1 + n) / (10 + n) at
-    step n."""
+    """average = "exponential": decay per step; at most (1 + n) / (10 + n) at step n, which is smaller at first."""
     clip: float | None = 0.25
-    """Largest norm of the whole gradient; "none" leaves it as it is."""
+    """Largest norm of the gradient of all weights together; "none" turns clipping off."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Number format of matrix products; weights and optimizer state stay fp32."""
+    """Precision of matrix products; weights and optimizer state stay fp32."""
     seed: int = 1111
-    """Seed of the initial weights, dropout and the order of sentences."""
+    """Random seed of the initial weights, dropout and the order of sentences."""
     valid_every: int = 4000
     """Steps between validations; a checkpoint is saved at each."""
     valid_seg_len: int | None = None
-    """Segment length of validation; seg_len where it is left out. Its memory is mem_len + seg_len - valid_seg_len.
-    Without memory validation reads the segments of training."""
+    """Segment length in validation; by default seg_len. The memory length is then mem_len + seg_len - valid_seg_len.
+    Without memory, validation uses the segment length of training."""
     valid_batch_size: int = 10
-    """Lanes of validation."""
+    """Batch size in validation."""
     valid_tokens: int | None = None
-    """Validate on this many tokens from the head of the split; all where it is left out."""
+    """Number of tokens, from the beginning of the split, on which to validate; by default all."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the values."""
         known_words("train", self)
-        no_larger_than_sizes("train", self, but="seed")
+        at_most_largest_count("train", self, exempt="seed")
         positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
         positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
         not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
         not_negative("train", self, "average_patience")
-        even = self.loss_part == "full" or self.seg_len % 2 == 0
-        require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
-        kept = self.attention == "auto" or not self.recompute
-        require(kept, "train", "recompute", self.recompute, 'false unless attention = "auto"')
-        if self.cuda_graph:
-            require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
-            require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")
-            require(self.precision != "fp16", "train", "precision", self.precision, "fp32 or bf16 with cuda_graph")
-            # FlexAttention keeps its masks elsewhere and may free them; a recording would go on reading them.
-            plain, kinds = self.attention != "flex", "auto, reference or sdpa with cuda_graph"
-            require(plain, "train", "attention", self.attention, kinds)
+        self._check_lengths()
+        self._check_implementation()
         require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
         require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
         require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
         require(0 < self.average_decay < 1, "train", "average_decay", self.average_decay, "between 0 and 1")
-        require(
-            self.batch_size % self.accumulate == 0,
-            "train",
-            "accumulate",
-            self.accumulate,
-            f"a divisor of batch_size ({self.batch_size})",
-        )
-        require(
-            self.momentum == 0 or self.optimizer == "sgd",
-            "train",
-            "momentum",
-            self.momentum,
-            '0 unless optimizer = "sgd"',
-        )
-        self._refuse_idle()
-        longest = self.seg_len + self.mem_len
-        require(
-            self.valid_seg_len is None or self.valid_seg_len <= longest,
-            "train",
-            "valid_seg_len",
-            self.valid_seg_len,
-            f"at most seg_len + mem_len ({longest})",
-        )
+        self._refuse_unused()
 
-    def _refuse_idle(self) -> None:
-        """Refuse what the chosen schedule and average would ignore."""
+    def _check_lengths(self) -> None:
+        even = self.loss_part == "full" or self.seg_len % 2 == 0
+        require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
+        divides, expected = self.batch_size % self.accumulate == 0, f"a divisor of batch_size ({self.batch_size})"
+        require(divides, "train", "accumulate", self.accumulate, expected)
+        longest, length = self.seg_len + self.mem_len, self.valid_seg_len
+        fits = length is None or length <= longest
+        require(fits, "train", "valid_seg_len", length, f"at most seg_len + mem_len ({longest})")
+
+    def _check_implementation(self) -> None:
+        """Refuse combinations of recompute, attention and cuda_graph that are not implemented."""
+        supported = self.attention == "auto" or not self.recompute
+        require(supported, "train", "recompute", self.recompute, 'false unless attention = "auto"')
+        if self.cuda_graph:
+            require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
+            require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")
+            require(self.precision != "fp16", "train", "precision", self.precision, "fp32 or bf16 with cuda_graph")
+            # FlexAttention caches its masks outside the graph and may free them; a replay would still read them.
+            expected = "auto, reference or sdpa with cuda_graph"
+            require(self.attention != "flex", "train", "attention", self.attention, expected)
+
+    def _refuse_unused(self) -> None:
+        """Refuse values that the chosen optimizer, schedule and average would ignore."""
+        of_optimizers = sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values())))
         users = {
+            key: ("optimizer", *(name for name, traits in OPTIMIZERS.items() if key in traits.settings))
+            for key in of_optimizers
+        } | {
             "cosine_from": ("schedule", "cosine"),
             "min_lr_ratio": ("schedule", "cosine", "inverse_sqrt", "plateau"),
             "plateau_factor": ("schedule", "plateau"),
@@ -176,71 +172,75 @@ class TrainSettings:
             "average_decay": ("average", "exponential"),
         }
         for key, (choice, *words) in users.items():
-            value, usual = getattr(self, key), type(self).__dataclass_fields__[key].default
-            good = getattr(self, choice) in words or value == usual
-            require(good, "train", key, value, f"{usual} unless the {choice} is {' or '.join(words)}")
+            value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
+            used = getattr(self, choice) in words or value == default
+            shown = f'"{default}"' if isinstance(default, str) else f"{default:g}"
+            named = " or ".join(f'"{word}"' for word in words)
+            require(used, "train", key, value, f"{shown} unless {choice} = {named}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings:
-    """[eval]: the defaults of `txl eval`; the released evaluation settings in the published recipes."""
+    """[eval]: defaults of `txl eval`; the recipes of published models have the released evaluation settings."""
 
     seg_len: int
     """Segment length L, in tokens."""
     mem_len: int
     """Memory length M, in tokens."""
     batch_size: int = 10
-    """Lanes B; 1 is the reference."""
+    """Batch size B; 1 is the reference."""
     max_distance: int | None = None
-    """Distances beyond it share one encoding; the trained L + M where it is left out. Absolute positions have none."""
+    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training. Not with
+    absolute positions."""
     same_length: SameLength = "m"
-    """Keys that every query sees: M (released PyTorch code, Hugging Face), M + 1 (TF), or M + 1 to M + L ("off")."""
+    """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code), or
+    M + 1 to M + L ("off")."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the values."""
         known_words("eval", self)
-        no_larger_than_sizes("eval", self)
+        at_most_largest_count("eval", self)
         positive("eval", self, "seg_len", "batch_size", "max_distance")
         not_negative("eval", self, "mem_len")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """[log]: where the curves go."""
+    """[log]: what is recorded during training."""
 
     every: int = 200
-    """Steps between two reports of the training loss."""
+    """Steps between reports of the training loss."""
     tensorboard: bool = False
     """Also write TensorBoard event files into the run folder; needs the tensorboard package."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        no_larger_than_sizes("log", self)
+        """Check the values."""
+        at_most_largest_count("log", self)
         positive("log", self, "every")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSettings:
-    """[published]: what the paper reports for this recipe; used for counting and comparing only."""
+    """[published]: the paper's numbers for this recipe; used only for counting and comparing."""
 
     vocab_size: int | None = None
-    """V of the full benchmark."""
+    """Vocabulary size V of the full benchmark."""
     parameters: int | None = None
-    """Parameters at that V, counted exactly."""
+    """Exact number of parameters at that V."""
     valid: float | None = None
     """The paper's result on the validation split, in the corpus's metric."""
     test: float | None = None
     """The paper's result on the test split, in the corpus's metric."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        no_larger_than_sizes("published", self, but="parameters")
+        """Check the values."""
+        at_most_largest_count("published", self, exempt="parameters")
         positive("published", self, "vocab_size", "parameters", "valid", "test")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One recipe, resolved."""
+    """All settings of a recipe."""
 
     corpus: CorpusSettings
     model: ModelSettings
@@ -250,57 +250,54 @@ class Settings:
     published: PublishedSettings = field(default_factory=PublishedSettings)
 
     def __post_init__(self) -> None:
-        """Check what one section asks of another."""
+        """Check requirements between sections."""
         dropped = self.model.word_dropout  # the first position of a segment is kept
         require(self.train.seg_len > 1 or not dropped, "model", "word_dropout", dropped, "0 with train.seg_len = 1")
         if self.model.recurrent_state:
-            self._refuse_memory()
+            self._check_recurrent()
         elif isinstance(self.model, TransformerSettings):
             self._check_positions(self.model)
             dropout, flex = self.model.attention_dropout, self.train.attention == "flex"
             require(not (flex and dropout), "model", "attention_dropout", dropout, '0 with train.attention = "flex"')
-            steady = not (self.model.cutoffs or self.model.auxiliary_losses)
-            wish = "false with model.cutoffs or model.auxiliary_losses, whose work differs from step to step"
-            require(steady or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, wish)
+            constant = not (self.model.cutoffs or self.model.auxiliary_losses)
+            expected = "false with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
+            require(constant or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, expected)
 
-    def reading(self, **changes: object) -> EvalSettings:
-        """[eval] with changes; `max_distance` becomes the trained L + M where nothing else is said.
-
-        A model that carries a state has no distances, and one with absolute positions none that it knows.
-        """
-        reading = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
-        if reading.max_distance is None and self.model.knows_distances:
-            reading = dataclasses.replace(reading, max_distance=self.train.seg_len + self.train.mem_len)
-        return reading
+    def evaluation_settings(self, **changes: object) -> EvalSettings:
+        """Return [eval] with changes; if the model scores distances, `max_distance` defaults to L + M of training."""
+        settings = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
+        if settings.max_distance is None and self.model.scores_distances:
+            settings = dataclasses.replace(settings, max_distance=self.train.seg_len + self.train.mem_len)
+        return settings
 
     @property
-    def knows_memory(self) -> bool:
-        """Whether the model can be read with a memory: absolute positions need one in training."""
+    def supports_memory(self) -> bool:
+        """True if the model can use a memory; with absolute positions it needs one in training."""
         return self.train.mem_len > 0 or not self.model.absolute_positions
 
     def check_memory(self, mem_len: int, *, run: object, instead: str) -> None:
-        """Refuse to read a run with a memory that makes no sense to it.
+        """Refuse to evaluate a run with a memory that its model cannot use.
 
         Args:
-            mem_len: M, tokens; 0 always does.
-            run: what the message is about.
-            instead: the next step.
+            mem_len: M, in tokens; 0 is always accepted.
+            run: the run that the message names.
+            instead: the next step that the message suggests.
 
         Raises:
-            UsageError: no memory makes sense.
+            UsageError: the model does not support a memory.
         """
-        if mem_len and not self.knows_memory:
+        if mem_len and not self.supports_memory:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
-    def check_windows(self, attn_lens: Iterable[int], *, subject: object) -> None:
-        """Refuse windows, `--attn-len` of a command, that are longer than the positions that a model has learned.
+    def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
+        """Refuse windows (`--attn-len`) that are longer than the learned positions of the model.
 
         Args:
-            attn_lens: N of each, tokens.
-            subject: what the message is about.
+            attn_lens: lengths N of the windows, in tokens.
+            subject: the run or recipe that the message names.
 
         Raises:
-            UsageError: one is.
+            UsageError: a window is too long.
         """
         known, longest = self.model.longest_window, max(attn_lens, default=0)
         if known is not None and longest > known:
@@ -310,7 +307,7 @@ class Settings:
             )
 
     def _check_positions(self, model: TransformerSettings) -> None:
-        """A segment must fit into the positions that are learned; absolute ones need training to know a memory."""
+        """Check that segments have enough learned positions, and that memory and max_distance apply to the encoding."""
         known = model.longest_window
         for section, length in (("train", self.train.seg_len), ("eval", self.eval.seg_len)):
             fits = known is None or length <= known
@@ -319,22 +316,23 @@ class Settings:
         fits = known is None or valid_seg_len is None or valid_seg_len <= known
         require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({known})")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
-        require(self.eval.mem_len == 0 or self.knows_memory, "eval", "mem_len", self.eval.mem_len, why)
-        far = self.eval.max_distance
-        wish = f'left out, or "none", with position = "{model.position}"'
-        require(far is None or model.knows_distances, "eval", "max_distance", far, wish)
+        require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
+        max_distance = self.eval.max_distance
+        applies = max_distance is None or model.scores_distances
+        expected = f'left out, or "none", with position = "{model.position}"'
+        require(applies, "eval", "max_distance", max_distance, expected)
 
-    def _refuse_memory(self) -> None:
-        """A model that carries a state has no use for lengths of memory and attention."""
+    def _check_recurrent(self) -> None:
+        """Refuse settings of memory and attention for a model that carries a state."""
         why = f'with arch = "{self.model.arch}": its state is its memory'
         require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
         require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
         attention = f'with arch = "{self.model.arch}", which has no layers with attention'
-        for key, idle in (("recompute", False), ("compile", False), ("cuda_graph", False), ("attention", "auto")):
+        for key, default in (("recompute", False), ("compile", False), ("cuda_graph", False), ("attention", "auto")):
             value = getattr(self.train, key)
-            require(value == idle, "train", key, value, f"{str(idle).lower()} {attention}")
+            require(value == default, "train", key, value, f"{str(default).lower()} {attention}")
         require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
         for key in ("max_distance", "same_length"):
             value = getattr(self.eval, key)
-            idle = value == EvalSettings.__dataclass_fields__[key].default
-            require(idle, "eval", key, value, f"left out {why}")
+            is_default = value == EvalSettings.__dataclass_fields__[key].default
+            require(is_default, "eval", key, value, f"left out {why}")

@@ -1,1 +1,1 @@
-"""Token stores, vocabularies and files of per-token losses."""
+"""Token stores, vocabularies and files with the loss of each token."""

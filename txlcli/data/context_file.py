@@ -1,8 +1,8 @@
-"""The HDF5 file in which `txl recl` keeps losses, so that no loss at a context length is computed twice.
+"""The HDF5 file in which `txl recl` saves losses, so that no loss at a context length is computed twice.
 
-KEY/context_C/positions      which tokens were predicted from C tokens before them, rising
-KEY/context_C/losses_nats    the loss of each
-KEY/facts                    an attribute: what the losses depend on, as JSON; KEY is its digest
+KEY/context_C/positions      positions of the tokens that were predicted from C tokens of context, rising
+KEY/context_C/losses_nats    the loss of each token
+KEY/facts                    attribute: everything that the losses depend on, as JSON; KEY is its digest
 """
 
 import hashlib
@@ -18,37 +18,37 @@ from numpy.typing import NDArray
 
 from txlcli.data.loss_file import replace_file
 from txlcli.errors import UsageError
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder
 
 FORMAT = "txl losses by context"
 VERSION = 1
 
-Known = tuple[NDArray[np.int64], NDArray[np.float32]]
+SavedLosses = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions, rising, and their losses in nats."""
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """The digest of all that losses depend on; weights, text and reading among it."""
-    return hashlib.sha256(_as_text(facts).encode()).hexdigest()[:32]
+    """Return the digest of everything that losses depend on, such as weights, text and evaluation settings."""
+    return hashlib.sha256(_to_json(facts).encode()).hexdigest()[:32]
 
 
-def _as_text(facts: Mapping[str, Any]) -> str:
+def _to_json(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
 class ContextFile:
-    """The losses that a file holds, in memory; `save` writes them.
+    """The losses of a file, in memory; `save` writes them.
 
     Args:
-        path: of the file, which need not exist.
+        path: path of the file, which need not exist.
 
     Raises:
-        UsageError: there is no such file, and no folder that it could be written to; or it holds something else.
+        UsageError: neither the file nor its folder exists, or the file is not one of these.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._losses: dict[str, dict[int, Known]] = {}
+        self._losses: dict[str, dict[int, SavedLosses]] = {}
         self._facts: dict[str, str] = {}
         self._changed = False
         if path.exists():
@@ -57,11 +57,11 @@ class ContextFile:
             check_folder(path, f"--losses {path}")
 
     def _read(self) -> None:
-        wrong = UsageError(f"--losses {self.path}: holds no losses of txl recl; give another name or remove it")
+        refused = UsageError(f"--losses {self.path}: holds no losses of txl recl; give another name or remove it")
         try:
             with h5py.File(self.path, "r") as file:
                 if file.attrs.get("format") != FORMAT or file.attrs["version"] > VERSION:
-                    raise wrong
+                    raise refused
                 for key, group in file.items():
                     self._facts[key] = str(group.attrs["facts"])
                     self._losses[key] = {
@@ -69,41 +69,41 @@ class ContextFile:
                         for name, part in group.items()
                     }
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise wrong from error
+            raise refused from error
 
     def missing(self, key: str, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the positions whose loss at a context length is not known."""
-        known, _ = self._known(key, context_len)
-        return np.setdiff1d(positions, known, assume_unique=True)
+        """Return the positions whose loss at a context length has not been saved."""
+        saved, _ = self._saved(key, context_len)
+        return np.setdiff1d(positions, saved, assume_unique=True)
 
     def losses(self, key: str, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The losses of positions that are all known, in the order given."""
-        known, losses = self._known(key, context_len)
-        return losses[np.searchsorted(known, positions)]
+        """Return the losses of positions, all of which have been saved, in the given order."""
+        saved, losses = self._saved(key, context_len)
+        return losses[np.searchsorted(saved, positions)]
 
     def add(self, facts: Mapping[str, Any], context_len: int, positions: Any, losses_nats: Any) -> None:
-        """Keep losses of positions that were not known."""
+        """Add the losses of new positions."""
         key = key_of(facts)
-        known, losses = self._known(key, context_len)
-        positions, losses = np.concatenate([known, positions]), np.concatenate([losses, losses_nats])
+        saved, losses = self._saved(key, context_len)
+        positions, losses = np.concatenate([saved, positions]), np.concatenate([losses, losses_nats])
         order = np.argsort(positions)
-        self._facts[key] = _as_text(facts)
+        self._facts[key] = _to_json(facts)
         self._losses.setdefault(key, {})[context_len] = (positions[order], losses[order])
         self._changed = True
 
-    def _known(self, key: str, context_len: int) -> Known:
+    def _saved(self, key: str, context_len: int) -> SavedLosses:
         nothing = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
         return self._losses.get(key, {}).get(context_len, nothing)
 
     def save(self) -> None:
-        """Write the file anew, if there is anything new.
+        """Write the file if there are new losses.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the file cannot be written.
         """
         if not self._changed:
             return
-        # Made in memory: on a full disk HDF5 cannot close a file of its own, and takes the whole process with it.
+        # Built in memory: if the disk is full, HDF5 cannot close its own file and crashes the process.
         content = io.BytesIO()
         with h5py.File(content, "w") as file:
             file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
@@ -117,10 +117,10 @@ class ContextFile:
         self._changed = False
 
     def check_writable(self) -> None:
-        """Refuse a place where losses cannot be kept, before any is computed.
+        """Refuse a file that cannot be written, before any loss is computed.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the file cannot be written.
         """
         self._changed = True
         self.save()

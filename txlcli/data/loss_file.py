@@ -1,4 +1,4 @@
-"""The HDF5 file with the loss of every token, which `txl eval --losses` writes."""
+"""The HDF5 file with the loss of each token, written by `txl eval --losses`."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -11,34 +11,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.errors import StoreError, UsageError
-from txlcli.system.atomic_files import replacing
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder, replacing
 
 FORMAT = 1
 
 Facts = Mapping[str, str | int | None]
-"""What is known, by name; what is None is left out."""
+"""Values by name; None is omitted."""
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What one reading of the text gave."""
+    """The losses of one evaluation of the text."""
 
-    kind: Literal["mem_len", "attn_len"]
-    """Whether `length` is that of a memory, M, or of windows without memory, N."""
+    length_name: Literal["mem_len", "attn_len"]
+    """Meaning of `length`: memory length M, or length N of windows without memory."""
     length: int
-    """Tokens."""
+    """In tokens."""
     losses_nats: NDArray[np.float32]
     """The loss of each token, (T,)."""
     facts: Facts
-    """How it was read beyond that: L, the lanes, the stride of windows."""
+    """Other evaluation settings, such as segment length, batch size, or stride of the windows."""
 
 
 def check_path(path: Path) -> None:
-    """Refuse a place where losses cannot go, before anything is computed for it.
+    """Refuse a path to which losses cannot be written, before anything is computed.
 
     Raises:
-        UsageError: there is no such folder, it cannot be written, or a file there is something else.
+        UsageError: the folder does not exist or cannot be written to, or the file exists and is not a loss file.
     """
     check_folder(path, f"--losses {path}")
     if path.exists() and not _holds_losses(path):
@@ -53,41 +52,41 @@ def _holds_losses(path: Path) -> bool:
         return False
 
 
-def write(path: Path, tokens: NDArray[np.integer], readings: Iterable[TokenLosses], facts: Facts) -> None:
-    """Write `tokens` (T,) and, per reading, `mem_len_M` or `attn_len_N` (T,): the loss of each token, in stream order.
+def write(path: Path, tokens: NDArray[np.integer], results: Iterable[TokenLosses], facts: Facts) -> None:
+    """Write `tokens` (T,) and, per evaluation, `mem_len_M` or `attn_len_N` (T,): the losses, in stream order.
 
     Args:
-        path: replaced if it exists; `check_path` tells whether that does harm.
+        path: replaced if it exists; see `check_path`.
         tokens: the predicted token ids, (T,).
-        readings: the losses in nats; each has its length and its facts as attributes.
-        facts: attributes of the file: run, step, text, vocabulary fingerprint, precision and so on.
+        results: the losses in nats; the length and facts of each become attributes of its dataset.
+        facts: attributes of the file, such as run, step, text, vocabulary fingerprint and precision.
 
     Raises:
         StoreError: the file cannot be written.
     """
-    # Made in memory: on a full disk HDF5 cannot close a file of its own, and takes the whole process with it.
+    # Built in memory: if the disk is full, HDF5 cannot close its own file and crashes the process.
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         file.attrs["format"] = FORMAT
-        _describe(file, facts)
+        _set_attributes(file, facts)
         file["tokens"] = tokens
-        for one in readings:
-            dataset = file.create_dataset(f"{one.kind}_{one.length}", data=one.losses_nats)
-            _describe(dataset, {one.kind: one.length, **one.facts})
+        for one in results:
+            dataset = file.create_dataset(f"{one.length_name}_{one.length}", data=one.losses_nats)
+            _set_attributes(dataset, {one.length_name: one.length, **one.facts})
     replace_file(path, content)
 
 
-def _describe(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
+def _set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
     for key, value in facts.items():
         if value is not None:
             part.attrs[key] = value
 
 
 def replace_file(path: Path, content: io.BytesIO) -> None:
-    """Put a file that was made in memory in its place, whole.
+    """Write a file that was built in memory, atomically.
 
     Raises:
-        StoreError: the file cannot be written; what was there before is untouched.
+        StoreError: the file cannot be written; an existing file is unchanged.
     """
     try:
         with replacing(path) as beside:

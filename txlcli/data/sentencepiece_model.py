@@ -1,4 +1,4 @@
-"""Lossless SentencePiece: training on a stream of text, encoding, decoding."""
+"""Lossless SentencePiece models: training on a stream of text, encoding and decoding."""
 
 import io
 import re
@@ -10,14 +10,14 @@ import sentencepiece
 from txlcli.errors import CorpusInputError, UsageError
 
 BOUNDARY, UNKNOWN = 0, 1
-SPACE = "\u2581"  # SentencePiece writes a blank so inside its pieces
+SPACE = "\u2581"  # stands for a blank inside pieces
 LONGEST_LINE = 4000  # bytes of one training sentence
-# The sums of a training step depend on how the text is shared out over threads, so their number must not vary.
+# Sums in training depend on how the text is divided among threads, so a fixed number makes the model reproducible.
 TRAINING_THREADS = 4
 
 
-class PieceModel:
-    """A trained model. Every text has exactly one encoding, which decodes to that text."""
+class SentencePieceModel:
+    """A trained model. Each text has exactly one encoding, which decodes to that text."""
 
     def __init__(self, model: bytes) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -38,7 +38,7 @@ class PieceModel:
         return [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in range(256)]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; every line end is the boundary piece."""
+        """Encode a text; each line end becomes the boundary piece."""
         ids: list[int] = []
         lines = text.split("\n")
         for number, encoded in enumerate(self._encode_lines(lines)):
@@ -51,29 +51,29 @@ class PieceModel:
         plain = [line for line in lines if not _needs_bytes(line)]
         encoded = iter(self._processor.encode(plain, out_type=int, num_threads=1))
         for line in lines:
-            yield self._encode_odd(line) if _needs_bytes(line) else next(encoded)
+            yield self._encode_with_bytes(line) if _needs_bytes(line) else next(encoded)
 
-    def _encode_odd(self, line: str) -> list[int]:
-        """A line with characters that the library would change: those go through byte pieces."""
+    def _encode_with_bytes(self, line: str) -> list[int]:
+        """Encode a line in which some characters must be byte pieces, since the library would change them."""
         ids: list[int] = []
         start = 0
-        for place, character in enumerate(line):
+        for index, character in enumerate(line):
             if _needs_bytes(character):
-                ids += self._processor.encode(line[start:place], out_type=int)
+                ids += self._processor.encode(line[start:index], out_type=int)
                 ids += [self._byte_ids[value] for value in character.encode()]
-                start = place + 1
+                start = index + 1
         return ids + list(self._processor.encode(line[start:], out_type=int))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; bytes that are no UTF-8 become the replacement character."""
+        """Decode ids; bytes that are not UTF-8 become the replacement character."""
         return b"".join(self._bytes_of[number] for number in ids).decode("utf-8", errors="replace")
 
     def bytes_of(self, number: int) -> bytes:
-        """The bytes that one piece stands for; they may be part of a character."""
+        """Return the bytes of one piece, which may be part of a character."""
         return self._bytes_of[number]
 
     def symbol(self, number: int) -> str:
-        """A printable name of one piece."""
+        """Return one piece in printable form."""
         return str(self._processor.id_to_piece(number))
 
 
@@ -82,15 +82,16 @@ def _needs_bytes(text: str) -> bool:
 
 
 def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
-    """Train a model of `size` pieces: identity normalisation, every blank kept, unseen characters as bytes.
+    """Train a model with `size` pieces that keeps all blanks, normalizes nothing and falls back to bytes.
 
     Raises:
-        UsageError: the text cannot give that many pieces, or needs more.
+        UsageError: the text does not allow that number of pieces.
+        CorpusInputError: the text is empty.
     """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_short(lines),
+            sentence_iterator=_short_lines(lines),
             model_writer=model,
             vocab_size=size,
             model_type="bpe" if bpe else "unigram",
@@ -109,28 +110,33 @@ def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
-        if not reason:
-            raise CorpusInputError(
-                "the train split holds nothing that SentencePiece can learn from; give more text, or choose another "
-                "--tokenizer"
-            ) from error
-        if needed := re.search(r"required_chars\. \d+ vs (\d+)", reason):
-            raise UsageError(
-                f"{size} pieces are too few for this text: its characters, and the 256 bytes that stand for others, "
-                f"take {needed[1]}; give --vocab-size {needed[1]} or more"
-            ) from error
-        reason = reason.partition("Increase")[0].rstrip(" .,") or reason  # what follows names options of the library
-        raise UsageError(
-            f"{size} pieces do not fit this text ({reason}); choose another --vocab-size, or give more text"
-        ) from error
+        raise _explain(error, size) from error
     return model.getvalue()
 
 
-def _short(lines: Iterable[str]) -> Iterator[str]:
-    """Lines cut so that none is skipped for its length; what training cannot hold is left out of it."""
+def _explain(error: RuntimeError, size: int) -> UsageError | CorpusInputError:
+    """Turn an error of the library into one that suggests what to do."""
+    reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
+    if not reason:
+        return CorpusInputError(
+            "the train split has no text that SentencePiece can be trained on; give more text, or choose another "
+            "--tokenizer"
+        )
+    if needed := re.search(r"required_chars\. \d+ vs (\d+)", reason):
+        return UsageError(
+            f"--vocab-size {size} is too small for this text: its characters and the 256 byte pieces need "
+            f"{needed[1]}; give --vocab-size {needed[1]} or more"
+        )
+    reason = reason.partition("Increase")[0].rstrip(" .,") or reason  # the rest names options of the library
+    return UsageError(
+        f"--vocab-size {size} does not fit this text ({reason}); choose another --vocab-size, or give more text"
+    )
+
+
+def _short_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Cut long lines, which training would skip, and remove characters that are always byte pieces."""
     for line in lines:
-        # A blank at the end of most lines would leave the unigram trainer with fewer pieces than were asked for.
+        # With a blank at the end of most lines, the unigram trainer would produce fewer pieces than requested.
         text = line.replace(SPACE, "").replace("\0", "").rstrip(" ")
         for start in range(0, len(text), LONGEST_LINE // 4):
             yield text[start : start + LONGEST_LINE // 4]

@@ -1,4 +1,4 @@
-"""The HDF5 file that `txl prepare` writes: splits of token ids, their vocabulary, what they stand for."""
+"""The HDF5 file that `txl prepare` writes: the token ids of each split, the vocabulary, and facts about both."""
 
 import hashlib
 import json
@@ -17,51 +17,51 @@ from numpy.typing import NDArray
 
 from corpora import CORPORA
 from corpora.corpus import SPLITS
-from txlcli.data.vocabulary import Vocab, smallest_kind
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
-from txlcli.system.atomic_files import to_the_disk
+from txlcli.system.atomic_files import sync_file
 
 FORMAT = "txl token store"
 VERSION = 1
 SUFFIX = ".h5"
 _HASH_BLOCK = 1 << 22  # tokens
-_ALIGNMENT = 64  # bytes; the ids are read as a memory map, which tensors want aligned
+_ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
-    """What is known of one split."""
+    """Counts of one split, and its digest."""
 
     tokens: int
-    """Length of the stream."""
+    """Length of the token stream."""
     words: int
-    """Original words, with one per line end where the benchmark counts those."""
+    """Number of original words, plus one per line end if the benchmark counts those."""
     bytes: int
-    """Original bytes."""
+    """Number of original bytes."""
     unknown: int
-    """Tokens that stand for a symbol which the vocabulary lacks."""
+    """Number of tokens whose symbol is not in the vocabulary."""
     types: int
-    """Distinct ids."""
+    """Number of distinct ids."""
     sha256: str
-    """Digest of the ids as they lie in the file."""
+    """Digest of the ids as stored in the file."""
 
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """What is said of a store as a whole."""
+    """Facts about a store as a whole."""
 
     name: str
     corpus: str
     tokenizer: str
     unit: str
-    """What one token is: byte, char, word or piece."""
+    """Meaning of one token: byte, char, word or piece."""
     metric: str
-    """bpc or ppl."""
+    """Either bpc or ppl."""
     conventions: Mapping[str, str]
     notes: tuple[str, ...]
     source_digest: str
     every_byte_scored: bool
-    """Whether the tokens of a split stand for every byte of its text, so that bits per byte may be given."""
+    """True if the tokens of a split represent every byte of its text, so that bits per byte can be computed."""
 
 
 class TokenStore:
@@ -81,7 +81,7 @@ class TokenStore:
         """Open a store for reading.
 
         Raises:
-            StoreError: it is missing, damaged, of a newer format, or no token store.
+            StoreError: the file is missing, damaged, in a newer format, or not a token store.
         """
         path = Path(path)
         if not path.is_file():
@@ -96,7 +96,7 @@ class TokenStore:
 
     @cached_property
     def vocab(self) -> Vocab:
-        """The vocabulary."""
+        """Vocabulary of the store."""
         try:
             return Vocab.from_json(self._vocabulary)
         except VocabularyError as error:
@@ -104,11 +104,11 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """The vocabulary's fingerprint."""
+        """Fingerprint of the vocabulary."""
         return self.vocab.fingerprint
 
     def ids(self, split: str) -> NDArray[Any]:
-        """The token stream of a split, read-only, mapped from the file; its checksum is verified the first time.
+        """Return the token stream of a split as a read-only memory map; the checksum is verified at the first call.
 
         Raises:
             StoreError: the split is missing or damaged.
@@ -118,25 +118,25 @@ class TokenStore:
         return self._open[split]
 
     def info(self, split: str) -> SplitInfo:
-        """The counts of a split.
+        """Return the counts of a split.
 
         Raises:
             StoreError: the store has no such split.
         """
         if split not in self.splits:
-            held = ", ".join(self.splits)
+            existing = ", ".join(self.splits)
             raise StoreError(
-                f'{self.path} has no {split} split (it holds {held}); run "{prepare_command(self.name)} --force" '
+                f'{self.path} has no {split} split (it holds {existing}); run "{prepare_command(self.name)} --force" '
                 "with a source that has it"
             )
         return self.splits[split]
 
     def digest(self, split: str) -> str | None:
-        """What tells a split from others; None where the store has none of that name."""
+        """Return the digest of a split; None if the store does not have it."""
         return self.splits[split].sha256 if split in self.splits else None
 
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
-        """Where each sentence begins in the stream, for corpora of unrelated sentences; else None."""
+        """Return the offset of each sentence in the stream; None unless the corpus consists of unrelated sentences."""
         self.info(split)
         with self._file() as file:
             group = file["splits"][split]
@@ -146,11 +146,11 @@ class TokenStore:
         info = self.info(split)
         with self._file() as file:
             dataset = file["splits"][split]["ids"]
-            offset, kind, shape = dataset.id.get_offset(), dataset.dtype, dataset.shape
+            offset, dtype, shape = dataset.id.get_offset(), dataset.dtype, dataset.shape
         if offset is None or shape != (info.tokens,):
             raise StoreError(f"{self.path}: the {split} split is damaged; {_again(self.path)}")
         try:
-            ids: NDArray[Any] = np.memmap(self.path, dtype=kind, mode="r", offset=offset, shape=shape)
+            ids: NDArray[Any] = np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.path}: the {split} split cannot be read ({error}); {_again(self.path)}") from error
         if _digest(ids) != info.sha256:
@@ -186,19 +186,19 @@ def _again(path: Path) -> str:
 
 
 def prepare_command(name: str) -> str:
-    """The command that prepares the store of that name: a corpus's, or of a text whose path only the user knows."""
-    made = re.fullmatch(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})", name)
-    if (made[1] if made else name) not in CORPORA:
+    """Return the command that prepares the store of that name; the path of own text is left for the user to fill in."""
+    parts = re.fullmatch(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})", name)
+    if (parts[1] if parts else name) not in CORPORA:
         return f"txl prepare PATH --name {name}"
-    if made is None:
+    if parts is None:
         return f"txl prepare {name}"
     options = {
         "released": "--released-convention",
         "vocab": "--vocab FILE",
-        "sp": f"--tokenizer sentencepiece --vocab-size {made[3]}",
-        "bpe": f"--tokenizer sentencepiece --vocab-size {made[3]} --sp-type bpe",
+        "sp": f"--tokenizer sentencepiece --vocab-size {parts[3]}",
+        "bpe": f"--tokenizer sentencepiece --vocab-size {parts[3]} --sp-type bpe",
     }
-    return f"txl prepare {made[1]} {options.get(made[2], f'--tokenizer {made[2]}')}"
+    return f"txl prepare {parts[1]} {options.get(parts[2], f'--tokenizer {parts[2]}')}"
 
 
 def _short(error: BaseException) -> str:
@@ -214,7 +214,7 @@ def _digest(ids: NDArray[Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """What the writer of a split knows beforehand."""
+    """Counts of a split that are known before it is written."""
 
     tokens: int
     words: int
@@ -226,17 +226,17 @@ class SplitCounts:
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: h5py.File, kind: np.dtype[Any]) -> None:
+    def __init__(self, file: h5py.File, dtype: np.dtype[Any]) -> None:
         self._splits = file.create_group("splits")
-        self.kind = kind
+        self.dtype = dtype
 
     def add(self, split: str, counts: SplitCounts, blocks: Iterable[NDArray[Any]]) -> None:
-        """Write one split from consecutive blocks of ids, which must give `counts.tokens` ids together."""
+        """Write one split from consecutive blocks of ids, `counts.tokens` ids in total."""
         group = self._splits.create_group(split)
-        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.kind)
+        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.dtype)
         digest, done = hashlib.sha256(), 0
         for block in blocks:
-            ids = np.ascontiguousarray(block, dtype=self.kind)
+            ids = np.ascontiguousarray(block, dtype=self.dtype)
             if ids.size:
                 dataset.write_direct(ids, dest_sel=np.s_[done : done + ids.size])
             digest.update(ids.data)
@@ -245,22 +245,22 @@ class StoreWriter:
         group.attrs["info"] = json.dumps(vars(info))
 
     def add_sentence_starts(self, split: str, starts: NDArray[Any]) -> None:
-        """Keep where the sentences of a split begin."""
+        """Write the offsets of the sentences of a split."""
         self._splits[split].create_dataset("sentence_starts", data=starts)
 
 
 @contextmanager
 def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = None) -> Iterator[StoreWriter]:
-    """Write a store under a temporary name; it takes its own when the block ends well.
+    """Yield a writer for a new store, which is written to a temporary file and renamed if the block succeeds.
 
     Args:
-        path: of the store.
-        facts: what it says of itself.
-        vocab: the vocabulary.
-        work: a folder on the same disk for the draft; that of the store by default.
+        path: path of the store.
+        facts: facts about the store.
+        vocab: vocabulary of the store.
+        work: folder for the temporary file, on the same disk; by default that of the store.
 
     Raises:
-        StoreError: the disk is full or refuses; nothing is left behind.
+        StoreError: the file cannot be written; no partial file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
@@ -270,8 +270,8 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             file.attrs["facts"] = json.dumps({**vars(facts), "conventions": dict(facts.conventions)})
             file.attrs["fingerprint"] = vocab.fingerprint
             file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-            yield StoreWriter(file, smallest_kind(vocab.size))
-        to_the_disk(draft)
+            yield StoreWriter(file, smallest_dtype(vocab.size))
+        sync_file(draft)
         os.replace(draft, path)
     except (OSError, RuntimeError) as error:
         raise StoreError(
@@ -282,7 +282,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
 
 
 def _reason(error: BaseException) -> str:
-    """What the system says went wrong, without the library's internals."""
+    """Return the system's reason for an error, without internals of the library."""
     number = getattr(error, "errno", None)
     if number:
         return os.strerror(number)
@@ -291,5 +291,5 @@ def _reason(error: BaseException) -> str:
 
 
 def stores_in(folder: Path) -> list[Path]:
-    """The files that may be stores, by name."""
+    """Return the files that may be stores, sorted by name."""
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))

@@ -1,4 +1,4 @@
-"""The mapping between text and ids: bytes, characters, words or SentencePiece."""
+"""Vocabularies: the mapping between text and ids of bytes, characters, words or SentencePiece models."""
 
 import base64
 import codecs
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from txlcli.errors import VocabularyError
 
 if TYPE_CHECKING:
-    from txlcli.data.sentencepiece_model import PieceModel
+    from txlcli.data.sentencepiece_model import SentencePieceModel
 
-Kind = Literal["byte", "char", "word", "sentencepiece"]
+TokenizerName = Literal["byte", "char", "word", "sentencepiece"]
 Ids = NDArray[np.int64]
-LOST = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Vocab:
-    """A vocabulary: its symbols in the order of their ids, and the rules by which text becomes symbols.
+    """A vocabulary: the symbols in the order of their ids, and the rules that split text into symbols.
 
-    `boundary` is the id that closes a line (<eos>, <S>), `unknown` the id of everything without an id of its own;
-    None where there is no such symbol. `dropped` are bytes that leave the text before it is encoded.
+    `boundary` is the id that ends a line (<eos>, <S>), `unknown` the id of all symbols without an id of their own; None
+    if there is no such symbol. `dropped` are bytes that are removed from the text before it is encoded.
     """
 
     def __init__(
         self,
-        kind: Kind,
+        tokenizer: TokenizerName,
         symbols: Sequence[str] = (),
         *,
         boundary: int | None = None,
@@ -39,7 +39,7 @@ class Vocab:
         dropped: bytes = b"",
         model: bytes = b"",
     ) -> None:
-        self.kind: Kind = kind
+        self.tokenizer: TokenizerName = tokenizer
         self.symbols = list(symbols)
         self.boundary, self.unknown = boundary, unknown
         self.lower_case, self.dropped = lower_case, dropped
@@ -47,40 +47,40 @@ class Vocab:
 
     @classmethod
     def of_bytes(cls, values: Iterable[int], dropped: bytes = b"") -> "Vocab":
-        """Bytes, in the order of their ids."""
+        """Create a vocabulary of bytes, given in the order of their ids."""
         return cls("byte", [chr(value) for value in values], dropped=dropped)
 
     @cached_property
     def size(self) -> int:
-        """V, the number of ids."""
-        return self.pieces.size if self.kind == "sentencepiece" else len(self.symbols)
+        """Number of ids, V."""
+        return self.sentencepiece.size if self.tokenizer == "sentencepiece" else len(self.symbols)
 
     @cached_property
-    def pieces(self) -> "PieceModel":
-        """The SentencePiece model."""
-        from txlcli.data.sentencepiece_model import PieceModel
+    def sentencepiece(self) -> "SentencePieceModel":
+        """Loaded SentencePiece model."""
+        from txlcli.data.sentencepiece_model import SentencePieceModel
 
-        return PieceModel(self.model)
+        return SentencePieceModel(self.model)
 
     @cached_property
     def ids_of(self) -> dict[str, int]:
-        """Symbol -> id; a byte is the character of the same number."""
+        """Id of each symbol; a byte is represented by the character of the same number."""
         return {symbol: number for number, symbol in enumerate(self.symbols)}
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text; a word vocabulary closes each complete line with the boundary.
+        """Encode a text; a word vocabulary ends each complete line with the boundary.
 
         Raises:
-            VocabularyError: a symbol has no id, and there is no unknown id to stand for it.
+            VocabularyError: a symbol has no id, and there is no unknown id.
         """
-        if self.kind == "byte":
+        if self.tokenizer == "byte":
             return self.encode_bytes(text.encode("utf-8", errors="surrogateescape"))
-        if self.kind == "sentencepiece":
-            return np.array(self.pieces.encode(text), dtype=np.int64)
-        return self._look_up(self.split_words(text) if self.kind == "word" else text)
+        if self.tokenizer == "sentencepiece":
+            return np.array(self.sentencepiece.encode(text), dtype=np.int64)
+        return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
 
     def encode_bytes(self, data: bytes) -> Ids:
-        """The ids of raw bytes; for byte vocabularies only.
+        """Encode raw bytes; for byte vocabularies only.
 
         Raises:
             VocabularyError: a byte has no id.
@@ -89,7 +89,7 @@ class Vocab:
             data = data.translate(None, self.dropped)
         ids = self._byte_table[np.frombuffer(data, dtype=np.uint8)]
         if ids.size and ids.min() < 0:
-            raise self._lacks(f"byte 0x{data[int(np.argmin(ids))]:02x}")
+            raise self._missing(f"byte 0x{data[int(np.argmin(ids))]:02x}")
         return ids
 
     @cached_property
@@ -99,49 +99,48 @@ class Vocab:
         return table
 
     def split_words(self, text: str) -> list[str]:
-        """The words of a text as the word benchmarks count them, each complete line closed by the boundary."""
+        """Split a text into words as the benchmarks do, with the boundary after each complete line."""
         text = text.lower() if self.lower_case else text
         text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-        closing = "" if self.boundary is None else self.symbols[self.boundary]
-        return text.replace("\n", f" {closing} ").split()
+        line_end = "" if self.boundary is None else self.symbols[self.boundary]
+        return text.replace("\n", f" {line_end} ").split()
 
     def _look_up(self, symbols: Sequence[str]) -> Ids:
         ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
         if ids.size and ids.min() < 0:
             if self.unknown is None:
-                raise self._lacks(json.dumps(symbols[int(np.argmin(ids))], ensure_ascii=False))
+                raise self._missing(json.dumps(symbols[int(np.argmin(ids))], ensure_ascii=False))
             ids[ids < 0] = self.unknown
         return ids
 
-    def _lacks(self, symbol: str) -> VocabularyError:
+    def _missing(self, symbol: str) -> VocabularyError:
         return VocabularyError(
-            f"the vocabulary ({self.kind}, {self.size:,} symbols) lacks {symbol}; leave it out of the text"
+            f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {symbol}; leave it out of the text"
         )
 
     def decode(self, ids: Iterable[int] | Ids) -> str:
-        """The text of ids: exact for bytes (where they are UTF-8), characters and SentencePiece.
+        """Decode ids: exactly for bytes (if they are UTF-8), characters and SentencePiece.
 
-        Words are joined by blanks, a boundary becomes a line end.
+        Words are joined by blanks, and a boundary becomes a line end.
         """
         numbers = [int(number) for number in ids]
-        if self.kind == "byte":
+        if self.tokenizer == "byte":
             return bytes(ord(self.symbols[number]) for number in numbers).decode("utf-8", errors="replace")
-        if self.kind == "sentencepiece":
-            return self.pieces.decode(numbers)
-        if self.kind == "char":
-            return "".join(LOST if number == self.unknown else self.symbols[number] for number in numbers)
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.decode(numbers)
+        if self.tokenizer == "char":
+            return "".join(REPLACEMENT if number == self.unknown else self.symbols[number] for number in numbers)
         words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
         return words.replace(" \n", "\n").replace("\n ", "\n")
 
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
-        """The text of ids while they come: bytes are held back until they make a whole character.
+        """Decode ids one at a time; bytes are held back until they form a complete character.
 
         Args:
-            ids: what to spell out.
-            after: the id before them, which decides whether a word begins with a blank; None at the beginning of a
-                text.
+            ids: the ids to decode.
+            after: the id before them, which determines if a word begins with a blank; None at the beginning of a text.
         """
-        if self.kind in ("byte", "sentencepiece"):
+        if self.tokenizer in ("byte", "sentencepiece"):
             characters = codecs.getincrementaldecoder("utf-8")("replace")
             for number in ids:
                 yield characters.decode(self._bytes_of(number))
@@ -153,29 +152,31 @@ class Vocab:
             after = number
 
     def _bytes_of(self, number: int) -> bytes:
-        return self.pieces.bytes_of(number) if self.kind == "sentencepiece" else bytes([ord(self.symbols[number])])
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.bytes_of(number)
+        return bytes([ord(self.symbols[number])])
 
     def symbol(self, number: int) -> str:
-        """A printable name of one token."""
-        if self.kind == "sentencepiece":
-            return self.pieces.symbol(number)
+        """Return one token in printable form."""
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.symbol(number)
         symbol = self.symbols[number]
-        if self.kind == "byte":
+        if self.tokenizer == "byte":
             return repr(symbol)[1:-1] if symbol.isascii() else f"\\x{ord(symbol):02x}"
         return symbol if symbol.isprintable() else repr(symbol)[1:-1]
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the canonical JSON: two vocabularies are the same if and only if this is."""
+        """The sha256 of the canonical JSON; equal if and only if two vocabularies are equal."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The one representation on disk: canonical JSON, one line."""
-        facts: dict[str, Any] = {"kind": self.kind, "boundary": self.boundary, "unknown": self.unknown}
-        if self.kind == "byte":
+        """Return the vocabulary as canonical JSON on one line, its only representation on disk."""
+        facts: dict[str, Any] = {"kind": self.tokenizer, "boundary": self.boundary, "unknown": self.unknown}
+        if self.tokenizer == "byte":
             facts["bytes"] = [ord(symbol) for symbol in self.symbols]
             facts["dropped"] = list(self.dropped)
-        elif self.kind == "sentencepiece":
+        elif self.tokenizer == "sentencepiece":
             facts["model"] = base64.b64encode(self.model).decode()
         else:
             facts["symbols"] = self.symbols
@@ -184,10 +185,10 @@ class Vocab:
 
     @classmethod
     def from_json(cls, text: str) -> "Vocab":
-        """The vocabulary that `to_json` wrote.
+        """Read a vocabulary that `to_json` wrote.
 
         Raises:
-            VocabularyError: the text is something else.
+            VocabularyError: the text is not a vocabulary.
         """
         try:
             facts = json.loads(text)
@@ -203,6 +204,6 @@ class Vocab:
         raise VocabularyError(f'this is no vocabulary of txl (kind "{facts["kind"]}"); a newer txl may have written it')
 
 
-def smallest_kind(size: int) -> np.dtype[Any]:
-    """The smallest unsigned integer type that holds ids below `size`."""
+def smallest_dtype(size: int) -> np.dtype[Any]:
+    """Return the smallest unsigned integer type that can hold ids below `size`."""
     return np.dtype(np.min_scalar_type(max(size - 1, 0)))

@@ -1,9 +1,9 @@
-"""Names and shapes of the weights of other systems, linked to ours; both ways.
+"""Converts weights between txl ("ours") and other systems ("theirs"), in both directions.
 
 Axes: H heads, D head width, d model width, w width of a band, F inner width, n ids of a band, V vocabulary, N layers.
 
-A link says that some of our tensors, written one after the other, are the same numbers as some of theirs. All but the
-variables of the TF code keep their matrices the way we do, (out, in).
+A link states that some of our tensors, concatenated, hold the same numbers as some of theirs. Matrices are (out, in)
+everywhere but in the variables of the TF code, where they are (in, out).
 """
 
 import dataclasses
@@ -19,51 +19,52 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RecipeError, RunError
 
 Tensors = Mapping[str, Tensor]
-NAMED = 3  # of the tensors that an error could list
-WAY_OUT = "correct [model] with --recipe or --set"
+MOST_NAMED = 3  # tensors that an error lists by name
+NEXT_STEP = "correct [model] with --recipe or --set"
 
 
 @dataclass(frozen=True)
 class Link:
-    """Our tensors and theirs that hold the same numbers."""
+    """Tensors of both systems that hold the same numbers."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     shape: tuple[int, ...]
-    """Of each of theirs."""
+    """Shape of each of theirs."""
     transposed: bool = False
-    """Theirs are (in, out)."""
+    """True if theirs are (in, out)."""
     reversed: bool = False
-    """Theirs have their rows in the opposite order."""
+    """True if theirs have their rows in the opposite order."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What another system calls its weights."""
+    """Names and shapes of the weights of another system."""
 
     links: tuple[Link, ...]
     aliases: Mapping[str, str]
-    """Further names of theirs for tensors that are linked under another name: what is tied is stored twice."""
+    """Further names of linked tensors, by alias: tied weights are stored under several names."""
     ignored: tuple[str, ...] = ()
-    """Endings of names that are no weights."""
+    """Suffixes of names that are not weights."""
 
     def vocab_size_of(self, theirs: Tensors) -> int | None:
-        """How many ids the embedding knows; None where its tables are missing."""
+        """Return the number of ids in the embedding; None if a table is missing."""
         tables = [name for link in self.links if link.ours[0].startswith("embedding.tables.") for name in link.theirs]
         theirs = self._with_tied(theirs)
         rows = [theirs[name].shape[:1].numel() for name in tables if name in theirs]
         return sum(rows) if len(rows) == len(tables) else None
 
     def read(self, theirs: Tensors, shapes: Mapping[str, torch.Size], where: str) -> dict[str, Tensor]:
-        """Our tensors from theirs, in float32.
+        """Convert their tensors to ours, in float32.
 
         Args:
-            theirs: by their names.
-            shapes: of our tensors, by our names.
-            where: begins every error message.
+            theirs: their tensors, by name.
+            shapes: shapes of our tensors, by name.
+            where: file that error messages name.
 
         Raises:
-            RunError: a tensor is missing, left over, of another shape, no finite weights, or not what it is tied to.
+            RunError: a tensor is missing, unknown, of another shape, not floating point, not finite, or different from
+                the one it is tied to.
         """
         linked = {name for link in self.links for name in link.theirs}
         theirs = self._with_tied(theirs)
@@ -77,36 +78,26 @@ class Layout:
         ours: dict[str, Tensor] = {}
         for link in self.links:
             for name in link.theirs:
-                if tuple(theirs[name].shape) != link.shape:
-                    raise RunError(
-                        f"{where}: {name} has the shape {tuple(theirs[name].shape)}, the settings want {link.shape}; "
-                        f"{WAY_OUT}"
-                    )
-                if not theirs[name].is_floating_point():
-                    raise RunError(
-                        f"{where}: {name} holds {theirs[name].dtype}, which are no weights; convert them to float32"
-                    )
-                if not theirs[name].isfinite().all():
-                    raise RunError(f"{where}: {name} holds numbers that are not finite; fetch the weights again")
+                _check_tensor(theirs[name], link.shape, f"{where}: {name}")
             ours |= _unpacked(link, [theirs[name] for name in link.theirs], shapes)
         return ours
 
     def _with_tied(self, theirs: Tensors) -> Tensors:
-        """With the linked names of tensors that were stored under another of their names only."""
+        """Add the linked names of tensors that were stored under an alias only."""
         stored = {first: theirs[name] for name, first in self.aliases.items() if name in theirs}
         return {**stored, **theirs}
 
     def _check_names(self, theirs: Tensors, linked: set[str], where: str) -> None:
         missing = sorted(linked - set(theirs))
         if missing:
-            raise RunError(f"{where}: lacks {_some(missing)}; the settings do not describe these weights, {WAY_OUT}")
+            raise RunError(f"{where}: has no {_some(missing)}; these weights do not fit the settings, {NEXT_STEP}")
         known = linked | set(self.aliases)
         extra = sorted(name for name in theirs if name not in known and not name.endswith(self.ignored))
         if extra:
-            raise RunError(f"{where}: has {_some(extra)} that the settings have no place for; {WAY_OUT}")
+            raise RunError(f"{where}: has {_some(extra)}, unknown to the settings; {NEXT_STEP}")
 
     def write(self, ours: Tensors) -> dict[str, Tensor]:
-        """Their tensors from ours; what is tied appears once, but for vectors, which cost nothing."""
+        """Convert our tensors to theirs; tied tensors appear once, except vectors, which are small."""
         theirs: dict[str, Tensor] = {}
         for link in self.links:
             theirs |= _packed(link, [ours[name] for name in link.ours])
@@ -114,50 +105,58 @@ class Layout:
         return theirs | small
 
 
+def _check_tensor(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise RunError(f"{name} has the shape {tuple(tensor.shape)}, the settings need {shape}; {NEXT_STEP}")
+    if not tensor.is_floating_point():
+        raise RunError(f"{name} holds {tensor.dtype}, which cannot be weights; convert them to float32")
+    if not tensor.isfinite().all():
+        raise RunError(f"{name} holds numbers that are not finite; download the weights again")
+
+
 def _unpacked(link: Link, theirs: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Our tensors of a link, by name, cut from theirs."""
-    turned = [_turned(link, tensor.float()).reshape(-1) for tensor in theirs]
-    numbers = torch.cat(turned)
+    """Return our tensors of a link, by name, split from theirs."""
+    numbers = torch.cat([_reordered(link, tensor.float()).reshape(-1) for tensor in theirs])
     parts = numbers.split([shapes[name].numel() for name in link.ours])
     return {name: part.view(shapes[name]).clone() for name, part in zip(link.ours, parts, strict=True)}
 
 
 def _packed(link: Link, ours: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Their tensors of a link, by name, put together from ours."""
+    """Return their tensors of a link, by name, concatenated from ours."""
     numbers = torch.cat([tensor.detach().float().reshape(-1) for tensor in ours])
     parts = numbers.view(len(link.theirs), *(reversed(link.shape) if link.transposed else link.shape))
-    return {name: _turned(link, part).contiguous() for name, part in zip(link.theirs, parts, strict=True)}
+    return {name: _reordered(link, part).contiguous() for name, part in zip(link.theirs, parts, strict=True)}
 
 
-def _turned(link: Link, tensor: Tensor) -> Tensor:
-    """One of their tensors laid out as ours, or the other way round: transposing and reversing undo themselves."""
+def _reordered(link: Link, tensor: Tensor) -> Tensor:
+    """Change the layout of a tensor from theirs to ours, or back: both operations are their own inverses."""
     tensor = tensor.mT if link.transposed else tensor
     return tensor.flip(0) if link.reversed else tensor
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torch.Size]:
-    """The shapes of a model's parameters, by name; nothing is allocated."""
+    """Return the shapes of a model's parameters, by name, without allocating them."""
     with torch.device("meta"):
         model = TransformerXL(settings, vocab_size)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_face: bool) -> Layout:
-    """The released PyTorch code's state dict, or Hugging Face's.
+    """Return the layout of the released PyTorch code's state dict, or of Hugging Face's.
 
-    They differ in a prefix, and in the order of the rows that stand for tail bands: the released PyTorch code pairs
-    tail i with column -i of the head, everybody else with column i of the clusters.
+    They differ in a prefix, and in the order of the cluster rows: the released PyTorch code pairs tail i with column -i
+    of the head, all other systems with column i of the clusters.
 
     Raises:
-        RecipeError: no such weights exist for these settings, or a cutoff lies beyond the vocabulary.
+        RecipeError: such weights do not exist for these settings, or a cutoff lies beyond the vocabulary.
     """
     if settings.norm == "pre":
-        raise RecipeError('[model] norm = "pre" has a last norm that such weights lack; set it to "pre_released"')
+        raise RecipeError('[model] norm = "pre" needs a final norm that these weights do not have; use "pre_released"')
     body = "transformer." if hugging_face else ""
     heads = (settings.n_heads, settings.d_head)
     cut = bands(settings, vocab_size)
@@ -205,7 +204,7 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
 
 
 def _banded(ours: str, theirs: str, what: str, settings: TransformerSettings, cut: Sequence[Band]) -> Iterator[Link]:
-    """Tables or biases of the bands, which are one tensor of theirs where all bands have one width."""
+    """Yield links for the tables or biases of the bands; theirs are one tensor if all bands have the same width."""
 
     def shape(rows: int, band: Band) -> tuple[int, ...]:
         return (rows, band.width) if what == "weight" else (rows,)
@@ -219,7 +218,7 @@ def _banded(ours: str, theirs: str, what: str, settings: TransformerSettings, cu
 
 
 def _projections(cut: Sequence[Band]) -> list[tuple[int, int]]:
-    """The embedding's projections: their numbers, and the widths of what they project."""
+    """Return index and input width of each projection of the embedding."""
     return sorted({(band.projection, band.width) for band in cut if band.projection is not None})
 
 
@@ -240,9 +239,9 @@ def _pytorch_layer(settings: TransformerSettings, number: int, theirs: str) -> I
 
 
 def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
-    """The weights under Hugging Face's names.
+    """Return the weights under Hugging Face's names.
 
-    Theirs projects every band where div_val is above 1; a band that ours does not project gets the identity.
+    Hugging Face projects every band if div_val is above 1; a band that txl does not project gets the identity.
     """
     settings = model.settings
     ours = dict(model.named_parameters())
@@ -254,10 +253,10 @@ def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
 
 
 def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
-    """The variables of the released TF code's checkpoints, without `:0`.
+    """Return the layout of the variables in the released TF code's checkpoints, without `:0`.
 
     Raises:
-        RecipeError: that code has no such model, or a cutoff lies beyond the vocabulary.
+        RecipeError: that code does not have such a model, or a cutoff lies beyond the vocabulary.
     """
     if settings.norm != "post":
         raise RecipeError(f'[model] norm = "{settings.norm}" is not in the released TF code; set it to "post"')

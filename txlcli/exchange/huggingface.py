@@ -1,4 +1,4 @@
-"""The config.json of Hugging Face's TransfoXL, and our settings."""
+"""Converts between config.json of Hugging Face's TransfoXL and txl's settings."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from txlcli.errors import RecipeError, RunError
 CONFIG = "config.json"
 MODEL_TYPE = "transfo-xl"
 SEG_LEN = 128
-"""Where a configuration does not say; the released evaluation of the large model."""
+"""Default of `tgt_len`: that of the released evaluation of the large model."""
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 267_735,
     "cutoffs": [20_000, 40_000, 200_000],
@@ -38,16 +38,16 @@ DEFAULTS: dict[str, Any] = {
     "init_std": 0.02,
     "proj_init_std": 0.01,
     "layer_norm_epsilon": 1e-5,
-    "memory_start": "zeros",  # a key of ours, that Hugging Face reads past
+    "memory_start": "zeros",  # a key of txl, which Hugging Face ignores
 }
-"""What a key that a configuration leaves out means."""
+"""Values of keys that a configuration leaves out."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration in a folder, complete.
+    """Read the configuration in a folder, and complete it with defaults.
 
     Raises:
-        RunError: missing, damaged, or of another model.
+        RunError: it is missing, damaged, or of another model.
     """
     path = folder / CONFIG
     try:
@@ -55,24 +55,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise RunError(f"{folder} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: no readable JSON ({error}); fetch it again") from error
+        raise RunError(f"{path}: not readable as JSON ({error}); download it again") from error
     if not isinstance(config, Mapping) or config.get("model_type") != MODEL_TYPE:
-        found = config.get("model_type") if isinstance(config, Mapping) else type(config).__name__
-        raise RunError(f'{path}: the model type is "{found}", not "{MODEL_TYPE}"; only Transformer-XL can be imported')
+        model_type = config.get("model_type") if isinstance(config, Mapping) else type(config).__name__
+        raise RunError(f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported')
     complete = DEFAULTS | dict(config)
     if complete["attn_type"] != 0:
         raise RunError(
             f"{path}: attn_type {complete['attn_type']} is not the attention of Transformer-XL; "
-            "give a model with attn_type 0, no other can be imported"
+            "only models with attn_type 0 can be imported"
         )
     return complete
 
 
 def model_settings(config: Mapping[str, Any], where: Path) -> TransformerSettings:
-    """[model] as a configuration has it.
+    """Return the [model] settings of a configuration.
 
     Raises:
-        RunError: a value that no model can have.
+        RunError: an invalid value.
     """
     shared = _flag(config, "proj_share_all_but_first", where)
     cutoffs = config["cutoffs"]
@@ -97,32 +97,32 @@ def model_settings(config: Mapping[str, Any], where: Path) -> TransformerSetting
         "init_std": config["init_std"],
         "proj_init_std": config["proj_init_std"],
     }
-    found = _section("model", keys, where)
-    assert isinstance(found, TransformerSettings)
-    return found
+    settings = _section("model", keys, where)
+    assert isinstance(settings, TransformerSettings)
+    return settings
 
 
 def eval_settings(config: Mapping[str, Any], where: Path) -> EvalSettings:
-    """[eval] as a configuration has it.
+    """Return the [eval] settings of a configuration.
 
     Raises:
-        RunError: a value that no reading can have.
+        RunError: an invalid value.
     """
     same = "m" if _flag(config, "same_length", where) else "off"
     keys = {"seg_len": config.get("tgt_len", SEG_LEN), "mem_len": config["mem_len"], "same_length": same}
-    reading: EvalSettings = _section("eval", keys, where)
+    settings: EvalSettings = _section("eval", keys, where)
     clamp = config["clamp_len"]
     if not isinstance(clamp, int):
         raise RunError(f"{where}: clamp_len must be a whole number, not {clamp!r}")
-    # Without a limit of its own the model knows all distances that its reading has, and no more.
-    return dataclasses.replace(reading, max_distance=clamp if clamp > 0 else reading.seg_len + reading.mem_len)
+    # A model without clamp_len was trained on the distances of its own lengths, and on no others.
+    return dataclasses.replace(settings, max_distance=clamp if clamp > 0 else settings.seg_len + settings.mem_len)
 
 
 def vocab_size(config: Mapping[str, Any], where: Path) -> int:
-    """How many ids a configuration says that the model knows.
+    """Return the vocabulary size of a configuration.
 
     Raises:
-        RunError: no number.
+        RunError: it is not a number.
     """
     size = config["vocab_size"]
     if type(size) is not int or size < 1:
@@ -144,21 +144,21 @@ def _section(name: str, keys: Mapping[str, Any], where: Path) -> Any:
         raise RunError(f"{where}: {error}") from error
 
 
-def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boundary: int | None) -> dict[str, Any]:
-    """The configuration that makes Hugging Face's TransfoXL the same model.
+def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, boundary: int | None) -> dict[str, Any]:
+    """Return the configuration with which Hugging Face's TransfoXL is the same model.
 
     Raises:
-        RunError: it has no such model.
+        RunError: it does not have such a model.
     """
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
-        raise RunError("only Transformer-XL itself has a place in Hugging Face's layout; this run is a baseline")
+        raise RunError("only Transformer-XL can be exported to Hugging Face; this run is a baseline")
     if model.norm == "pre":
         raise RunError(
-            'norm = "pre" ends in a normalisation that Hugging Face\'s TransfoXL lacks; it cannot be exported'
+            'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; it cannot be exported'
         )
-    # Without memory nothing limits the keys. With same_length theirs sees M keys, the token itself included.
-    same_length = reading.same_length != "off" and reading.mem_len > 0
-    one_more = same_length and reading.same_length == "m_plus_one"
+    # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
+    same_length = evaluation.same_length != "off" and evaluation.mem_len > 0
+    one_more = same_length and evaluation.same_length == "m_plus_one"
     bands = len(model.cutoffs) + 1
     return {
         "model_type": MODEL_TYPE,
@@ -173,9 +173,9 @@ def config_of(model: ModelSettings, reading: EvalSettings, vocab_size: int, boun
         "div_val": model.div_val,
         "pre_lnorm": model.norm == "pre_released",
         "n_layer": model.n_layers,
-        "mem_len": reading.mem_len + 1 if one_more else reading.mem_len,
-        "tgt_len": reading.seg_len,
-        "clamp_len": reading.max_distance or -1,
+        "mem_len": evaluation.mem_len + 1 if one_more else evaluation.mem_len,
+        "tgt_len": evaluation.seg_len,
+        "clamp_len": evaluation.max_distance or -1,
         "same_length": same_length,
         "tie_projs": list(model.tie_projections or [number > 0 for number in range(bands)]),
         "attn_type": 0,

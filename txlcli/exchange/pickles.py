@@ -1,4 +1,4 @@
-"""Unpickles plain data, and nothing that could run."""
+"""Unpickles plain data without running any code."""
 
 import pickle
 import re
@@ -10,58 +10,58 @@ from pathlib import Path
 from typing import Any
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
-"""What vocabulary files are made of, besides lists and dicts, which need no name."""
+"""Classes in vocabulary files. Lists and dicts are not listed: pickles do not refer to them by name."""
 
 
 class UnsafePickleError(Exception):
-    """A pickle names something that could run; the message is that name. Nothing of it was run."""
+    """A pickle refers to code; the message is its name. It was not run."""
 
 
 class DamagedPickleError(Exception):
-    """A pickle cannot be read; the message says why."""
+    """A pickle cannot be read; the message gives the reason."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in CONTAINERS:
             raise UnsafePickleError(f"{module}.{name}".encode("unicode_escape").decode()[:100])
-        return dict  # not the class itself: a pickle may change the attributes of a class that it gets hold of
+        return dict  # not the class itself, since a pickle could change its attributes
 
 
 def load(path: Path) -> Any:
-    """What a pickle of plain containers holds; every mapping becomes a dict.
+    """Load a pickle of plain containers; every mapping becomes a dict.
 
     Raises:
         UnsafePickleError, DamagedPickleError.
     """
-    with _told_apart(), path.open("rb") as file:
-        return _PlainUnpickler(file, encoding="utf-8").load()  # Python 2 wrote some of them
+    with _classified_errors(), path.open("rb") as file:
+        return _PlainUnpickler(file, encoding="utf-8").load()  # some were written by Python 2
 
 
 def load_torch(path: Path) -> Any:
-    """What a file of `torch.save` holds: tensors and plain containers.
+    """Load a file of `torch.save` with tensors and plain containers.
 
     Raises:
         UnsafePickleError, DamagedPickleError.
     """
-    import torch  # noqa: PLC0415 - a plain pickle needs none
+    import torch  # noqa: PLC0415 - plain pickles do not need it
 
-    with _told_apart(), warnings.catch_warnings(), torch.serialization.safe_globals([Counter]):
-        warnings.simplefilter("ignore")  # PyTorch has some about damaged files
+    with _classified_errors(), warnings.catch_warnings(), torch.serialization.safe_globals([Counter]):
+        warnings.simplefilter("ignore")  # PyTorch warns about damaged files
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
-    """Whatever reading a pickle raises becomes one of two: something could have run, or the file is damaged."""
+def _classified_errors() -> Iterator[None]:
+    """Turn any exception of unpickling into an UnsafePickleError or a DamagedPickleError."""
     try:
         yield
     except UnsafePickleError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        said = " ".join(str(error).split())
-        named = re.search(r"GLOBAL (\S+)", said)
+        message = " ".join(str(error).split())
+        named = re.search(r"GLOBAL (\S+)", message)
         if named is not None:
             raise UnsafePickleError(named[1]) from error
-        inner = re.search(r"WeightsUnpickler error: (.*?) Check the documentation", said)
-        raise DamagedPickleError(f"{type(error).__name__}: {(inner[1] if inner else said)[:160]}") from error
+        inner = re.search(r"WeightsUnpickler error: (.*?) Check the documentation", message)
+        raise DamagedPickleError(f"{type(error).__name__}: {(inner[1] if inner else message)[:160]}") from error

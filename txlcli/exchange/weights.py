@@ -1,4 +1,4 @@
-"""Reads files of foreign weights as named tensors."""
+"""Reads weights of other systems as named tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +15,14 @@ from txlcli.exchange.pickles import UnsafePickleError
 
 System = Literal["hugging_face", "pytorch", "tf"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What a Hugging Face folder may hold."""
+"""Names of the file of weights in a Hugging Face folder."""
 STATE_DICT_HINT = (
     "save the state dict where the released code runs: torch.save(torch.load('model.pt').state_dict(), 'state.pt')"
 )
 
 
 def in_folder(folder: Path) -> Path:
-    """The weights' file in a Hugging Face folder.
+    """Return the file of weights in a Hugging Face folder.
 
     Raises:
         RunError: there is none.
@@ -30,17 +30,17 @@ def in_folder(folder: Path) -> Path:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    raise RunError(f"{folder} has neither {' nor '.join(WEIGHTS)}; weights in several files must be merged first")
+    raise RunError(f"{folder} has neither {' nor '.join(WEIGHTS)}; sharded weights must be merged first")
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors`, `.npz` or torch file, by name; nothing else in it is ever run.
+    """Read the tensors of a `.safetensors`, `.npz` or torch file, by name, without running code from it.
 
     Raises:
-        RunError: missing, damaged, or a pickle of more than tensors.
+        RunError: the file is missing, damaged, or a pickle of more than tensors.
     """
     if not path.is_file():
-        raise RunError(f"no file of weights at {path}; give a .safetensors, .npz or torch file")
+        raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -52,33 +52,33 @@ def read(path: Path) -> dict[str, Tensor]:
             f"{path}: holds {error} besides tensors; refused, nothing of it was run; {STATE_DICT_HINT}"
         ) from error
     except Exception as error:  # a damaged file can raise anything
-        said = " ".join(str(error).split())[:200]
-        raise RunError(f"{path}: damaged or no file of weights ({said}); fetch it again") from error
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
     return _tensors_only(path, loaded)
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     with np.load(path, allow_pickle=False) as arrays:
-        held = {name: arrays[name] for name in arrays.files}
-    return {name: torch.from_numpy(array.astype(np.float32)) for name, array in held.items() if array.dtype.kind == "f"}
+        by_name = {name: arrays[name] for name in arrays.files}
+    return {name: torch.from_numpy(a.astype(np.float32)) for name, a in by_name.items() if a.dtype.kind == "f"}
 
 
 def _tensors_only(path: Path, loaded: Any) -> dict[str, Tensor]:
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise RunError(f"{path}: no state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
+        raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
     return dict(loaded)
 
 
 def plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without what wrappers add to names: `module.` before them, `:0` after them."""
+    """Remove what wrappers add to names: the prefix `module.` and the suffix `:0`."""
     return {name.removeprefix("module.").removesuffix(":0"): tensor for name, tensor in tensors.items()}
 
 
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
-    """Whose names these are.
+    """Return the system that names its tensors like these.
 
     Raises:
-        RunError: no Transformer-XL that is known.
+        RunError: they are not those of a known Transformer-XL.
     """
     if any(name.startswith("transformer/") for name in tensors):
         return "tf"
@@ -87,6 +87,6 @@ def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
     if any(name.startswith("word_emb.") for name in tensors):
         return "pytorch"
     raise RunError(
-        f"{path}: none of its {len(tensors)} tensors has a name of Transformer-XL "
-        "(transformer.word_emb..., word_emb... or transformer/...); this is another model"
+        f"{path}: none of its {len(tensors)} tensors is named as in a Transformer-XL "
+        "(transformer.word_emb..., word_emb... or transformer/...); only Transformer-XL can be imported"
     )

@@ -1,1 +1,1 @@
-"""Run folders: what a training leaves on disk, its history, and how a run is loaded."""
+"""Runs: their folders, their history, and how they are loaded."""

@@ -1,4 +1,4 @@
-"""What a run has recorded: the reports of its training, its evaluations, the step that is saved."""
+"""Reads the history of a run: reports of its training, its evaluations, the saved step."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from txlcli.runs.run_folder import Run
 
 Report = dict[str, Any]
 STATES = ("finished", "unfinished", "interrupted", "imported")
-MODEL_ALONE = "model"  # the method of a row of `txl eval` that neither caches nor learns
+MODEL_ALONE = "model"  # method of an evaluation without a cache and without dynamic evaluation
 
 
 @dataclass(frozen=True)
@@ -23,92 +23,93 @@ class History:
 
     run: Run
     reports: tuple[Report, ...]
-    """The lines of metrics.jsonl, in order."""
+    """Lines of metrics.jsonl, in order."""
     evals: tuple[Report, ...]
-    """The lines of evals.jsonl, in order."""
+    """Lines of evals.jsonl, in order."""
     saved: Report
-    """The plain data of the checkpoint; empty where there is none."""
+    """Metadata of the checkpoint; empty if there is none."""
     evaluated_step: int | None
-    """The step of the weights that `txl eval` reads now; None where there are none."""
+    """Step of the weights that `txl eval` would read now; None if there are none."""
 
-    def of_kind(self, kind: str) -> list[Report]:
-        """The reports of a kind, "train" or "valid"."""
+    def reports_of(self, kind: str) -> list[Report]:
+        """Return the reports of a kind, "train" or "valid"."""
         return [report for report in self.reports if report["kind"] == kind]
 
     @property
     def step(self) -> int:
-        """The step that is saved; without a checkpoint, that of the last report."""
+        """Step that is saved; without a checkpoint, the step of the last report."""
         return int(self.saved.get("step", self.last_step))
 
     @property
     def last_step(self) -> int:
-        """The step of the last report."""
+        """Step of the last report."""
         return max((int(report["step"]) for report in self.reports), default=0)
 
     @property
     def state(self) -> str:
-        """One of STATES; a training that is running looks like one that was killed: both are interrupted."""
+        """One of STATES; a training in progress cannot be told from a killed one and counts as interrupted."""
         if "imported_from" in self.saved:
             return "imported"
         if not self.saved or self.last_step > self.step:
             return "interrupted"
         ended = self.step >= self.run.settings.train.max_steps
-        # A stop may come between the last step and its validation, which going on makes up for.
+        # A training can be stopped between the last step and its validation, which resuming makes up for.
         return "finished" if ended and self.saved.get("validated") == self.step else "unfinished"
 
     @cached_property
     def best_valid(self) -> Report | None:
-        """The validation with the lowest loss."""
-        return lowest(self.of_kind("valid"))
+        """Validation with the lowest loss."""
+        return lowest(self.reports_of("valid"))
 
     @property
     def last_valid(self) -> Report | None:
-        """The last validation."""
-        return next(reversed(self.of_kind("valid")), None)
+        """Last validation."""
+        return next(reversed(self.reports_of("valid")), None)
 
     @property
     def last_train(self) -> Report | None:
-        """The last report of the training loss."""
-        return next(reversed(self.of_kind("train")), None)
+        """Last report of the training loss."""
+        return next(reversed(self.reports_of("train")), None)
 
     def evals_of(self, split: str) -> list[Report]:
-        """The recorded evaluations of a whole split by the model alone, with the weights that `txl eval` reads now.
+        """Return the evaluations of a whole split by the model alone, with the weights that `txl eval` would read now.
 
-        A corpus may have been prepared again: its split as read last counts, and none that may have been learned.
+        If the corpus was prepared again, only results on the split that was evaluated last count. Results on text that
+        may be training data do not count.
         """
         now = {"split": split, "whole": True, "step": self.evaluated_step, "weights": self.run.best_or_last.name}
-        rows = [
-            row
-            for row in self.evals
-            if all(row.get(key) == value for key, value in now.items())
-            and row.get("method", MODEL_ALONE) == MODEL_ALONE
-            and not row.get("may_be_learned")
+        results = [
+            result
+            for result in self.evals
+            if all(result.get(key) == value for key, value in now.items())
+            and result.get("method", MODEL_ALONE) == MODEL_ALONE
+            and not result.get("may_be_learned")
         ]
-        newest = next((row["split_sha256"] for row in reversed(rows) if row.get("split_sha256")), None)
-        return [row for row in rows if row.get("split_sha256") in (None, newest)]  # earlier versions did not say it
+        newest = next((result["split_sha256"] for result in reversed(results) if result.get("split_sha256")), None)
+        return [result for result in results if result.get("split_sha256") in (None, newest)]  # None: earlier versions
 
     @cached_property
     def test_result(self) -> tuple[Report | None, int]:
-        """The evaluation of test to quote, and how many readings of test it was chosen from.
+        """The test result to quote, and the number of test results that it was chosen from.
 
-        That is the reading which was best on valid, if test was read in the same way (the count is then 1), otherwise
-        the one which was best on test. Of several evaluations by one reading the newest counts.
+        It is the result of the settings that scored best on valid, if test was evaluated with the same settings (the
+        count is then 1), otherwise the best result on test. Of several results of the same settings the newest counts.
         """
-        on_test = {_reading(row): row for row in self.evals_of("test") if row["loss_nats"] is not None}
-        on_valid = {_reading(row): row for row in self.evals_of("valid") if row["loss_nats"] is not None}
-        chosen = min(on_test.keys() & on_valid.keys(), key=lambda reading: _loss(on_valid[reading]), default=None)
+        on_test = {_settings(result): result for result in self.evals_of("test") if result["loss_nats"] is not None}
+        on_valid = {_settings(result): result for result in self.evals_of("valid") if result["loss_nats"] is not None}
+        chosen = min(on_test.keys() & on_valid.keys(), key=lambda settings: _loss(on_valid[settings]), default=None)
         if chosen is not None:
             return on_test[chosen], 1
         return lowest(on_test.values()), len(on_test)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one step predicts."""
+        """Tokens predicted per step."""
         return self.run.settings.train.batch_size * self.run.settings.train.seg_len
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens trained per second of training, validations not counted; None where no report says it."""
+        """Tokens per second of training, without validations; None if no report has it."""
         tokens = seconds = 0.0
         for report, steps in self._steps_of_reports():
             if report.get("tokens_per_s"):
@@ -117,13 +118,13 @@ class History:
         return tokens / seconds if seconds else None
 
     def _steps_of_reports(self) -> list[tuple[Report, int]]:
-        """The reports of training, each with the steps that it is the mean of."""
-        reports = self.of_kind("train")
+        """Return the reports of training, each with the number of steps that it averages."""
+        reports = self.reports_of("train")
         before = [0, *(report["step"] for report in reports)]
         return [(report, report["step"] - first) for report, first in zip(reports, before, strict=False)]
 
     def hours(self) -> list[float] | None:
-        """Hours of training and validation up to each report; None where a report does not say how long it took."""
+        """Return the hours of training and validation up to each report; None if a report has no duration."""
         steps = {id(report): count for report, count in self._steps_of_reports()}
         passed, result = 0.0, []
         for report in self.reports:
@@ -139,17 +140,17 @@ class History:
         return result
 
 
-OF_SEGMENTS = ("mem_len", "seg_len", "same_length")  # windows have none; rows of earlier versions say some all the same
+OF_SEGMENTS = ("mem_len", "seg_len", "same_length")  # not of windows, although results of earlier versions have some
 OF_BOTH = ("max_distance", "precision", "stride")
 
 
-def _reading(row: Report) -> tuple[object, ...]:
-    """How an evaluation read its text: what was asked for, which a text too short for it does not change."""
-    both = tuple(row.get(key) for key in OF_BOTH)
-    both += (row.get("batch_size", row.get("lanes")),)  # rows of earlier versions say what a short text made of it
-    if row.get("stride") is None:
-        return tuple(row.get(key) for key in OF_SEGMENTS) + both
-    return (row.get("attn_len", row.get("attn_len_max")), *both)  # rows of earlier versions say N by the latter
+def _settings(result: Report) -> tuple[object, ...]:
+    """Return the evaluation settings as requested, even if the text was too short for them."""
+    # Results of earlier versions have no "batch_size", only the one that was used, and no "attn_len".
+    both = (*(result.get(key) for key in OF_BOTH), result.get("batch_size", result.get("lanes")))
+    if result.get("stride") is None:
+        return tuple(result.get(key) for key in OF_SEGMENTS) + both
+    return (result.get("attn_len", result.get("attn_len_max")), *both)
 
 
 def _loss(report: Report) -> float:
@@ -157,40 +158,40 @@ def _loss(report: Report) -> float:
 
 
 def lowest(reports: Iterable[Report]) -> Report | None:
-    """The report with the lowest loss; a loss that is None was not finite."""
+    """Return the report with the lowest loss; a loss of None was not finite."""
     finite = [report for report in reports if report["loss_nats"] is not None]
     return min(finite, key=lambda report: report["loss_nats"]) if finite else None
 
 
 def read(run: Run) -> History:
-    """What a run has recorded.
+    """Read the history of a run.
 
     Raises:
         RunError: a line of metrics.jsonl or evals.jsonl, or a checkpoint, is damaged.
     """
     reports = tuple(_lines(run.folder / run_folder.METRICS, ("kind", "step", "loss_nats")))
-    evals = tuple(_lines(run.folder / run_folder.EVALS, ("loss_nats",), halves=True))
-    return History(run, reports, evals, _saved(run), _plain_data(run.best_or_last).get("step"))
+    evals = tuple(_lines(run.folder / run_folder.EVALS, ("loss_nats",), skip_truncated=True))
+    return History(run, reports, evals, _saved(run), _metadata(run.best_or_last).get("step"))
 
 
 def check_finished(run: Run) -> None:
     """Refuse a run whose training is not finished.
 
     Raises:
-        RunError: it has steps to take.
+        RunError: it has steps left.
     """
-    past = read(run)
-    if past.saved and past.state in ("unfinished", "interrupted"):  # without weights, opening it says so
+    history = read(run)
+    if history.saved and history.state in ("unfinished", "interrupted"):  # a run without weights is refused when opened
         raise RunError(
-            f"{run.folder} is at step {past.step:,} of {run.settings.train.max_steps:,}; finish it with "
-            f'"txl train --resume {run.name}", or take it as it is with --unfinished'
+            f"{run.folder} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
+            f'"txl train --resume {run.name}", or use it as it is with --unfinished'
         )
 
 
-def _lines(path: Path, keys: tuple[str, ...], *, halves: bool = False) -> list[Report]:
-    """The lines of a file of JSON objects that have these keys; none where there is no file.
+def _lines(path: Path, keys: tuple[str, ...], *, skip_truncated: bool = False) -> list[Report]:
+    """Read a file with a JSON object per line, each with these keys; a missing file has no lines.
 
-    With `halves` a line may be half of one, before which its writer died and after which others wrote: it is skipped.
+    With `skip_truncated`, lines are skipped that a process could not finish and that other processes wrote after.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -198,12 +199,12 @@ def _lines(path: Path, keys: tuple[str, ...], *, halves: bool = False) -> list[R
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path}: cannot be read ({error}); restore it from a copy, or delete it") from error
-    lines = text.split("\n")[:-1]  # what follows the last line end is being written, or was when the machine died
-    return [_line(path, number, line, keys) for number, line in enumerate(lines, 1) if not (halves and _is_half(line))]
+    lines = enumerate(text.split("\n")[:-1], 1)  # text after the last line end is incomplete
+    return [_line(path, number, line, keys) for number, line in lines if not (skip_truncated and _is_truncated(line))]
 
 
-def _is_half(line: str) -> bool:
-    """Whether a line begins as an object does, and is none."""
+def _is_truncated(line: str) -> bool:
+    """Return True if a line begins like a JSON object but is not one."""
     try:
         json.loads(line)
     except ValueError:
@@ -214,15 +215,15 @@ def _is_half(line: str) -> bool:
 def _line(path: Path, number: int, line: str, keys: tuple[str, ...]) -> Report:
     try:
         report = json.loads(line)
-        good = {key: report[key] for key in keys}
+        values = {key: report[key] for key in keys}
     except (ValueError, KeyError, TypeError, IndexError):
-        good = None
-    if good is None or not all(_fits(key, value) for key, value in good.items()):
+        values = None
+    if values is None or not all(_is_valid(key, value) for key, value in values.items()):
         raise RunError(f"{path}: line {number} is damaged; delete that line to read the others")
     return dict(report)
 
 
-def _fits(key: str, value: object) -> bool:
+def _is_valid(key: str, value: object) -> bool:
     if key == "kind":
         return isinstance(value, str)
     if key == "loss_nats" and value is None:
@@ -231,20 +232,20 @@ def _fits(key: str, value: object) -> bool:
 
 
 def _saved(run: Run) -> Report:
-    """The plain data of the checkpoint to go on from, else of the best one."""
-    return _plain_data(run.folder / run_folder.LAST) or _plain_data(run.folder / run_folder.BEST)
+    """Return the metadata of the last checkpoint, or of the best one if there is no last one."""
+    return _metadata(run.folder / run_folder.LAST) or _metadata(run.folder / run_folder.BEST)
 
 
-def _plain_data(path: Path) -> Report:
-    """The plain data of a checkpoint, read without the tensors; empty where there is none."""
+def _metadata(path: Path) -> Report:
+    """Read the metadata of a checkpoint without its tensors; empty if there is no checkpoint."""
     if not path.exists():
         return {}
-    # A safetensors file begins with the length of its JSON header; reading that by hand needs no torch.
+    # A safetensors file begins with the length of its JSON header. Reading it directly avoids importing torch.
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > path.stat().st_size:
-                raise ValueError("the header is cut off")
+                raise ValueError("the header is truncated")
             header = json.loads(file.read(length))
         state = json.loads(header["__metadata__"]["txl"])
         return {**state, "step": int(state["step"])}
@@ -252,20 +253,20 @@ def _plain_data(path: Path) -> Report:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
 
 
-def record(run: Run, rows: Iterable[Report]) -> None:
-    """Add rows of an evaluation to evals.jsonl.
+def record(run: Run, results: Iterable[Report]) -> None:
+    """Append results of an evaluation to evals.jsonl.
 
     Raises:
         OSError: the folder cannot be written.
     """
     path = run.folder / run_folder.EVALS
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    with path.open("ab") as file:  # all rows at once, so that evaluations side by side do not mix their lines
+    text = "".join(json.dumps(result) + "\n" for result in results)
+    with path.open("ab") as file:  # in a single write, so that parallel evaluations do not mix their lines
         file.write(text.encode() if _ends_a_line(path) else b"\n" + text.encode())
 
 
 def _ends_a_line(path: Path) -> bool:
-    """Whether a file is empty or ends with a line end, as it does unless its writer died or found the disk full."""
+    """Return True if a file is empty or ends with a line end: a killed process may have left a truncated line."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             return True

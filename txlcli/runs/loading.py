@@ -1,4 +1,4 @@
-"""Opens what commands work on: stores by name, runs together with their weights."""
+"""Opens token stores by name, and runs with their weights."""
 
 import shlex
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from txlcli.runs.run_folder import Run
 
 
 def open_store(name: str, data_dir: Path) -> TokenStore:
-    """The store of that name.
+    """Open the store of that name.
 
     Raises:
-        StoreError: missing, with the command that prepares it; damaged or foreign.
+        StoreError: it is missing (the message has the command that prepares it), damaged, or not a store of txl.
     """
     return TokenStore.open(data_dir / f"{name}.h5")
 
@@ -32,32 +32,32 @@ class OpenRun:
     model: LanguageModel
     vocab: Vocab
     checkpoint: Checkpoint
-    """The file that the weights are from, without what only training needs."""
+    """Checkpoint of the weights, without the state of the training."""
     precision: str
 
     def store(self, data_dir: Path) -> TokenStore:
-        """The store that the run was trained on.
+        """Open the store that the run was trained on.
 
         Raises:
-            StoreError: missing or damaged.
+            StoreError: it is missing or damaged.
             VocabularyError: it was prepared with another vocabulary.
         """
         name = self.run.settings.corpus.store
         if "imported_from" in self.checkpoint.state and not (data_dir / f"{name}.h5").exists():
-            words = shlex.join(["--vocab", str(self.run.folder / run_folder.VOCAB), "--name", name])
-            raise StoreError(f'no token store at {data_dir / name}.h5; run "txl prepare CORPUS {words}" first')
+            options = shlex.join(["--vocab", str(self.run.folder / run_folder.VOCAB), "--name", name])
+            raise StoreError(f'no token store at {data_dir / name}.h5; run "txl prepare CORPUS {options}" first')
         store = open_store(name, data_dir)
         check_vocabulary(self.run, store)
         return store
 
     def trained_on_another(self, store: TokenStore) -> bool | None:
-        """Whether the store's train split is another than that of the weights; None where one does not say its own."""
-        learned, held = self.checkpoint.state.get("train_sha256"), store.digest("train")
-        return None if learned is None or held is None else bool(learned != held)
+        """Return True if the weights were trained on another train split; None if one of the digests is unknown."""
+        trained, current = self.checkpoint.state.get("train_sha256"), store.digest("train")
+        return None if trained is None or current is None else bool(trained != current)
 
 
 def check_vocabulary(run: Run, store: TokenStore) -> None:
-    """Refuse a store whose vocabulary is not the run's, even where the sizes agree."""
+    """Refuse a store with another vocabulary than the run's, even if the sizes are equal."""
     if store.fingerprint != run.vocab_fingerprint:
         raise VocabularyError(
             f"{store.path} has another vocabulary than the one {run.folder} was trained with; "
@@ -66,40 +66,40 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
 
 
 def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
-    """Refuse weights that were trained on another vocabulary than the run's, even where the sizes agree."""
+    """Refuse weights of another vocabulary than the run's, even if the sizes are equal."""
     if saved.state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
         raise VocabularyError(
-            f"{path}: the weights belong to another vocabulary than {run.folder}; put its own checkpoint back"
+            f"{path}: the weights belong to another vocabulary than {run.folder}; restore its own checkpoint"
         )
 
 
 def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
-    """A run by folder or name, or the newest, with its best weights on the device.
+    """Open a run by folder or name, or the most recent one, with its best weights on the device.
 
     Raises:
         RunError, UnknownNameError, VocabularyError: see `run_folder.find`, `checkpoint.load`.
-        UsageError: device or precision cannot be had.
+        UsageError: the device or the precision is not available.
     """
     run = run_folder.find(run_name, runs_dir)
-    there = pick_device(device)
+    torch_device = pick_device(device)
     precision = precision or run.settings.train.precision
-    check_precision(precision, there)
+    check_precision(precision, torch_device)
     vocab = _vocabulary(run)
     path = run.best_or_last
     saved = checkpoint.load(path, to_evaluate=True)
     check_checkpoint(run, saved, path)
     group = saved.weights_to_evaluate
     model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path, group=group)
-    return OpenRun(run, model.to(there).eval(), vocab, saved, precision)
+    return OpenRun(run, model.to(torch_device).eval(), vocab, saved, precision)
 
 
 def _vocabulary(run: Run) -> Vocab:
-    """The run's own vocabulary, checked."""
+    """Read the run's vocabulary and check that it is the one of the weights."""
     path = run.folder / run_folder.VOCAB
     try:
         vocab = Vocab.from_json(run.vocab_text())
     except VocabularyError as error:
         raise VocabularyError(f"{path}: {error}; restore it from a copy") from error
     if vocab.fingerprint != run.vocab_fingerprint:
-        raise VocabularyError(f"{path}: not the vocabulary that the weights belong to; restore it from a copy")
+        raise VocabularyError(f"{path}: not the vocabulary of the weights; restore it from a copy")
     return vocab

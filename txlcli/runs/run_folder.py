@@ -1,12 +1,12 @@
-"""The run folder: where it is, which one is newest, what it holds.
+"""Creates, finds and reads run folders.
 
-runs/RUN/run.json            recipe, resolved settings, store, vocabulary fingerprint, parameters
+runs/RUN/run.json            recipe, resolved settings, vocabulary fingerprint, number of parameters
 runs/RUN/vocab.json          the vocabulary, so that text can be read and written without the store
 runs/RUN/metrics.jsonl       one line per report of training
-runs/RUN/evals.jsonl         one line per row of `txl eval`
-runs/RUN/last.safetensors    the checkpoint that --resume goes on from
+runs/RUN/evals.jsonl         one line per result of `txl eval`
+runs/RUN/last.safetensors    the checkpoint that --resume continues from
 runs/RUN/best.safetensors    the weights with the lowest validation loss
-runs/.locks/RUN              held by the process that writes the run
+runs/.locks/RUN              lock of the process that writes the run
 """
 
 import itertools
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import ABSOLUTE_POSITIONS
+from txlcli.config.encodings import scores_distances
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
-from txlcli.system import locks as lock_files
+from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
 
 FORMAT = 1
@@ -34,20 +34,20 @@ LOCKS = ".locks"
 
 @dataclass(frozen=True)
 class Change:
-    """Settings that a run went on with, other than it had before."""
+    """Settings that changed when a run was resumed."""
 
     step: int
-    """The last step with the old ones."""
+    """Last step with the old settings."""
     settings: dict[str, list[Any]]
-    """Old and new value by full name; None where one is off."""
+    """Old and new value by full name; None means off."""
 
     @classmethod
-    def of(cls, entry: dict[str, Any]) -> "Change":
-        """What a card keeps of it."""
+    def from_entry(cls, entry: dict[str, Any]) -> "Change":
+        """Read a change from an entry of run.json."""
         return cls(int(entry["step"]), {name: [old, new] for name, (old, new) in entry["settings"].items()})
 
     def followed_by(self, settings: dict[str, list[Any]]) -> "Change":
-        """This change and another after the same step, in one."""
+        """Return this change and a later one after the same step as a single change."""
         both = {**self.settings, **settings}
         merged = {name: [self.settings.get(name, pair)[0], pair[1]] for name, pair in both.items()}
         return Change(self.step, {name: [old, new] for name, (old, new) in merged.items() if old != new})
@@ -61,30 +61,30 @@ class Run:
     recipe_name: str
     settings: Settings
     vocab_fingerprint: str
-    """Digest of the vocabulary that the weights belong to."""
+    """Digest of the vocabulary of the weights."""
     vocab_size: int
     parameters: int
     metric: str
-    """What losses are shown as: "bpc" or "ppl"."""
+    """Unit of displayed losses: "bpc" or "ppl"."""
     changes: tuple[Change, ...] = ()
-    """In the order of the steps."""
+    """Changes of settings, ordered by step."""
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """Name of the folder."""
         return self.folder.name
 
     @property
     def best_or_last(self) -> Path:
-        """The checkpoint to evaluate: the best one where there was a validation."""
+        """Checkpoint to evaluate: the best one if the run was validated, otherwise the last."""
         best = self.folder / BEST
         return best if best.exists() else self.folder / LAST
 
     def vocab_text(self) -> str:
-        """The vocabulary as JSON text.
+        """Return the vocabulary as JSON text.
 
         Raises:
-            RunError: the file is missing.
+            RunError: the file cannot be read.
         """
         try:
             return (self.folder / VOCAB).read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ class Run:
             raise RunError(f"{self.folder / VOCAB}: cannot be read ({error}); restore it from a copy") from error
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Add one report to metrics.jsonl.
+        """Append one report to metrics.jsonl.
 
         Raises:
             RunError: the disk is full, or the file cannot be written.
@@ -105,7 +105,7 @@ class Run:
             raise _not_written(path, error) from error
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:
-        """Forget reports of steps that a resumed run will take again, and of validations after the step `validated`."""
+        """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
         path = self.folder / METRICS
         if not path.exists():
             return
@@ -115,7 +115,7 @@ class Run:
 
 
 def _is_before(line: str, *, step: int, validated: int) -> bool:
-    """Whether a line of metrics is of these steps; half a line, as a sudden death leaves it, is of none."""
+    """Return True if the report belongs to these steps; a truncated last line does not."""
     try:
         report = json.loads(line)
         return float(report["step"]) <= (validated if report.get("kind") == "valid" else step)
@@ -124,12 +124,12 @@ def _is_before(line: str, *, step: int, validated: int) -> bool:
 
 
 def new_folder(runs_dir: Path, *, name: str | None, recipe_name: str) -> Path:
-    """The folder for a new run: of that name, or the recipe's with -2, -3 ... appended where that is taken."""
+    """Return the folder for a new run: that name, or the recipe's name, with -2, -3 ... appended if it is taken."""
     return runs_dir / name if name is not None else next(free_folders(runs_dir, recipe_name))
 
 
 def free_folders(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
-    """The folders that a new run of a recipe may have, the first one first; each is free when it is asked for."""
+    """Yield folders for a new run of a recipe, in order; each is free at that moment."""
     for number in itertools.count(1):
         folder = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
         if not folder.exists() and not _aside(folder).exists():
@@ -140,60 +140,62 @@ def check_free(folder: Path, *, force: bool, instead: str | None = None) -> None
     """Refuse the folder of another run, unless `force` may replace it.
 
     Args:
-        folder: of the new run.
-        force: whether it may replace a run.
-        instead: what the message advises besides --force; to go on with the run by default.
+        folder: folder of the new run.
+        force: True if an earlier run may be replaced.
+        instead: next step for the error message besides --force; None advises to resume the run.
 
     Raises:
         RunError: the folder is taken.
     """
     if folder.exists():
         if not force:
-            instead = instead or f"go on with --resume {folder.name}"
+            instead = instead or f"resume it with --resume {folder.name}"
             raise RunError(f"{folder} exists; {instead}, or replace it with --force")
         if not (folder / CARD).is_file():
             raise RunError(f"{folder} exists and is not a run; choose another --name")
 
 
 def create(run: Run, vocab_text: str, *, force: bool) -> None:
-    """Make the folder of a new run. A run that it replaces waits aside until `settle` or `undo`.
+    """Create the folder of a new run; a run that it replaces is set aside.
+
+    Call `delete_replaced` or `restore_replaced` afterwards.
 
     Args:
-        run: what its card will say.
+        run: contents of run.json.
         vocab_text: the vocabulary as JSON text.
-        force: replace a run that is there.
+        force: replace an earlier run.
 
     Raises:
-        RunError: the name is taken, or the folder cannot be made.
+        RunError: the name is taken, or the folder cannot be created.
     """
     folder = run.folder
     try:
         _put_back(folder)
         check_free(folder, force=force)
         _set_aside(folder)
-    except OSError as error:  # the run that was to be replaced is still in its place: nothing may be undone
+    except OSError as error:  # the earlier run is still in its folder, so nothing must be restored
         raise _not_written(folder, error) from error
     try:
         _make_folder(folder)
         _write_text(folder / VOCAB, vocab_text)
         update(run)
     except BaseException:
-        undo(run)
+        restore_replaced(run)
         raise
 
 
 def _put_back(folder: Path) -> None:
-    """Give a run its place again that a replacement had set aside and then lost its own folder, by whatever hand."""
+    """Rename a run that was set aside to its own name, if its replacement has no folder any more."""
     if not folder.exists() and _aside(folder).exists():
         os.replace(_aside(folder), folder)
 
 
 def _set_aside(folder: Path) -> None:
-    """Make room for a new run: rename the one that has its folder, if there is one."""
+    """Rename the run in this folder, if there is one, to make room for a new run."""
     if not folder.exists():
         return
     if _aside(folder).exists() and not has_weights(folder):
-        shutil.rmtree(folder)  # a replacement that was killed: the run aside is the good one
+        shutil.rmtree(folder)  # left by a killed replacement; the run that was set aside is the one to keep
     else:
         shutil.rmtree(_aside(folder), ignore_errors=True)
         os.replace(folder, _aside(folder))
@@ -206,37 +208,37 @@ def _make_folder(folder: Path) -> None:
         raise _not_written(folder, error) from error
 
 
-def alone(folder: Path) -> AbstractContextManager[None]:
-    """Be the only process that writes a run, from before its folder is made, while the block runs.
+def locked(folder: Path) -> AbstractContextManager[None]:
+    """Lock a run for writing while the block runs; its folder need not exist yet.
 
     Raises:
         BusyError: another process writes it.
-        RunError: the folder of runs cannot be made.
+        RunError: the folder of the locks cannot be created.
     """
-    locks = folder.parent / LOCKS
+    lock_folder = folder.parent / LOCKS
     try:
-        locks.mkdir(parents=True, exist_ok=True)
+        lock_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if not folder.is_dir():  # a run that is there may lie where nobody can write; it says so itself
+        if not folder.is_dir():  # writing to a run that exists reports its own error
             raise _not_written(folder, error) from error
-    return lock_files.alone(
-        locks / folder.name,
-        f"{folder} is being written by another process; wait for it, or take another --name",
+    return locks.exclusive(
+        lock_folder / folder.name,
+        f"{folder} is being written by another process; wait for it, or choose another --name",
     )
 
 
 def replaces(run: Run) -> bool:
-    """Whether another run waits aside, which `settle` would delete and `undo` put back."""
+    """Return True if an earlier run was set aside for this one."""
     return _aside(run.folder).exists()
 
 
-def settle(run: Run) -> None:
-    """The new run has saved weights: delete the one that it replaced."""
+def delete_replaced(run: Run) -> None:
+    """Delete the earlier run that was set aside: the new run has weights."""
     shutil.rmtree(_aside(run.folder), ignore_errors=True)
 
 
-def undo(run: Run) -> None:
-    """The new run came to nothing: remove it, and put back the one that it replaced."""
+def restore_replaced(run: Run) -> None:
+    """Remove a new run without weights, and restore the earlier run that was set aside."""
     shutil.rmtree(run.folder, ignore_errors=True)
     _put_back(run.folder)
 
@@ -246,7 +248,7 @@ def _aside(folder: Path) -> Path:
 
 
 def update(run: Run) -> None:
-    """Write the run's card again, after its settings changed."""
+    """Write run.json, after the settings changed."""
     _write_text(run.folder / CARD, json.dumps(_card(run), indent=2) + "\n")
 
 
@@ -276,11 +278,11 @@ def _not_written(path: Path, error: OSError) -> RunError:
 
 
 def find(run_name: str | None, runs_dir: Path) -> Run:
-    """The run that a user means: a folder, a name under `runs_dir`, or the newest where nothing is said.
+    """Find a run by its folder or its name under `runs_dir`; None means the most recent one.
 
     Raises:
-        RunError: there is none, it is no run, or a newer txl wrote it.
-        UnknownNameError: no run of that name.
+        RunError: there is no run, the folder is not a run, or it was written by a newer version.
+        UnknownNameError: no run has that name.
     """
     if run_name is None:
         folders = list(_trained_folders(runs_dir))
@@ -288,7 +290,7 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
         return open_run(max(folders, key=last_written))
     folders = [folder for folder in (Path(run_name), runs_dir / run_name) if folder.is_dir()]
-    for folder in folders:  # a folder of that name that is no run, a corpus say, must not hide the run
+    for folder in folders:  # another folder of that name, such as a corpus, must not hide the run
         if (folder / CARD).is_file():
             return open_run(folder)
     if folders:
@@ -297,53 +299,53 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
 
 
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """The runs that a user names, in their order.
+    """Find several runs by their folders or names.
 
     Raises:
         UsageError: a run is named twice.
         RunError, UnknownNameError: see `find`.
     """
-    named = [find(one, runs_dir) for one in run_names]
-    folders = [run.folder.resolve() for run in named]
-    for run, folder in zip(named, folders, strict=True):
+    runs = [find(run_name, runs_dir) for run_name in run_names]
+    folders = [run.folder.resolve() for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
         if folders.count(folder) > 1:
             raise UsageError(f"{run.folder} is named twice; name each run once")
-    return named
+    return runs
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """What to call runs that stand side by side: their names, or their folders where two have one name."""
+    """Return distinct labels of runs: their names, or their folders if several have the same name."""
     names = [folder.name for folder in folders]
     return [folder.name if names.count(folder.name) == 1 else str(folder) for folder in folders]
 
 
 def names(runs_dir: Path) -> list[str]:
-    """The names of all runs, sorted."""
+    """Return the names of all runs, sorted."""
     return sorted(folder.name for folder in _all_folders(runs_dir))
 
 
 def newest_first(runs_dir: Path) -> list[Path]:
-    """The folders of all runs, with weights or without; the one that was saved last comes first."""
+    """Return the folders of all runs, with or without weights; the most recently saved comes first."""
     return sorted(_all_folders(runs_dir), key=lambda folder: (-last_written(folder), folder.name))
 
 
 def any_run(runs_dir: Path) -> bool:
-    """Whether there is a run with weights."""
+    """Return True if there is a run with weights."""
     return next(_trained_folders(runs_dir), None) is not None
 
 
 def _trained_folders(runs_dir: Path) -> Iterator[Path]:
-    """Runs that have saved weights: a training that died before left nothing to work with."""
+    """Yield the folders of runs with weights."""
     return (folder for folder in _all_folders(runs_dir) if has_weights(folder))
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder holds weights of a run."""
+    """Return True if a folder holds weights of a run."""
     return (folder / LAST).exists() or (folder / BEST).exists()
 
 
 def is_run(word: str, runs_dir: Path) -> bool:
-    """Whether a user's word means a run: a folder, or a name under `runs_dir`."""
+    """Return True if the argument is the folder of a run, or its name under `runs_dir`."""
     return any((folder / CARD).is_file() for folder in (Path(word), runs_dir / word))
 
 
@@ -352,27 +354,29 @@ def _all_folders(runs_dir: Path) -> Iterator[Path]:
 
 
 def last_written(folder: Path) -> float:
-    """When a run was saved last, in seconds of the epoch."""
+    """Return the time when a run was last saved, in seconds since the epoch."""
     return max((folder / name).stat().st_mtime for name in (CARD, LAST) if (folder / name).exists())
 
 
-def _without_idle(table: dict[str, Any]) -> dict[str, Any]:
-    """A card's settings without the limit on distance that runs with absolute positions could have, to no effect."""
-    model, reading = table.get("model"), table.get("eval")
-    if not (isinstance(model, dict) and isinstance(reading, dict) and model.get("position") in ABSOLUTE_POSITIONS):
+def _without_idle_limit(table: dict[str, Any]) -> dict[str, Any]:
+    """Remove eval.max_distance from settings with absolute positions: earlier versions allowed it, without effect."""
+    model, evaluation = table.get("model"), table.get("eval")
+    if not (isinstance(model, dict) and isinstance(evaluation, dict) and isinstance(model.get("position"), str)):
         return table
-    return {**table, "eval": {key: value for key, value in reading.items() if key != "max_distance"}}
+    if scores_distances(model["position"]):
+        return table
+    return {**table, "eval": {key: value for key, value in evaluation.items() if key != "max_distance"}}
 
 
 def open_run(folder: Path) -> Run:
     """Read a run folder.
 
     Raises:
-        RunError: not a run, damaged, or written by a newer txl.
+        RunError: it is not a run, is damaged, or was written by a newer version.
     """
     path = folder / CARD
     if not path.is_file():
-        raise RunError(f"{folder} is not a run: it has no {CARD}; a run is what txl train writes")
+        raise RunError(f"{folder} is not a run: it has no {CARD}; name a folder that txl train wrote")
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
         if card["format"] > FORMAT:
@@ -380,12 +384,12 @@ def open_run(folder: Path) -> Run:
         return Run(
             folder=folder,
             recipe_name=card["recipe"],
-            settings=recipe.resolve(_without_idle(card["settings"]), where=str(path)),
+            settings=recipe.resolve(_without_idle_limit(card["settings"]), where=str(path)),
             vocab_fingerprint=card["vocab_fingerprint"],
             vocab_size=card["vocab_size"],
             parameters=card["parameters"],
             metric=card["metric"],
-            changes=tuple(Change.of(entry) for entry in card.get("changes", [])),
+            changes=tuple(Change.from_entry(entry) for entry in card.get("changes", [])),
         )
     except RecipeError as error:
         raise RunError(f"{error}; the run's settings are damaged, restore {path.name} from a copy") from error

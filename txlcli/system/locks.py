@@ -1,5 +1,8 @@
-"""Keeps two processes from writing the same files."""
+"""Locks between processes: one writer per file, and temporary folders that outlive no process."""
 
+import contextlib
+import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,17 +13,17 @@ from txlcli.errors import BusyError
 
 
 @contextmanager
-def alone(lock: Path, busy: str) -> Iterator[None]:
-    """Hold a lock file while the block runs; the file stays behind, since others may be waiting for it.
+def exclusive(lock: Path, busy: str) -> Iterator[None]:
+    """Hold a lock file while the block runs; the file is kept, since other processes may be waiting for it.
 
-    In a folder that cannot be written, or on a file system without locks, the block runs without one.
+    In a folder that cannot be written, or on a file system without locks, the block runs without a lock.
 
     Raises:
-        BusyError: another process holds it; `busy` says what to do.
+        BusyError: another process holds the lock; `busy` is the message.
     """
     held = FileLock(lock)
     try:
-        if lock.parent.is_dir():  # or else the lock would make it
+        if lock.parent.is_dir():  # FileLock would create the folder
             held.acquire(blocking=False)
     except Timeout:
         raise BusyError(busy) from None
@@ -30,3 +33,44 @@ def alone(lock: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         held.release()
+
+
+@contextmanager
+def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Create an empty folder in `parent` and remove it when the block ends.
+
+    Folders with the same prefix whose process was killed are removed first: their locks are free.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    _remove_abandoned(parent, prefix)
+    folder = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
+    lock = FileLock(_lock_of(folder))
+    with contextlib.suppress(OSError, NotImplementedError):  # without locks, abandoned folders are not removed either
+        lock.acquire(blocking=False)  # before the folder exists, so that another process never finds it unlocked
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        _remove(folder, lock)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    names = {path.name.removesuffix(".lock") for path in parent.glob(f"{prefix}*")}
+    for folder in (parent / name for name in names):
+        lock = FileLock(_lock_of(folder))
+        with contextlib.suppress(Timeout, OSError, NotImplementedError):
+            lock.acquire(blocking=False)
+            _remove(folder, lock)
+
+
+def _remove(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
+    with contextlib.suppress(OSError):  # another process has the lock file open
+        _lock_of(folder).unlink()
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lock")

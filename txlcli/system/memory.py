@@ -1,11 +1,11 @@
-"""Tells whether an error is one of memory that ran out."""
+"""Recognizes errors that mean that memory ran out."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch or Python found no room.
+    """Return True if PyTorch or Python could not allocate memory.
 
-    On a CPU PyTorch raises a plain RuntimeError, on CUDA an OutOfMemoryError, told by its name: the command line asks
-    without loading PyTorch.
+    On a CPU PyTorch raises a plain RuntimeError, on CUDA an OutOfMemoryError. That class is recognized by its name,
+    because the command line calls this function without loading PyTorch.
     """
-    names = {kind.__name__ for kind in type(error).__mro__}
+    names = {cls.__name__ for cls in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)

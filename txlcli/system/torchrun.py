@@ -1,4 +1,4 @@
-"""What torchrun says about this process: one of several that train one model together, or the only one."""
+"""Reads torchrun's environment: whether this process trains alone or with others, and its rank."""
 
 import os
 import signal
@@ -9,40 +9,40 @@ _PARENT = os.getppid()
 
 
 def world_size() -> int:
-    """How many processes torchrun has started; 1 without it."""
+    """Return the number of processes that torchrun started; 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 def rank() -> int:
-    """The number of this process among them, from 0."""
+    """Return the rank of this process, from 0."""
     return int(os.environ["RANK"]) if world_size() > 1 else 0
 
 
 def local_rank() -> int:
-    """Its number among those on this machine, from 0."""
+    """Return the rank of this process on its machine, from 0."""
     return int(os.environ["LOCAL_RANK"]) if world_size() > 1 else 0
 
 
 def local_world_size() -> int:
-    """How many of them are on this machine."""
+    """Return the number of processes on this machine."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if world_size() > 1 else 1
 
 
-def leads() -> bool:
-    """Whether this process is the one that talks to people and writes files."""
+def is_main() -> bool:
+    """Return True for rank 0, which reports to the user and writes files."""
     return rank() == 0
 
 
 def is_orphan() -> bool:
-    """Whether what started this process and others was killed: nobody could stop them any more."""
+    """Return True if torchrun, which started this process, was killed and can no longer stop it."""
     return world_size() > 1 and os.getppid() != _PARENT
 
 
 @contextmanager
-def at_signals(action: signal.Handlers) -> Iterator[None]:
-    """Do this at Ctrl-C and SIGTERM inside this block.
+def handle_signals(action: signal.Handlers) -> Iterator[None]:
+    """Set the action for SIGINT (Ctrl-C) and SIGTERM while the block runs.
 
-    While processes wait for each other in PyTorch, no handler written in Python is called: only the default ends them.
+    While processes wait for each other in PyTorch, no Python handler is called: only the default action ends them.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, action) for number in numbers]

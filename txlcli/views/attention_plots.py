@@ -1,4 +1,4 @@
-"""The pictures of Appendix D: attention by distance, in all and by term; attention of chosen heads by place."""
+"""Plots of Appendix D: attention by distance, of the score and of its terms, and attention of heads to tokens."""
 
 import math
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ Numbers = NDArray[np.floating[Any]]
 MOST_LAYER_LABELS = 16
 SHADES = "YlGnBu"
 UNSEEN, SEEN, MARKED = "#dfe7f2", "0.25", "#d62728"
-FAINTEST = 30  # colours begin at this part of uniform attention
-FAINT_RED = 0.15  # a marked place without any attention is still seen to be marked
-FULL = 8  # times uniform attention: the strongest grey or red
+FAINTEST = 30  # the palest colour is uniform attention / 30
+FAINT_RED = 0.15  # a marked token stays visible even without attention
+FULL = 8  # the strongest grey or red is 8 times uniform attention
 LONGEST_LABEL = 14
-LEGEND = "red: the fifth of its context that a target attends to most; darker: more attention; blue: out of reach"
+LEGEND = "red: the fifth of the context with the most attention; darker: more attention; blue: not visible to the query"
 TERM_TITLES = {
     "a": "(a) content addressing",
     "b": "(b) content-dependent position bias",
@@ -40,71 +40,71 @@ class HeadPicture:
 
     title: str
     attention: Numbers
-    """(R, C) by place, NaN where there is nothing to see."""
+    """(R, C) by target and context token, NaN where the query sees no key."""
     marked: NDArray[np.bool_]
-    """(R, C): drawn in red."""
+    """(R, C), True for red."""
 
 
-def draw_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
-    """Figure 5: a row per head, layers from bottom to top, distance 0 at the right end as the text has it.
+def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
+    """Plot Figure 5: one row per head, layers from bottom to top, distance 0 at the right as in text.
 
     Args:
-        path: the ending decides the format.
-        attention: (N, H, n), distances rising from 0.
-        title: above the picture.
+        path: file; the extension selects the format.
+        attention: (N, H, n), distances ascending from 0.
+        title: title of the figure.
     """
     figure = _figure(9.6, _height(attention))
     axes = figure.add_subplot()
-    image = _draw_heads(axes, attention, _uniform_scale([attention]))
+    image = _show_heads(axes, attention, _uniform_scale([attention]))
     axes.set_title(title, fontsize=11)
     _add_scale(figure, image, [axes], attention.shape[2])
     plots.save(figure, path)
 
 
-def draw_terms(path: Path, terms: dict[str, Numbers], *, title: str) -> None:
-    """Figure 7: the picture of Figure 5 for each term, side by side on one scale of colours."""
+def plot_terms(path: Path, terms: dict[str, Numbers], *, title: str) -> None:
+    """Plot Figure 7: Figure 5 for each term, side by side, with one colour scale."""
     height = _height(next(iter(terms.values())))
     figure = _figure(2.2 + 4.2 * len(terms), height)
     row = figure.subplots(1, len(terms), sharey=True, squeeze=False)[0]
     scale = _uniform_scale(list(terms.values()))
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
-        image = _draw_heads(axes, attention, scale, labelled=number == 0)
+        image = _show_heads(axes, attention, scale, labelled=number == 0)
         axes.set_title(TERM_TITLES[name], fontsize=10)
     figure.suptitle(title, fontsize=11)
     _add_scale(figure, image, list(row), attention.shape[2])
     plots.save(figure, path)
 
 
-def draw_heads(
+def plot_heads(
     path: Path, heads: Sequence[HeadPicture], *, targets: Sequence[str], context: Sequence[str], title: str
 ) -> None:
-    """Figure 6: a panel per head; a row per target token, a column per token of the context of the first.
+    """Plot Figure 6: one panel per head, one row per target token, one column per context token of the first target.
 
     Args:
-        path: the ending decides the format.
-        heads: at least one; R rows and C columns each.
-        targets: R names of tokens.
-        context: C names of tokens, the nearest last; they are written below where there is room.
-        title: above the picture.
+        path: file; the extension selects the format.
+        heads: at least one, each of R rows and C columns.
+        targets: names of R tokens.
+        context: names of C tokens, the nearest last; shown as labels if there is room.
+        title: title of the figure.
     """
     wide = len(context) > 100
     width = 13.0 if wide else max(7.0, 2.2 + 0.13 * len(context))
     panel = 0.55 + 0.17 * len(targets)
     figure = _figure(width, 1.1 + (0.0 if wide else 0.6) + panel * len(heads))
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
-    names = [_label(token) for token in targets]
+    names = [token_label(token) for token in targets]
     for axes, head in zip(column, heads, strict=True):
-        _draw_head(axes, head)
+        show_head(axes, head)
         axes.set_title(head.title, fontsize=9, loc="left")
         axes.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
         axes.tick_params(axis="both" if not wide else "y", length=0)
     last = column[-1]
     if wide:
-        ticks = [1, *_round_distances(len(context) + 1)[1:]]
+        ticks = [1, *round_distances(len(context) + 1)[1:]]
         last.set_xticks([len(context) - tick for tick in ticks], [str(tick) for tick in ticks], fontsize=8)
         last.set_xlabel("context (tokens before the first target)")
     else:
-        labels = [_label(token) for token in context]
+        labels = [token_label(token) for token in context]
         size, turn = (7, 0) if max(map(len, labels)) <= 1 else (6, 90)
         last.set_xticks(range(len(labels)), labels, fontsize=size, rotation=turn, parse_math=False)
         last.set_xlabel("context, up to the first target")
@@ -123,13 +123,13 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _height(attention: Numbers) -> float:
-    """Inches for a row per head: room for all labels, and for the eye where there are few."""
+    """Return the height in inches for one row per head."""
     layers, heads, _ = attention.shape
     return min(12.0, max(3.4, 1.4 + 0.06 * layers * heads))
 
 
 def _uniform_scale(pictures: Sequence[Numbers]) -> Any:
-    """Colours by the logarithm of attention, from well below uniform attention to the most there is."""
+    """Return a logarithmic colour scale from well below uniform attention to the maximum."""
     from matplotlib.colors import LogNorm
 
     uniform = 1 / pictures[0].shape[2]
@@ -137,7 +137,7 @@ def _uniform_scale(pictures: Sequence[Numbers]) -> Any:
     return LogNorm(vmin=min(uniform / FAINTEST, most / FAINTEST), vmax=max(most, 2 * uniform), clip=True)
 
 
-def _draw_heads(axes: "Axes", attention: Numbers, scale: Any, *, labelled: bool = True) -> "ScalarMappable":
+def _show_heads(axes: "Axes", attention: Numbers, scale: Any, *, labelled: bool = True) -> "ScalarMappable":
     layers, heads, distances = attention.shape
     rows = attention.reshape(layers * heads, distances)[:, ::-1]
     edges = (-(distances - 0.5), 0.5, -0.5, layers * heads - 0.5)
@@ -146,7 +146,7 @@ def _draw_heads(axes: "Axes", attention: Numbers, scale: Any, *, labelled: bool 
     )
     for border in range(1, layers):
         axes.axhline(border * heads - 0.5, color="0.3", linewidth=0.6)
-    ticks = [-tick for tick in _round_distances(distances)]
+    ticks = [-tick for tick in round_distances(distances)]
     axes.set_xticks(ticks, [str(-tick) for tick in ticks])
     axes.set_xlabel("distance (tokens before the query)")
     if labelled:
@@ -158,8 +158,8 @@ def _draw_heads(axes: "Axes", attention: Numbers, scale: Any, *, labelled: bool 
     return image
 
 
-def _draw_head(axes: "Axes", head: HeadPicture) -> None:
-    """Grey by attention, red where it is marked; a shade means the same multiple of uniform attention everywhere."""
+def show_head(axes: "Axes", head: HeadPicture) -> None:
+    """Show attention as grey, or red if marked; a shade is the same multiple of uniform attention in all panels."""
     from matplotlib.colors import to_rgb
 
     attention = head.attention
@@ -178,19 +178,19 @@ def _add_scale(figure: "Figure", image: "ScalarMappable", axes: "Sequence[Axes]"
     bar.ax.axhline(1 / distances, color="black", linewidth=1.5)
 
 
-def _round_distances(distances: int) -> list[int]:
-    """About eight round numbers from 0 to n - 1."""
+def round_distances(distances: int) -> list[int]:
+    """Return about eight round numbers from 0 to n - 1."""
     rough = max(1.0, (distances - 1) / 8)
     power = 10 ** math.floor(math.log10(rough))
     step = next(int(factor * power) for factor in (1, 2, 5, 10) if factor * power >= rough)
     return list(range(0, distances, step))
 
 
-def _label(token: str) -> str:
-    """A token's name in letters that the font has, no longer than there is room."""
+def token_label(token: str) -> str:
+    """Return the name of a token, shortened, with a box for each letter that the font lacks."""
     from matplotlib import font_manager
 
     token = NAMES.get(token, token)
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
-    known = "".join(letter if font.get_char_index(ord(letter)) else "□" for letter in token)
-    return known if len(known) <= LONGEST_LABEL else known[: LONGEST_LABEL - 1] + "…"
+    drawable = "".join(letter if font.get_char_index(ord(letter)) else "□" for letter in token)
+    return drawable if len(drawable) <= LONGEST_LABEL else drawable[: LONGEST_LABEL - 1] + "…"

@@ -1,37 +1,40 @@
-"""Figures: curves on paper-white, as PNG, SVG or PDF."""
+"""Plots curves, and writes figures as PNG, SVG or PDF."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txlcli import console
 from txlcli.errors import TxlError, UsageError
-from txlcli.system.output_paths import check_folder
+from txlcli.system.atomic_files import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 LEGEND_WIDTH = 56
-"""Characters of all names beside each other in a legend that still fits under the curves."""
+"""Characters that fit into one row of the legend below the curves."""
 
 
 def check_path(path: Path, option: str = "--plot") -> None:
-    """Refuse a file that cannot become a figure, before anything is computed for it.
+    """Refuse a path that no figure can be written to, before anything is computed for it.
 
     Args:
-        path: of the figure.
-        option: what named it.
+        path: file of the figure.
+        option: option that named it.
 
     Raises:
-        UsageError: unknown ending, or a folder that is not there or cannot be written.
+        UsageError: unknown extension, or a folder that does not exist or is not writable.
     """
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{option} {path}: the ending decides the format; use one of {', '.join(FORMATS)}")
+        raise UsageError(
+            f"{option} {path}: unknown figure format; use the extension {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        )
     check_folder(path, f"{option} {path}")
 
 
-def draw_curves(
+def plot_curves(
     path: Path,
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     *,
@@ -42,7 +45,7 @@ def draw_curves(
     log_y: bool = False,
     styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Draw named curves, each (x values, y values), into a file; `styles` are matplotlib's words for a curve's line."""
+    """Plot named curves, each (x values, y values), to a file; `styles` holds matplotlib's line properties by name."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -66,18 +69,19 @@ def draw_curves(
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    if legend_rows:  # below, where it hides no curve
+    if legend_rows:  # below the axes, so that it hides no curve
         figure.legend(loc="outside lower center", ncols=columns, frameon=False)
     save(figure, path)
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure into a file; the ending decides the format.
+    """Write a figure to a file; the extension selects the format.
 
     Raises:
-        TxlError: it cannot be written.
+        TxlError: the file cannot be written.
     """
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise TxlError(f"{path}: the figure cannot be written ({error.strerror}); check the folder") from error
+    console.say(f"figure written to {path}")

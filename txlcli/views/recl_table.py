@@ -1,4 +1,4 @@
-"""Shows what `txl recl` found: Table 8, Figure 3, Figure 4."""
+"""Shows the result of `txl recl` as Table 8, Figure 3 or Figure 4."""
 
 from pathlib import Path
 from typing import Any
@@ -23,32 +23,31 @@ def _length(point: dict[str, Any]) -> str:
 
 
 def _caption(result: dict[str, Any]) -> str:
-    said = [
-        f"RECL: tokens of context from which {result['step_tokens']:,} more gain less than "
-        f"{100 * result['threshold']:g} % of perplexity,",
-        "on the hardest positions, a share r of all, over the best model of the group (Appendix C).",
+    lines = [
+        f"RECL: context length in tokens beyond which {result['step_tokens']:,} more improve perplexity by less than "
+        f"{100 * result['threshold']:g} %,",
+        "on the hardest positions, a share r of all, compared with the best model of the group (Appendix C).",
     ]
     points = [point for model in result["models"] for point in model["recl"]]
     shortest = result["context_tokens"][0]
     if any(point["grid_ended"] for point in points):
-        said.append(">=: every step gained; give a greater --longest.")
+        lines.append(">=: every step improved perplexity; give a larger --longest.")
     if any(point["recl_tokens"] == shortest for point in points):
-        said.append(f"{shortest:,}: no step gained, so it may be less; give a smaller --start.")
-    return "\n".join(
-        said + [f"{name}: {_reading(model)}" for name, model in zip(_names(result), result["models"], strict=True)]
-    )
+        lines.append(f"{shortest:,}: no step improved perplexity, so RECL may be less; give a smaller --start.")
+    models = zip(_names(result), result["models"], strict=True)
+    return "\n".join(lines + [f"{name}: {_context(model)}" for name, model in models])
 
 
-def _reading(model: dict[str, Any]) -> str:
-    """How a model reads c tokens."""
+def _context(model: dict[str, Any]) -> str:
+    """Describe the source of a model's context."""
     if model["context"] == "state":
-        return f"a state, zeros before the context; {model['precision']}"
+        return f"recurrent state, zeros before the context; {model['precision']}"
     if model["context"] == "window":
         most = model["longest_window_tokens"]
         return f"one window{f' of at most {most:,} tokens' if most else ''}, no memory; {model['precision']}"
-    far = f", max_distance = {model['max_distance']}" if model["max_distance"] else ""  # absolute positions have none
-    how = f"L = {model['seg_len']}, M = {model['mem_len']}, same_length = {model['same_length']}"
-    return f"{how}{far}; {model['precision']}"
+    limit = f", max_distance = {model['max_distance']}" if model["max_distance"] else ""  # None for absolute positions
+    settings = f"L = {model['seg_len']}, M = {model['mem_len']}, same_length = {model['same_length']}"
+    return f"{settings}{limit}; {model['precision']}"
 
 
 def _names(result: dict[str, Any]) -> list[str]:
@@ -56,27 +55,26 @@ def _names(result: dict[str, Any]) -> list[str]:
 
 
 def plot_gains(path: Path, result: dict[str, Any]) -> None:
-    """Draw the unnormalised gain of perplexity at each context length, for the first r (Figure 3)."""
+    """Plot the unnormalised gain of perplexity at each context length, for the first r (Figure 3)."""
     share = result["models"][0]["recl"][0]["top_r"]
     curves = {}
     for name, model in zip(_names(result), result["models"], strict=True):
         gains = model["recl"][0]["gains"]
         curves[name] = ([gain["from_tokens"] for gain in gains], [gain["ppl_gain"] for gain in gains])
     step = result["step_tokens"]
-    _draw(path, curves, f"perplexity gained by {step:,} more tokens", f"{result['text']}, r = {share:g}")
+    _plot(path, curves, f"perplexity gained by {step:,} more tokens", f"{result['text']}, r = {share:g}")
 
 
 def plot_perplexities(path: Path, result: dict[str, Any]) -> None:
-    """Draw the perplexity of all positions at each context length, not calibrated by the group (Figure 4)."""
+    """Plot the perplexity of all positions at each context length, without the baseline of the group (Figure 4)."""
     curves = {
         name: (result["context_tokens"], model["ppl"])
         for name, model in zip(_names(result), result["models"], strict=True)
     }
-    _draw(path, curves, f"perplexity per {result['unit']}", result["text"])
+    _plot(path, curves, f"perplexity per {result['unit']}", result["text"])
 
 
-def _draw(path: Path, curves: Any, y_label: str, title: str) -> None:
+def _plot(path: Path, curves: Any, y_label: str, title: str) -> None:
     from txlcli.views import plots
 
-    plots.draw_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=title)
-    console.say(f"drawn to {path}")
+    plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=title)

@@ -1,4 +1,4 @@
-"""Shows what `txl speed` found: the tables, the curves."""
+"""Shows the result of `txl speed` as tables or curves."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def _show_slowdown(result: dict[str, Any]) -> None:
     ]
     caption = (
         f"Table 9. XL: one lane, M = attention, L = {result['slowdown'][0]['seg_len']}. vanilla: the same weights\n"
-        "without memory, a window computed anew for each prediction, one at a time.\n"
+        "without memory, recomputing one window per prediction.\n"
         f"Median (low-high) of {result['repeat']}."
     )
     console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), lines, caption)
@@ -43,8 +43,10 @@ def _show_slowdown(result: dict[str, Any]) -> None:
         for row in result["slowdown"]
     ]
     headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
-    caption = "batched: as many windows at once as gain anything; L = 1: one token at a time, against one window."
-    console.show_table("the same with other batches, ms/token", headings, others, caption)
+    caption = (
+        "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
+    )
+    console.show_table("vanilla batched, and XL one token at a time, ms/token", headings, others, caption)
     rates = [
         [
             f"{row['attn_len']:,}",
@@ -72,7 +74,7 @@ def _show_throughput(result: dict[str, Any]) -> None:
     ]
     caption = (
         f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a large matrix product, measured just now.\n"
-        "of peak: by operation count, of the keys that queries see and the distances they tell apart.\n"
+        "of peak: share of it, counting operations on visible keys and distinct distances only.\n"
         "peak MiB: the whole process on a CPU, tensors on CUDA."
     )
     headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
@@ -89,7 +91,7 @@ def _spread(median: float, ends: list[float]) -> str:
 
 
 def _short(number: float, *, like: float | None = None) -> str:
-    """A time with as many digits as it deserves, or as another one does."""
+    """Format a time with digits according to its size, or to that of `like`."""
     size = number if like is None else like
     if size < 1:
         return f"{number:.3f}"
@@ -97,7 +99,7 @@ def _short(number: float, *, like: float | None = None) -> str:
 
 
 def plot_times(path: Path, result: dict[str, Any]) -> None:
-    """Draw the times per token over the attention length."""
+    """Plot the times per token over the attention length."""
     from txlcli.views import plots
 
     rows = sorted(result["slowdown"], key=lambda row: row["attn_len"])
@@ -108,7 +110,6 @@ def plot_times(path: Path, result: dict[str, Any]) -> None:
         "vanilla": (x, [row["vanilla_ms_per_token"] for row in rows]),
         "vanilla, batched": (x, [row["vanilla_batched_ms_per_token"] for row in rows]),
     }
-    plots.draw_curves(
+    plots.plot_curves(
         path, curves, x_label="attention length (tokens)", y_label="ms per token", title=result["model"], log_y=True
     )
-    console.say(f"drawn to {path}")

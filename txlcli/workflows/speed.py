@@ -1,36 +1,170 @@
-"""Times one model for `txl speed`: rows of Table 9, the throughput of everything."""
+"""Times a run or a recipe: Table 9, and the throughput of evaluation, generation and training."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from txlcli import console
+from txlcli.config import recipe
+from txlcli.config.settings import AttentionBackend
+from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
+from txlcli.runs import run_folder
 from txlcli.system.memory import is_out_of_memory
+from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
     from txlcli.config.settings import EvalSettings, Settings, TrainSettings
     from txlcli.core.measures.timing import Timing
     from txlcli.core.model.base import LanguageModel
+    from txlcli.core.model.transformer_xl import TransformerXL
 
+DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
-TRAINING_TOKENS_ON_CPU = 1024  # a whole step of a published recipe takes minutes there; more lanes change little
+TRAINING_TOKENS_ON_CPU = 1024  # a full step of a published recipe takes minutes; more lanes change the speed little
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedOptions:
+    """Options of a timing."""
+
+    attn_lens: Sequence[int] | None = None
+    """Attention lengths; None selects those of Table 9, or the longest that the model allows."""
+    repeat: int = 3
+    """Repetitions of each measurement."""
+    overrides: Sequence[str] = ()
+    """Changes of the recipe, `section.key=value`."""
+    attention: AttentionBackend | None = None
+    """Attention backend; None selects that of the recipe."""
+    plotted: bool = False
+    """True if the times are to be plotted over the attention length."""
+
+
+def measure(
+    subject: str | None,
+    options: SpeedOptions,
+    *,
+    device: str = "auto",
+    precision: str | None = None,
+    data_dir: Path,
+    runs_dir: Path,
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """Time a run, or a recipe with random weights; return the object that --json prints.
+
+    Without a subject, time the most recent run, or the recipe enwik8 if there is no run.
+
+    Raises:
+        UsageError: the options do not fit the model or the device.
+    """
+    from txlcli.core.kernels.device import check_precision, describe
+
+    title, settings, model = _open_subject(
+        subject, options.overrides, device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
+    )
+    lengths: Sequence[int] = []
+    if settings.model.recurrent_state:
+        _refuse_attention_options(title, options)
+    else:
+        settings.check_attn_lens(options.attn_lens or [], subject=title)
+        lengths = options.attn_lens or _lengths_of_table_9(settings.model.longest_window)
+        settings = _with_attention(settings, cast("TransformerXL", model), options.attention)
+    used = precision or settings.train.precision
+    check_precision(used, model.device)
+    machine = describe(model.device)
+    reporter.say(f"timing {title} on {machine}, {used}")
+    if not lengths:
+        reporter.say("Table 9 is left out: a model with a recurrent state has no attention length")
+    bench = Bench(model, settings, reporter, precision=used, repeat=options.repeat)
+    return {
+        "model": title,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "device": machine,
+        "precision": used,
+        "attention": None if settings.model.recurrent_state else settings.train.attention,
+        "repeat": options.repeat,
+        "peak_gflops_per_s": bench.peak / 1e9,
+        "slowdown": [bench.slowdown(length) for length in lengths],
+        "throughput": bench.throughput(),
+    }
+
+
+def _open_subject(
+    subject: str | None,
+    overrides: Sequence[str],
+    *,
+    device: str,
+    precision: str | None,
+    data_dir: Path,
+    runs_dir: Path,
+) -> tuple[str, "Settings", "LanguageModel"]:
+    """Return title, settings and model of a run or a recipe."""
+    from txlcli.core.kernels.device import pick_device
+    from txlcli.core.training.loop import new_model
+    from txlcli.runs import loading
+
+    if subject is None:
+        subject = str(run_folder.find(None, runs_dir).folder) if run_folder.any_run(runs_dir) else DEFAULT_RECIPE
+    if run_folder.is_run(subject, runs_dir):
+        if overrides:
+            raise UsageError("--set changes a recipe, not a run; leave it out, or give a recipe")
+        opened = loading.open_run(subject, runs_dir, device=device, precision=precision)
+        return f"run {opened.run.folder}", opened.run.settings, opened.model
+    packaged = recipe.packaged_names()
+    if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
+        raise UnknownNameError(
+            "run or recipe", subject, [*run_folder.names(runs_dir), *packaged], like=Path(subject).name
+        )
+    settings = recipe.load(subject, overrides)
+    vocab_size = settings.published.vocab_size
+    if vocab_size is None:
+        vocab_size = loading.open_store(settings.corpus.store, data_dir).vocab.size
+    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device))
+    return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
+
+
+def _lengths_of_table_9(longest: int | None) -> list[int]:
+    """Return the attention lengths of Table 9 that the model's windows allow, or the longest window."""
+    if longest is None:
+        return list(SLOWDOWN_BY_ATTN_LEN)
+    return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
+
+
+def _with_attention(settings: "Settings", model: "TransformerXL", attention: AttentionBackend | None) -> "Settings":
+    """Set the attention backend of the model, and return settings with it."""
+    from txlcli.core.kernels.compilation import check_attention
+
+    train = settings.train
+    if attention is not None:
+        recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
+        train = dataclasses.replace(train, attention=attention, recompute=recompute)
+    check_attention(train.attention, model.device)
+    model.attend_by(train.attention)
+    return dataclasses.replace(settings, train=train)
+
+
+def _refuse_attention_options(title: str, options: SpeedOptions) -> None:
+    given = {"--attn-len": options.attn_lens, "--attention": options.attention, "--plot": options.plotted or None}
+    option = next((option for option, value in given.items() if value is not None), None)
+    if option:
+        raise UsageError(f"{title} has a recurrent state and no attention length (Table 9); leave out {option}")
 
 
 class Bench:
-    """Times one model; every number is a median with its spread."""
+    """Times one model; every number is a median with its lowest and highest value."""
 
     def __init__(
-        self, model: "LanguageModel", settings: "Settings", *, precision: Any, repeat: int, shown: bool
+        self, model: "LanguageModel", settings: "Settings", reporter: Reporter, *, precision: Any, repeat: int
     ) -> None:
         from txlcli.core.measures.timing import peak_flops_per_s
 
-        self.model, self.settings, self.precision, self.repeat, self.shown = model, settings, precision, repeat, shown
-        self.device = model.device
-        self._train = self._training_settings()  # which may refuse, so before anything is timed
+        self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
+        self.device, self._reporter = model.device, reporter
+        self._train = self._training_settings()  # may raise, so before anything is timed
         self.peak = peak_flops_per_s(self.device, precision)
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:
-        """One row of Table 9: vanilla against one lane with memory, at the same attention length."""
+        """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         from txlcli.core.measures.timing import (
             best_windows,
             peak_memory,
@@ -39,22 +173,22 @@ class Bench:
             time_vanilla,
         )
 
-        reading = self.settings.reading(mem_len=attn_len, batch_size=1)
-        flops = self._reading_flops(reading)
-        with console.progress(f"attention length {attn_len:,}", total=4, shown=self.shown) as bar:
+        settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
+        flops = self._evaluation_flops(settings)
+        with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
             with peak_memory(self.device) as memory:
-                segments = time_evaluation(self.model, reading, precision=self.precision, repeat=self.repeat)
+                segments = time_evaluation(self.model, settings, precision=self.precision, repeat=self.repeat)
             bar.reach(1, "one token at a time with memory")
-            tokens = time_single_tokens(self.model, reading, precision=self.precision, repeat=self.repeat)
+            tokens = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
             bar.reach(2, "vanilla, one window at a time")
-            alike: Any = {"max_distance": reading.max_distance, "precision": self.precision, "repeat": self.repeat}
-            one = time_vanilla(self.model, attn_len, windows=1, **alike)
+            shared: Any = {"max_distance": settings.max_distance, "precision": self.precision, "repeat": self.repeat}
+            one = time_vanilla(self.model, attn_len, windows=1, **shared)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, attn_len, one, **alike)
+            windows, batched = best_windows(self.model, attn_len, one, **shared)
         return {
             "attn_len": attn_len,
-            "seg_len": reading.seg_len,
+            "seg_len": settings.seg_len,
             "xl_ms_per_token": segments.median,
             "xl_low_high_ms": [segments.low, segments.high],
             "xl_tokens_per_s": 1e3 / segments.median,
@@ -75,7 +209,7 @@ class Bench:
         }
 
     def throughput(self) -> list[dict[str, Any]]:
-        """Evaluation, one token at a time, training: tokens/s, share of the matrix-product peak, peak memory."""
+        """Time evaluation, one token at a time, and training: tokens/s, share of the peak rate, peak memory."""
         lane_counts = dict.fromkeys((1, self.settings.eval.batch_size))
         rows = [*(self._evaluation(lanes) for lanes in lane_counts), self._single_tokens()]
         try:
@@ -83,36 +217,39 @@ class Bench:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            console.say(
-                f"training with {self._train.batch_size} lanes finds no room on {self.device} and is left out; lower "
-                "train.batch_size, or set train.accumulate or train.recompute"
+            self._reporter.say(
+                f"training is not timed: train.batch_size = {self._train.batch_size} runs out of memory on "
+                f"{self.device}; lower it, or set train.accumulate or train.recompute"
             )
         return rows
 
     def _evaluation(self, lanes: int) -> dict[str, Any]:
         from txlcli.core.measures.timing import peak_memory, time_evaluation
 
-        how = self.settings.reading(batch_size=lanes)
+        settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
-        with console.progress(work, shown=self.shown), peak_memory(self.device) as memory:
-            timing = time_evaluation(self.model, how, precision=self.precision, repeat=self.repeat)
-        title = f"{work}, L {how.seg_len}{self._memory(how)}"
-        return self._throughput_row(title, timing, self._reading_flops(how), memory)
+        with self._reporter.progress(work), peak_memory(self.device) as memory:
+            timing = time_evaluation(self.model, settings, precision=self.precision, repeat=self.repeat)
+        title = f"{work}, L {settings.seg_len}{self._memory(settings)}"
+        return self._throughput_row(title, timing, self._evaluation_flops(settings), memory)
 
     def _single_tokens(self) -> dict[str, Any]:
         from txlcli.core.measures.cost import window_flops_per_prediction
         from txlcli.core.measures.timing import peak_memory, time_single_tokens
 
-        how = self.settings.reading(batch_size=1)
-        with console.progress(SINGLE_TOKENS, shown=self.shown), peak_memory(self.device) as memory:
-            timing = time_single_tokens(self.model, how, precision=self.precision, repeat=self.repeat)
-        if how.mem_len or self.settings.model.recurrent_state:
-            title = f"{SINGLE_TOKENS}, L 1{self._memory(how)}"
-            flops = self._reading_flops(dataclasses.replace(how, seg_len=1))
+        settings = self.settings.evaluation_settings(batch_size=1)
+        with self._reporter.progress(SINGLE_TOKENS), peak_memory(self.device) as memory:
+            timing = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
+        if settings.mem_len or self.settings.model.recurrent_state:
+            title = f"{SINGLE_TOKENS}, L 1{self._memory(settings)}"
+            flops = self._evaluation_flops(dataclasses.replace(settings, seg_len=1))
         else:
-            title = f"{SINGLE_TOKENS}, a window of {how.seg_len} each"
+            title = f"{SINGLE_TOKENS}, a window of {settings.seg_len} each"
             flops = window_flops_per_prediction(
-                self.settings.model, self.model.vocab_size, window=how.seg_len, max_distance=how.max_distance
+                self.settings.model,
+                self.model.vocab_size,
+                window=settings.seg_len,
+                max_distance=settings.max_distance,
             )
         return self._throughput_row(title, timing, flops, memory)
 
@@ -121,7 +258,7 @@ class Bench:
         from txlcli.core.measures.timing import peak_memory, time_training
 
         train = self._train
-        with console.progress("training", shown=self.shown), peak_memory(self.device) as memory:
+        with self._reporter.progress("training"), peak_memory(self.device) as memory:
             timing = time_training(self.model, train, repeat=self.repeat)
         flops = training_flops_per_token(
             self.settings.model,
@@ -130,30 +267,30 @@ class Bench:
             mem_len=train.mem_len,
             batch_size=train.batch_size,
         )
-        lanes, whole = f"{train.batch_size} lanes", self.settings.train.batch_size
-        if train.batch_size < whole:
-            lanes = f"{train.batch_size} of {whole} lanes"
-            console.say(f"training was timed with {lanes}: on a CPU more would change little")
+        lanes, full = f"{train.batch_size} lanes", self.settings.train.batch_size
+        if train.batch_size < full:
+            lanes = f"{train.batch_size} of {full} lanes"
+            self._reporter.say(f"training was timed with {lanes}: on a CPU more lanes change the speed little")
         title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
         return self._throughput_row(title, timing, flops, memory)
 
-    def _reading_flops(self, how: "EvalSettings") -> float:
-        """Operations per token of a reading with a full memory."""
+    def _evaluation_flops(self, settings: "EvalSettings") -> float:
+        """Return the operations per token of an evaluation with a full memory."""
         from txlcli.core.measures.cost import decoding_flops_per_token
         from txlcli.core.reading.scoring import keys_seen
 
         return decoding_flops_per_token(
-            self.settings.model, self.model.vocab_size, keys=keys_seen(how), max_distance=how.max_distance
+            self.settings.model, self.model.vocab_size, keys=keys_seen(settings), max_distance=settings.max_distance
         )
 
     def _memory(self, section: "EvalSettings | TrainSettings") -> str:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
     def _training_settings(self) -> "TrainSettings":
-        """The recipe's, in the precision that is timed; on a CPU with fewer lanes.
+        """Return the recipe's training settings in the precision to time, on a CPU with fewer lanes.
 
         Raises:
-            UsageError: they do not go together, or the device lacks what they ask for.
+            UsageError: the settings exclude each other, or the device does not support them.
         """
         from txlcli.core.kernels.compilation import check_compiler
 

@@ -91,8 +91,8 @@ def resumed(precision):
     with pretending():
         training = _resumed("averaged", load("averaged", f"train.precision={precision}"), saved)
         training.update()
-    states = [value for state in training.descent.optimizer.state.values() for value in state.values()]
-    tensors = [*training.memories[0], *training.average.tensors().values(), *states]
+    states = [value for state in training.optimizer_step.optimizer.state.values() for value in state.values()]
+    tensors = [*training.memories[0], *training.average.weights.values(), *states]
     return sorted({str(tensor.device) for tensor in tensors})
 
 

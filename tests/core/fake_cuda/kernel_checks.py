@@ -9,9 +9,9 @@ from torch._dynamo.utils import counters
 from tests.core.device_cases import build, load, start
 from tests.core.fake_cuda.device import CUDA
 from tests.core.fake_cuda.triton_device import KERNELS, MODE, TWINS
-from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.attention_torch import flex, reference
-from txlcli.core.model.registry import make_reader
+from txlcli.core.kernels.attention_torch import flex
+from txlcli.core.model import attention
+from txlcli.core.reading.registry import make_reader
 
 LANES, HEADS, WIDTH = 2, 2, 16
 
@@ -46,10 +46,13 @@ def memory_that_grows():
     with MODE, torch.inference_mode():
         model = build("relative", settings, CUDA)
         model.attend_by("flex")
-        reader = make_reader(model, how, lanes=LANES, precision="bf16")
+        reader = make_reader(model, how, batch_size=LANES, precision="bf16")
         for length in (*[20] * 10, 7, 20):
             reader.read(torch.zeros(LANES, length, dtype=torch.long, device=CUDA))
     return _facts()
+
+
+ARGUMENTS = ("query", "key", "value", "content_bias", "position_bias", "position_key")
 
 
 def differences(seg_len, key_len, reach, rows):
@@ -64,13 +67,17 @@ def differences(seg_len, key_len, reach, rows):
     _forget()
     torch.manual_seed(1)
     shapes = [(LANES, HEADS, seg_len), (LANES, HEADS, key_len), (LANES, HEADS, key_len)]
-    shapes += [(HEADS, 1), (HEADS, 1), (HEADS, rows)] if rows else []
+    shapes += [(HEADS,), (HEADS,), (HEADS, rows)] if rows else []
     here = [torch.randn(*shape, WIDTH).requires_grad_() for shape in shapes]
     there = [TWINS.pretend(tensor.detach(), requires_grad=True) for tensor in here]
     missing = [None] * (6 - len(shapes))
-    expected = reference(AttentionInputs(*here, *missing, reach), dropout=0.0)
+
+    def by(attend, *tensors):
+        return attend(**dict(zip(ARGUMENTS, [*tensors, *missing], strict=True)), reach=reach, scale=1.0)
+
+    expected = by(attention.attend, *here)
     # In one graph: between two of them autograd would add gradients that have no numbers.
-    found = torch.compile(lambda *inputs: flex(AttentionInputs(*inputs, *missing, reach)), fullgraph=True)(*there)
+    found = torch.compile(lambda *inputs: by(flex, *inputs), fullgraph=True)(*there)
     weights = torch.randn(expected.shape)
     wanted = [expected, *torch.autograd.grad(expected, here, weights)]
     given = [found, *torch.autograd.grad(found, there, TWINS.pretend(weights))]

@@ -21,8 +21,8 @@ from txlcli.core.kernels.linear import (
     use_onednn,
 )
 from txlcli.core.kernels.private import has_onednn, onednn_has_bf16
-from txlcli.core.model.registry import make_reader
 from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.registry import make_reader
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
 EVERYWHERE = OneDnnUse(fp32=True, bf16=onednn_has_bf16(), min_columns=1)
@@ -254,7 +254,8 @@ def test_packed_matrices_do_not_change_what_a_decoder_returns(changed, dtype, to
     for use in (EVERYWHERE, NOWHERE):
         with use_onednn(use):
             decoder = Decoder(model, **options)
-            assert all((layer.attention.merged is not None) == (use is EVERYWHERE) for layer in decoder.model.layers)
+            packed = {layer.attention.project_all is not None for layer in decoder.model.layers}
+            assert packed == {use is EVERYWHERE}
             results.append([read(decoder, tokens, lengths), decoder.read_last(tokens, 3)])
     torch.testing.assert_close(*results, rtol=0, atol=tolerance)
 
@@ -276,7 +277,7 @@ def test_a_reader_shares_the_weights_of_the_model_and_does_not_change_it(make, p
     parameters = dict(model.named_parameters())
     settings = EvalSettings(mem_len=M, seg_len=L, batch_size=1)
     with use_onednn(use):
-        reader = make_reader(model, settings, lanes=1, precision=precision)
+        reader = make_reader(model, settings, batch_size=1, precision=precision)
         reader.read(draw_tokens(1, L))
     for name, parameter in model.named_parameters():
         assert parameter is parameters[name]
@@ -290,4 +291,4 @@ def test_a_reader_shares_the_weights_of_the_model_and_does_not_change_it(make, p
     assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
     assert model.training
     assert not reader.model.training
-    assert make_reader(reader.model, settings, lanes=1, precision=precision).model is reader.model
+    assert make_reader(reader.model, settings, batch_size=1, precision=precision).model is reader.model

@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import draw_tokens, small_model
 from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, observe, stream
-from tests.core.model.test_attention import KINDS, by_kind, draw, draw_inputs, shifted
+from tests.core.model.test_attention import KINDS, attend, by_kind, draw, draw_inputs, shifted
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import row_multiple, use_row_multiple
 from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace
-from txlcli.core.model import attention
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
@@ -107,7 +106,7 @@ def test_products_of_attention_read_and_write_aligned_rows(multiple):
     workspace.at_once = True  # as on a GPU
     inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in draw_inputs(key_len=K)]
     with use_row_multiple(multiple), Operands() as operands:
-        out = attention.attend(attention.AttentionInputs(*inputs, K), workspace=workspace)
+        out = attend(*inputs, reach=K, workspace=workspace)
         out.float().sum().backward()
     assert operands.count > 20
     assert bool(operands.unaligned) == (multiple == 1), operands.unaligned
@@ -125,6 +124,6 @@ def test_the_mask_of_fused_attention_has_aligned_rows(monkeypatch):
     for key_len in (K, 10, 13):
         inputs = draw_inputs(seg_len=8, key_len=max(key_len, 8))
         with use_row_multiple(MULTIPLE):
-            attention.attend(attention.AttentionInputs(*inputs, max(key_len, 8)), kind="sdpa")
+            attend(*inputs, reach=max(key_len, 8), backend="sdpa")
     for mask in masks:
         assert mask.storage_offset() % MULTIPLE == mask.stride(2) % MULTIPLE == 0

@@ -47,7 +47,7 @@ def training(**how):
     """A training whose next step finds its memory, its gradients and the optimizer's state."""
     settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **how)
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
-    segments = TrainingSegments(ids, lanes=B, seg_len=L)
+    segments = TrainingSegments(ids, batch_size=B, seg_len=L)
     model = small_model(dtype=torch.float32)
     found = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(3):

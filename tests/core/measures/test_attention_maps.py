@@ -13,7 +13,7 @@ from tests.core.builders import draw_tokens, small_model
 from tests.core.model.test_encodings import KINDS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, strongest, term_scores, terms_of
-from txlcli.core.model.encodings import sinusoids
+from txlcli.core.model.attention import distance_encoding
 
 L, M, H, D, WIDTH, N = 5, 7, 3, 11, 14, 2
 FIRST = 10  # two segments fill the memory
@@ -173,7 +173,7 @@ def model_looking_at(distances):
             projection.weight.zero_()
             for head, distance in enumerate(wanted):
                 if distance is not None:
-                    projection.weight[head * D] = 1e3 * sinusoids(torch.tensor([distance]), WIDTH)[0]
+                    projection.weight[head * D] = 1e3 * distance_encoding(torch.tensor([distance]), WIDTH)[0]
     return model
 
 

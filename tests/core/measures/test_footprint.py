@@ -55,6 +55,13 @@ def test_weights_gradients_optimizer_and_memory_take_four_bytes_per_value(change
     assert needed["memory"] == 4 * 2 * B * M * 14
 
 
+def test_muon_keeps_one_state_of_each_matrix_of_the_layers_and_two_of_all_other_parameters():
+    count = sum(parameters_by_part(model_settings(), V).values())
+    matrices = 2 * (4 * 14 * 33 + 2 * 14 * 17)
+    needed = step_bytes(model_settings(), V, train_settings(optimizer="muon"))
+    assert needed["optimizer"] == 4 * (2 * count - matrices)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(("norm", "size"), [("post", 2), ("pre", 4)])
 def test_memory_that_only_products_read_takes_two_bytes_per_value(norm, size, precision):

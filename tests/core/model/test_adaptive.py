@@ -255,7 +255,7 @@ def test_a_whole_model_with_memory_equals_the_oracle(case, key_limit):
 def test_the_decoder_equals_the_model(case):
     model, tokens, targets = adaptive_model(**case), draw_tokens(B, T), draw_tokens(B, T, seed=5)
     expected, _ = read_segments(model, tokens, [L, L, L, L, 3], mem_len=M)
-    decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L)
+    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L)
     parts = []
     for read, wanted in zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True):
         hidden = decoder.read(read)
@@ -275,7 +275,7 @@ def test_a_decoder_in_bf16_is_close_to_fp32(case):
     model, tokens = adaptive_model(dtype=torch.float32, std=0.1, **case), draw_tokens(B, L)
 
     def log_probs(precision):
-        decoder = Decoder(model, lanes=B, mem_len=M, seg_len=L, precision=precision)
+        decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
         return decoder.log_probs(decoder.read(tokens))
 
     exact, rounded = log_probs("fp32"), log_probs("bf16")
@@ -319,7 +319,7 @@ def test_gradients_of_rows_are_added_in_place():
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_on_a_cpu_uses_gradients_of_rows_for_tied_tables(tmp_path, tied):
     model = small_model(tie_embeddings=tied, dtype=torch.float32)
-    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), lanes=2, seg_len=5)
+    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), batch_size=2, seg_len=5)
     settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
     assert not model.embedding.gradient_of_rows
     training = Training(model, settings, segments, None, tmp_path, {})

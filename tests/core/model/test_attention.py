@@ -10,10 +10,10 @@ from tests import reference
 from tests.core import oracle
 from txlcli.core.kernels import attention_lanes
 from txlcli.core.kernels.attention_inputs import AttentionInputs
+from txlcli.core.kernels.attention_lanes import LaneAttention
 from txlcli.core.kernels.distance_space import DenseScoreBuffer, PaddedScoreBuffer, Workspace
-from txlcli.core.model import attention
-from txlcli.core.model.attention import Attention, ScoreTerms, split_heads
-from txlcli.core.model.encodings import sinusoids
+from txlcli.core.model import backends
+from txlcli.core.model.attention import Attention, ScoreTerms, distance_encoding, split_heads
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
 # Bytes of float64 scores in one pass, fewest queries in a block of them.
@@ -34,7 +34,7 @@ def cut(monkeypatch, passes):
 
 def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width=D):
     """What `attend` takes: queries, keys, values, two biases, position keys."""
-    query, bias = (lanes, heads, seg_len, width), (heads, 1, width)
+    query, bias = (lanes, heads, seg_len, width), (heads, width)
     key = (lanes, heads, key_len, width)
     shapes = (query, key, key, bias, bias, (heads, reach or key_len, width))
     return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
@@ -42,12 +42,23 @@ def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width
 
 def relative_attention(width, heads):
     """An attention, and the projection of distances that goes with it."""
-    module = Attention(d_model=width, n_heads=heads, d_head=D, attention_dropout=0.0).double()
+    module = Attention(d_model=width, n_heads=heads, d_head=D, dropout=0.0).double()
+    module.attend = LaneAttention()
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
 
 
-def attend(*tensors, reach, **how):
-    return attention.attend(AttentionInputs(*tensors, reach), **how)
+ARGUMENTS = ("query", "key", "value", "content_bias", "position_bias", "position_key")
+
+
+def attend(*tensors, reach, backend="auto", workspace=None, recompute=False, dropout=0.0):
+    """The output of a backend; the score is not scaled."""
+    function, _ = backends.choose(backend, workspace or Workspace(), recompute=recompute)
+    return function(**dict(zip(ARGUMENTS, tensors, strict=True)), reach=reach, scale=1.0, dropout=dropout)
+
+
+def laid_out(tensors, reach):
+    """The arguments as the kernels have them."""
+    return AttentionInputs.of(**dict(zip(ARGUMENTS, tensors, strict=True)), reach=reach, scale=1.0)
 
 
 def attend_all(*inputs, **how):
@@ -69,7 +80,7 @@ def shifted(by_distance, seg_len, key_len):
 def test_distance_encoding_is_sines_then_cosines_even_at_long_distances(width):
     distances = [2099, 7, 1, 0]
     expected = [reference.distance_encoding(distance, width) for distance in distances]
-    np.testing.assert_allclose(sinusoids(torch.tensor(distances), width), expected, atol=1e-12)
+    np.testing.assert_allclose(distance_encoding(torch.tensor(distances), width), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
@@ -102,7 +113,7 @@ def test_attention_equals_the_oracle(seg_len, mem_len, key_limit):
     module, w_k_position = relative_attention(WIDTH, H)
     context, u, v = draw(B, mem_len + seg_len, WIDTH), draw(H, D, seed=4), draw(H, D, seed=5)
     reach = min(mem_len + seg_len, key_limit or mem_len + seg_len)
-    encoding = sinusoids(torch.arange(reach - 1, -1, -1), WIDTH)
+    encoding = distance_encoding(torch.arange(reach - 1, -1, -1), WIDTH)
     segment = context[:, mem_len:]
     keys, terms = module.project_keys(context), ScoreTerms(reach, split_heads(w_k_position(encoding), H), u, v)
     given = module(module.project_queries(segment), keys, terms)
@@ -146,7 +157,7 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit)
             tensor.zero_()
         keys, _ = module.project_keys(context)
         values = torch.eye(D, dtype=torch.float64).expand(B, heads, D, D)
-        position_key = split_heads(w_k_position(sinusoids(distances, heads * D)), heads)
+        position_key = split_heads(w_k_position(distance_encoding(distances, heads * D)), heads)
         out = module(
             module.project_queries(context[:, mem_len:]), (keys, values), ScoreTerms(len(distances), position_key, u, v)
         )
@@ -184,14 +195,14 @@ def test_a_pass_takes_as_many_lanes_as_the_cache_holds_or_of_one_lane_as_many_qu
     cut(monkeypatch, (cache_bytes, 1))
     # One lane: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes. Lanes are divided evenly.
     inputs = draw_inputs(lanes=6, seg_len=2, key_len=4, heads=1)
-    plan = attention_lanes._Plan.of(AttentionInputs(*inputs, 4), Workspace())
+    plan = attention_lanes._Plan.of(laid_out(inputs, 4), Workspace())
     assert (plan.lanes, plan.queries) == expected
 
 
 @pytest.mark.parametrize(("fewest", "blocks"), [(5, [5]), (3, [5]), (2, [3, 2]), (1, [1] * 5)])
 def test_blocks_of_queries_are_alike_and_see_nothing_after_their_last_query(monkeypatch, fewest, blocks):
     cut(monkeypatch, (1, fewest))
-    inputs = AttentionInputs(*draw_inputs(), M + L)
+    inputs = laid_out(draw_inputs(), M + L)
     passes = list(attention_lanes._Plan.of(inputs, Workspace()).passes(inputs))
     assert [one.first for one in passes] == sorted(list(range(B)) * len(blocks))
     assert [one.queries for one in passes] == blocks * B
@@ -239,7 +250,8 @@ def test_recomputing_keeps_the_inputs_alone(dropout):
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tuple(tensor.shape)) or tensor, id):
         inputs = draw_inputs()
         attend_all(*inputs, dropout=dropout, recompute=True)
-    assert sorted(kept) == sorted(tuple(tensor.shape) for tensor in inputs)
+    shapes = [(H, 1, D) if tensor.dim() == 2 else tuple(tensor.shape) for tensor in inputs]
+    assert sorted(kept) == sorted(shapes)
 
 
 def probabilities(*, dropout, lanes=B):
@@ -280,7 +292,8 @@ def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, passes):
 
 
 def test_attention_dropout_acts_in_training_only():
-    module = Attention(d_model=WIDTH, n_heads=H, d_head=D, attention_dropout=0.5).double()
+    module = Attention(d_model=WIDTH, n_heads=H, d_head=D, dropout=0.5).double()
+    module.attend = LaneAttention()
     context = draw(B, M + L, WIDTH)
 
     def out():
@@ -294,7 +307,11 @@ def test_attention_dropout_acts_in_training_only():
 
 def test_inputs_may_lie_in_memory_in_any_order():
     plain = draw_inputs()
-    turned = [tensor.detach().transpose(-2, -3).contiguous().transpose(-2, -3).requires_grad_() for tensor in plain]
+    axes = [-3 if tensor.dim() > 2 else -1 for tensor in plain]  # biases have two
+    turned = [
+        tensor.detach().transpose(-2, axis).contiguous().transpose(-2, axis).requires_grad_()
+        for tensor, axis in zip(plain, axes, strict=True)
+    ]
     weight = draw(B, H, L, D)
     outs = [attend_all(*inputs) for inputs in (plain, turned)]
     torch.testing.assert_close(*outs, rtol=0, atol=1e-12)
@@ -433,8 +450,8 @@ def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():
     from tests.core.builders import small_model
 
     model = small_model()
-    shared = {id(layer.attention.workspace) for layer in model.layers}
-    copied = {id(layer.attention.workspace) for layer in copy.deepcopy(model).layers}
+    shared = {id(layer.attention.attend.workspace) for layer in model.layers}
+    copied = {id(layer.attention.attend.workspace) for layer in copy.deepcopy(model).layers}
     assert len(shared) == len(copied) == 1
     assert shared != copied
 
@@ -459,7 +476,7 @@ KINDS = ("reference", "sdpa")
 
 def by_kind(kind, *inputs, **how):
     """The output, and the gradient of a weighted sum of it for each input."""
-    out = attend(*inputs, kind=kind, **how)
+    out = attend(*inputs, backend=kind, **how)
     wanted = [tensor for tensor in inputs if tensor is not None]
     return [out, *torch.autograd.grad((out * draw(*out.shape, seed=9)).sum(), wanted)]
 
@@ -488,7 +505,7 @@ def test_every_kind_of_attention_scores_far_distances_alike(kind):
     inputs = [tensor.detach().float() for tensor in draw_inputs(reach=L + 2)]
     inputs[-1][:, :L] = inputs[-1][:, :1]
     expected = attend(*inputs, reach=M + L - 1)
-    torch.testing.assert_close(attend(*inputs, reach=M + L - 1, kind=kind), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attend(*inputs, reach=M + L - 1, backend=kind), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -496,8 +513,8 @@ def test_every_kind_of_attention_drops_probabilities(kind):
     query, key, *_ = draw_inputs(lanes=40)
     value = torch.eye(M + L, dtype=query.dtype).expand(40, H, -1, -1)  # the output is the probabilities
     inputs = [query, key, value, None, None, None]
-    whole = attend(*inputs, reach=M + L, kind=kind)
-    dropped = attend(*inputs, reach=M + L, kind=kind, dropout=0.25)
+    whole = attend(*inputs, reach=M + L, backend=kind)
+    dropped = attend(*inputs, reach=M + L, backend=kind, dropout=0.25)
     kept = dropped != 0
     assert kept[whole > 0].float().mean() == pytest.approx(0.75, abs=0.03)
     torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)

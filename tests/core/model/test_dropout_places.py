@@ -5,6 +5,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, small_model
 from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.transformer_xl import GrowingMemory
 from txlcli.core.training.loop import new_model
 
 B, L, M = 2, 5, 7
@@ -43,7 +44,7 @@ def test_the_output_of_both_sublayers_is_dropped_before_the_residual_sum():
         layer = model.layers[0]
         layer.dropout.share = ALL
         expected = hidden if norm == "pre" else layer.ff_norm(layer.attention_norm(hidden))
-        given, _ = layer(hidden, hidden[:, :0], model.score_terms(L, max_distance=None)[0])
+        given, _ = layer(hidden, GrowingMemory(layer, hidden[:, :0]), model.score_terms(L, max_distance=None)[0])
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
 
 

@@ -9,7 +9,8 @@ import torch
 from tests import reference
 from tests.core.builders import V, draw_tokens, read_segments, small_model
 from txlcli.core.kernels.device import autocast
-from txlcli.core.model.encodings import ShawEncoding, sinusoids
+from txlcli.core.model.attention import distance_encoding
+from txlcli.core.model.encodings import ShawEncoding
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.decoder import Decoder
 
@@ -20,6 +21,7 @@ KINDS = {
     "shaw": {"position": "shaw", "n_positions": 4},
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
+    "rotary": {"position": "rotary", "d_head": D + 1},
 }
 
 
@@ -72,14 +74,14 @@ def test_sinusoids_of_positions_are_added_once_to_the_embeddings():
     expected = embedded + torch.tensor(np.stack([reference.distance_encoding(p, 14) for p in range(L)]))
     torch.testing.assert_close(model.embed(tokens, torch.arange(L)), expected, rtol=0, atol=1e-12)
     hidden = torch.randn(B, L, 14, dtype=torch.float64)
-    assert torch.equal(model.encoding.add(hidden, 1, torch.arange(L)), hidden)
+    assert torch.equal(model.encoding.add_to_layer_input(hidden, 1, torch.arange(L)), hidden)
 
 
 def test_learned_positions_are_added_to_what_every_layer_reads():
     model = small_model(**KINDS["learned"])
     hidden = torch.randn(B, 3, 14, dtype=torch.float64)
     for layer in range(2):
-        given = model.encoding.add(hidden, layer, torch.tensor([4, 0, 2]))
+        given = model.encoding.add_to_layer_input(hidden, layer, torch.tensor([4, 0, 2]))
         expected = hidden + model.encoding.position_tables[layer][torch.tensor([4, 0, 2])]
         torch.testing.assert_close(given, expected)
 
@@ -97,6 +99,40 @@ def test_absolute_positions_tell_the_order_of_tokens_within_a_segment(kind):
         assert torch.allclose(*last) != differs
 
 
+def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions():
+    # Pair c of a head is the number x_c + i x_(c + D/2), which position p turns by p * 10000 ** (-2c / D).
+    model = small_model(**KINDS["rotary"])
+    heads = torch.randn(B, H, L, D + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    positions = torch.tensor([3, 0, 7, 1, 100_000])
+    turned = model.encoding.rotation(positions).apply(heads)
+    pairs = np.arange((D + 1) // 2)
+    factor = np.exp(1j * positions.numpy()[:, None] * 10_000.0 ** (-2 * pairs / (D + 1)))
+    expected = torch.view_as_real(torch.complex(*heads.chunk(2, dim=-1)) * torch.tensor(factor))
+    torch.testing.assert_close(torch.stack(turned.chunk(2, dim=-1), dim=-1), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("kind", ["relative", "shaw", "rotary"])
+def test_segments_with_memory_equal_one_long_window(kind, dtype, tolerance):
+    model, tokens = small_model(std=0.2, dtype=dtype, **KINDS[kind]), draw_tokens(B, 29)
+    with torch.no_grad():
+        whole, _ = read_segments(model, tokens, [29], mem_len=0)
+        parts, _ = read_segments(model, tokens, [5, 5, 1, 11, 7], mem_len=29)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=tolerance)
+
+
+def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
+    model, tokens = small_model(dtype=torch.float32, **KINDS["rotary"]), draw_tokens(B, 6 * L)
+    early, late = (Decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
+    late.read(tokens[:, :1])
+    for _ in range(2_000):  # 10,000 tokens of another text
+        late.read(tokens[:, :L])
+    parts = tokens.split(L, dim=1)
+    for part in parts[:5]:  # all that two layers can see
+        early.read(part), late.read(part)
+    torch.testing.assert_close(late.read(parts[5]), early.read(parts[5]), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_keeps_what_the_layers_read_and_is_never_changed(kind):
     model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 3 * L)
@@ -107,7 +143,7 @@ def test_memory_keeps_what_the_layers_read_and_is_never_changed(kind):
         assert all(torch.equal(past, kept) for past, kept in zip(memory, before, strict=True))
         memory = following
     positions = torch.arange(L)
-    first = model.encoding.add(model.embed(tokens[:, -L:], positions), 0, positions)
+    first = model.encoding.add_to_layer_input(model.embed(tokens[:, -L:], positions), 0, positions)
     torch.testing.assert_close(memory[0][:, -L:], first)  # the last segment with its own positions
 
 
@@ -120,7 +156,7 @@ def test_the_decoder_is_the_model_with_every_encoding(kind, seg_len, mem_len, sa
     limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
     lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
     expected, _ = read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit)
-    decoder = Decoder(model, lanes=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
+    decoder = Decoder(model, batch_size=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
     with torch.no_grad():
         given = torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
@@ -174,7 +210,9 @@ def test_parameters_by_a_pencil():
 
 
 def test_a_sinusoid_of_a_distance_and_of_a_position_are_the_same_numbers():
-    np.testing.assert_allclose(sinusoids(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12)
+    np.testing.assert_allclose(
+        distance_encoding(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12
+    )
     assert isinstance(small_model(**KINDS["shaw"]).encoding, ShawEncoding)
 
 
@@ -189,7 +227,7 @@ def test_every_encoding_trains_and_reads_in_bf16_with_every_kind_of_attention(ki
         with autocast(torch.device("cpu"), precision):
             losses[precision], _, _ = model.objective(tokens, tokens, memory, mem_len=4, part="full", progress=0.0)
         losses[precision].backward()
-        reader = Decoder(model.eval(), lanes=2, mem_len=4, seg_len=4, precision=precision)
+        reader = Decoder(model.eval(), batch_size=2, mem_len=4, seg_len=4, precision=precision)
         losses[f"read {precision}"] = reader.losses(reader.read(tokens), tokens).mean()
         model.train()
     assert losses["bf16"].item() == pytest.approx(losses["fp32"].item(), rel=0.01)

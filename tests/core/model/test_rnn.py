@@ -13,8 +13,9 @@ from tests.core.oracle import bands_of, numbers_of
 from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run
 from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
-from txlcli.core.model.registry import count_parameters, make_model, make_reader
+from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score
 from txlcli.core.reading.state_reader import StateReader
@@ -192,7 +193,7 @@ def test_a_lane_does_not_depend_on_other_lanes_nor_a_token_on_later_ones(case):
 def test_the_reader_equals_the_model(case, seg_len):
     model, tokens = make_case(case), draw_tokens(B, T)
     expected, _ = _read(model, tokens, [T])
-    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), lanes=B)
+    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), batch_size=B)
     assert isinstance(reader, StateReader)
     assert reader.housekeeping_interval == 1
     for _ in range(2):
@@ -236,7 +237,7 @@ def test_generation_reads_its_own_tokens_and_is_reproducible(arch):
 def test_bf16_is_close_and_the_state_stays_in_fp32(case):
     model, tokens = make_case(case, std=0.2, dtype=torch.float32), draw_tokens(B, T)
     expected, _ = _read(model, tokens, [T])
-    reader = make_reader(model, EvalSettings(seg_len=L, mem_len=0), lanes=B, precision="bf16")
+    reader = make_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B, precision="bf16")
     result = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
     assert result.dtype == torch.float32
     assert 0 < (result - expected).abs().max() < 0.05

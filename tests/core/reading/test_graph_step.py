@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map
 
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture
-from txlcli.core.reading import decoder
 from txlcli.core.reading.decoder import Decoder
 
 B, L, M, T = 2, 5, 7, 53
@@ -22,24 +21,19 @@ POSITIONS = {
     "shaw": {"position": "shaw", "n_positions": 6},
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
+    "rotary": {"position": "rotary", "d_head": 12},
 }
 
 
 def read(model, tokens, *, lengths, **how):
     """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
-    decoder = Decoder(model, lanes=len(tokens), seg_len=L, **how)
+    decoder = Decoder(model, batch_size=len(tokens), seg_len=L, **how)
     found, at = [], 0
     while at < tokens.shape[1]:
         for length in lengths:
             found.append(decoder.read(tokens[:, at : at + length]))
             at += length
     return torch.cat(found, dim=1)
-
-
-@pytest.fixture
-def step_by_step(monkeypatch):
-    """Call it, and single tokens are read as on CUDA from then on."""
-    return lambda: monkeypatch.setattr(decoder, "records_steps", lambda _: True)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -56,17 +50,16 @@ def step_by_step(monkeypatch):
     ids=str,
 )
 @pytest.mark.parametrize("lengths", [(1,), (3, 1, 1, 5, 1)], ids=str)
-def test_every_token_is_what_the_decoder_reads(step_by_step, position, norm, how, lengths):
+def test_every_token_is_what_the_decoder_reads(position, norm, how, lengths):
     model, tokens = small_model(norm=norm, **POSITIONS[position]), draw_tokens(B, 55)
     expected = read(model, tokens, lengths=lengths, **how)
-    step_by_step()
-    torch.testing.assert_close(read(model, tokens, lengths=lengths, **how), expected, rtol=0, atol=1e-10)
+    found = read(model, tokens, lengths=lengths, replay_steps=True, **how)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def test_a_step_after_a_reset_knows_nothing_of_the_text_before(step_by_step):
-    step_by_step()
+def test_a_step_after_a_reset_knows_nothing_of_the_text_before():
     tokens = draw_tokens(B, 2 * M).split(1, dim=1)
-    decoder = Decoder(small_model(), lanes=B, seg_len=1, mem_len=M)
+    decoder = Decoder(small_model(), batch_size=B, seg_len=1, mem_len=M, replay_steps=True)
     first = [decoder.read(token) for token in tokens]
     assert not torch.equal(decoder.read(tokens[0]), first[0])
     decoder.reset()
@@ -74,11 +67,10 @@ def test_a_step_after_a_reset_knows_nothing_of_the_text_before(step_by_step):
     assert all(torch.equal(decoder.read(token), before) for token, before in zip(tokens, first, strict=True))
 
 
-def test_in_bf16_a_step_is_close_to_the_decoder(step_by_step):
+def test_in_bf16_a_step_is_close_to_the_decoder():
     model, tokens = small_model(dtype=torch.float32, vocab_size=V), draw_tokens(B, 55)
     expected = read(model, tokens, lengths=(1,), mem_len=M, precision="bf16")
-    step_by_step()
-    found = read(model, tokens, lengths=(1,), mem_len=M, precision="bf16")
+    found = read(model, tokens, lengths=(1,), mem_len=M, precision="bf16", replay_steps=True)
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
 
 
@@ -96,9 +88,8 @@ class Shapes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_no_operation_of_a_step_knows_how_long_the_text_is(step_by_step):
-    step_by_step()
-    decoder = Decoder(small_model(), lanes=B, seg_len=1, mem_len=400)
+def test_no_operation_of_a_step_knows_how_long_the_text_is():
+    decoder = Decoder(small_model(), batch_size=B, seg_len=1, mem_len=400, replay_steps=True)
     steps = []
     for token in draw_tokens(B, 9).split(1, dim=1):
         with Shapes() as shapes:
@@ -123,11 +114,10 @@ def test_where_nothing_can_be_recorded_tokens_are_read_all_the_same():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_recording_reads_what_its_kernels_read(monkeypatch, precision):
+def test_a_recording_reads_what_its_kernels_read(precision):
     model, tokens = small_model(dtype=torch.float32).cuda(), draw_tokens(B, 55).cuda()
     found = read(model, tokens, lengths=(3, 1, 1), mem_len=M, precision=precision)
-    monkeypatch.setattr(decoder, "records_steps", lambda _: False)
-    expected = read(model, tokens, lengths=(3, 1, 1), mem_len=M, precision=precision)
+    expected = read(model, tokens, lengths=(3, 1, 1), mem_len=M, precision=precision, replay_steps=False)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if precision == "fp32" else 0.1)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.sampling import Sampling, draw, generate
+from txlcli.core.reading.sampling import Sampling, generate, sample
 
 L, M = 5, 7
 ODDS = torch.tensor([0.05, 0.4, 0.25, 0.3])  # likeliest first: 1, 3, 2, 0
@@ -16,7 +16,7 @@ ODDS = torch.tensor([0.05, 0.4, 0.25, 0.3])  # likeliest first: 1, 3, 2, 0
 def drawn(how, count=2000, odds=ODDS, seed=1):
     generator = torch.Generator().manual_seed(seed)
     candidates = odds.log().topk(how.candidates(len(odds)))
-    tokens = [draw(*candidates, how, generator) for _ in range(count)]
+    tokens = [sample(*candidates, how, generator) for _ in range(count)]
     return torch.bincount(torch.cat(tokens), minlength=len(odds)) / count
 
 
@@ -54,7 +54,7 @@ def test_the_likeliest_stays_however_small_the_share():
 
 
 def decoder(model, mem_len=M):
-    return Decoder(model, lanes=1, mem_len=mem_len, seg_len=L)
+    return Decoder(model, batch_size=1, mem_len=mem_len, seg_len=L)
 
 
 def first(count, tokens):

@@ -1,4 +1,4 @@
-"""The mean of the weights against its definition, computed from the weights that every step has left."""
+"""Averages of the weights against their definitions, computed from the weights after every step."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from txlcli.core.reading.scoring import score
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import AveragedSgd, ExponentialAverage
 from txlcli.core.training.reports import StepReport, ValidReport
-from txlcli.core.training.validation import valid_reading
+from txlcli.core.training.validation import validation_settings
 from txlcli.errors import RecipeError
 
 RISING = {"optimizer": "sgd", "lr": 3.0, "clip": None, "schedule": "constant", "valid_every": 1, "max_steps": 12}
@@ -17,14 +17,14 @@ ASGD = {**RISING, "average": "asgd", "average_patience": 1}
 EXPONENTIAL = {"average": "exponential", "average_decay": 0.5, "valid_every": 2, "max_steps": 8}
 
 
-def iterates(training):
-    """The weights before the first step and after each, with the reports on the way."""
-    found, reports = [weights(training)], []
+def train(training):
+    """Return the weights before the first step and after each, and all reports."""
+    iterates, reports = [weights(training)], []
     for report in training.run(report_every=1, should_stop=lambda: False):
         reports.append(report)
         if isinstance(report, StepReport):
-            found.append(weights(training))
-    return found, reports
+            iterates.append(weights(training))
+    return iterates, reports
 
 
 def assert_close(given, expected):
@@ -34,7 +34,7 @@ def assert_close(given, expected):
 
 
 def line(value):
-    """A model of one weight."""
+    """Return a model of one weight."""
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, value)
     return module
@@ -47,16 +47,16 @@ def walk(average, module, values):
 
 
 def value_of(average, module):
-    with average.in_place():
+    with average.swapped_in():
         return module.weight.item()
 
 
-def fired(losses, patience):
-    """After which validations the mean has begun."""
+def triggered(losses, patience):
+    """Return for each validation whether the average has begun."""
     average = AveragedSgd(line(1.0), patience)
     given = []
     for loss in losses:
-        average.see(loss)
+        average.on_validation(loss)
         given.append(average.triggered)
     return given
 
@@ -66,9 +66,9 @@ def fired(losses, patience):
     [
         # 3.3 is the first that is above one of 5, 4, 3, the losses more than two validations before it.
         (2, [5, 4, 3, 3.1, 3.2, 3.3, 2.0], 5),
-        # A rise within the patience is forgiven: 6 is compared with nothing, 3 with 5, 2.9 with 5 and 4.
+        # A rise within the patience is ignored: 6 is compared with nothing, 3 with 5, 2.9 with 5 and 4.
         (2, [5, 4, 6, 3, 2.9], None),
-        # The lowest of the old losses counts, not the last of them.
+        # The lowest of the earlier losses counts, not the last of them.
         (1, [3, 9, 8, 2], 2),
         (0, [5, 4, 4.1], 2),
         (0, [5, 5, 5], None),
@@ -76,20 +76,20 @@ def fired(losses, patience):
         (5, [1, 2, 3, 4, 5, 6, 7], 6),
     ],
 )
-def test_averaged_sgd_begins_when_a_loss_is_above_the_best_of_old(patience, losses, at):
+def test_averaged_sgd_begins_when_a_loss_is_above_the_best_of_the_earlier_losses(patience, losses, at):
     expected = [at is not None and number >= at for number in range(len(losses))]
-    assert fired(losses, patience) == expected
+    assert triggered(losses, patience) == expected
 
 
-def test_averaged_sgd_is_the_plain_mean_of_the_steps_since_the_trigger():
+def test_averaged_sgd_is_the_mean_of_the_steps_since_the_trigger():
     module = line(7.0)
     average = AveragedSgd(module, 0)
-    average.see(1.0)
+    average.on_validation(1.0)
     walk(average, module, [100.0])
     assert not average.active
     assert value_of(average, module) == 100
-    average.see(2.0)
-    assert not average.active  # the weights of the trigger itself are none of the mean's
+    average.on_validation(2.0)
+    assert not average.active  # the weights at the trigger are not part of the average
     given = []
     for value in (3.0, 4.0, 8.0):
         walk(average, module, [value])
@@ -97,19 +97,19 @@ def test_averaged_sgd_is_the_plain_mean_of_the_steps_since_the_trigger():
     assert given == [3, 3.5, 5]
 
 
-def test_once_it_has_begun_no_validation_begins_it_anew():
+def test_once_begun_no_validation_restarts_the_average():
     module = line(0.0)
     average = AveragedSgd(module, 0)
     for loss in (1.0, 2.0):
-        average.see(loss)
+        average.on_validation(loss)
     walk(average, module, [2.0])
-    average.see(9.0)
+    average.on_validation(9.0)
     walk(average, module, [4.0])
     assert value_of(average, module) == 3
 
 
-def test_an_exponential_mean_keeps_little_of_itself_at_first():
-    # It keeps 2/11, 3/12, and then no more than its decay of 0.25: 22 - 2 = 20 becomes 22 x 2/11 = 4, and so on.
+def test_an_exponential_average_has_a_small_decay_at_first():
+    # Decays 2/11 and then 0.25, which is not above 3/12 and 4/13: 22 becomes 22 x 2/11 = 4, and so on.
     module = line(22.0)
     average = ExponentialAverage(module, 0.25)
     assert not average.active
@@ -120,7 +120,7 @@ def test_an_exponential_mean_keeps_little_of_itself_at_first():
     assert given == pytest.approx([4.0, 0.25 * 4 + 0.75 * 8, 0.25 * 7 + 0.75 * 1])
 
 
-def test_the_model_has_its_own_weights_again_afterwards_at_the_same_address():
+def test_the_model_gets_its_own_weights_back_at_the_same_address():
     module = line(1.0)
     average = ExponentialAverage(module, 0.5)
     walk(average, module, [5.0])
@@ -128,7 +128,7 @@ def test_the_model_has_its_own_weights_again_afterwards_at_the_same_address():
     seen = []
 
     def interrupted():
-        with average.in_place():
+        with average.swapped_in():
             seen.append((module.weight.item(), module.weight.data_ptr()))
             raise KeyboardInterrupt
 
@@ -139,39 +139,39 @@ def test_the_model_has_its_own_weights_again_afterwards_at_the_same_address():
     assert module.weight.data_ptr() == address
 
 
-def test_no_mean_is_made_unless_it_is_asked_for(tmp_path):
+def test_by_default_nothing_is_averaged(tmp_path):
     training = new_training(tmp_path, valid_every=1)
     reports = run(training)
     assert not any(report.averaged for report in valids_of(reports))
-    assert training.average.tensors() == {}
+    assert training.average.weights == {}
     assert not checkpoint.load(training.last_path).group("average")
 
 
-def test_the_mean_of_a_training_is_that_of_its_steps_since_the_trigger(tmp_path):
+def test_averaged_sgd_of_a_training_is_the_mean_of_its_steps_since_the_trigger(tmp_path):
     training = new_training(tmp_path, **ASGD)
-    found, reports = iterates(training)
+    iterates, reports = train(training)
     losses = [report.loss_nats for report in valids_of(reports)]
     at = next(n for n in range(2, 12) if losses[n] > min(losses[: n - 1])) + 1  # steps up to the trigger
     assert 2 < at < 10
     assert [report.averaged for report in valids_of(reports)] == [step > at for step in range(1, 13)]
-    mean = {name: torch.stack([weight[name] for weight in found[at + 1 :]]).double().mean(0) for name in found[0]}
-    assert_close(training.average.tensors(), mean)
+    mean = {name: torch.stack([weight[name] for weight in iterates[at + 1 :]]).double().mean(0) for name in iterates[0]}
+    assert_close(training.average.weights, mean)
 
 
 @pytest.mark.parametrize("optimizer", [{"optimizer": "adam"}, {"optimizer": "sgd", "lr": 0.5}])
-def test_the_exponential_mean_of_a_training_is_that_of_all_its_steps(tmp_path, optimizer):
+def test_the_exponential_average_of_a_training_is_that_of_all_its_steps(tmp_path, optimizer):
     training = new_training(tmp_path, **{**EXPONENTIAL, **optimizer, "average_decay": 0.4})
-    found, reports = iterates(training)
-    mean = {name: weight.double() for name, weight in found[0].items()}
-    for number, after in enumerate(found[1:], start=1):
-        keep = min(0.4, (1 + number) / (10 + number))
-        mean = {name: keep * mean[name] + (1 - keep) * weight.double() for name, weight in after.items()}
+    iterates, reports = train(training)
+    mean = {name: weight.double() for name, weight in iterates[0].items()}
+    for number, after in enumerate(iterates[1:], start=1):
+        decay = min(0.4, (1 + number) / (10 + number))
+        mean = {name: decay * mean[name] + (1 - decay) * weight.double() for name, weight in after.items()}
     assert all(report.averaged for report in valids_of(reports))
-    assert_close(training.average.tensors(), mean)
+    assert_close(training.average.weights, mean)
 
 
 @pytest.mark.parametrize("changed", [ASGD, EXPONENTIAL], ids=["asgd", "exponential"])
-def test_training_goes_on_from_its_own_weights(tmp_path, changed):
+def test_training_continues_with_its_own_weights(tmp_path, changed):
     plain = {key: value for key, value in changed.items() if not key.startswith("average")}
     averaged, usual = new_training(tmp_path / "a", **changed), new_training(tmp_path / "b", **plain)
     for training in (averaged, usual):
@@ -181,16 +181,16 @@ def test_training_goes_on_from_its_own_weights(tmp_path, changed):
 
 
 @pytest.mark.parametrize("changed", [ASGD, EXPONENTIAL], ids=["asgd", "exponential"])
-def test_validation_reads_the_mean(tmp_path, changed):
+def test_validation_scores_the_average(tmp_path, changed):
     training = new_training(tmp_path, dropout=0.2, **changed)
     seen = 0
     for report in training.run(report_every=1, should_stop=lambda: False):
         if isinstance(report, ValidReport) and report.averaged:
             seen += 1
             own = weights(training)
-            training.model.load_state_dict(training.average.tensors())
+            training.model.load_state_dict(training.average.weights)
             scores = score(
-                training.model, training.valid.inputs, training.valid.targets, valid_reading(training.settings)
+                training.model, training.valid.inputs, training.valid.targets, validation_settings(training.settings)
             )
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
             training.model.load_state_dict(own)
@@ -198,7 +198,7 @@ def test_validation_reads_the_mean(tmp_path, changed):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_best_checkpoint_holds_the_mean_and_the_last_one_both(tmp_path, precision):
+def test_the_best_checkpoint_holds_the_average_and_the_last_one_both(tmp_path, precision):
     training = new_training(tmp_path, precision=precision, **EXPONENTIAL)
     bests = []
     for report in training.run(report_every=1, should_stop=lambda: False):
@@ -206,13 +206,13 @@ def test_the_best_checkpoint_holds_the_mean_and_the_last_one_both(tmp_path, prec
             bests.append(report.step)
             best = checkpoint.load(training.best_path)
             assert not best.group("average")
-            mean = training.average.tensors()
+            mean = training.average.weights
             for name, weight in best.group("model").items():
                 assert weight.dtype == torch.float32
                 assert torch.equal(weight, mean[name]), name
     assert bests
     last = checkpoint.load(training.last_path)
-    own, mean = weights(training), training.average.tensors()
+    own, mean = weights(training), training.average.weights
     assert last.group("model").keys() == last.group("average").keys() == own.keys()
     for name, weight in own.items():
         assert torch.equal(last.group("model")[name], weight)
@@ -221,18 +221,18 @@ def test_the_best_checkpoint_holds_the_mean_and_the_last_one_both(tmp_path, prec
 
 
 @pytest.mark.parametrize(("before", "after"), [("none", "exponential"), ("exponential", "none"), ("asgd", "none")])
-def test_a_mean_cannot_be_switched_on_or_off_or_over_on_the_way(tmp_path, before, after):
+def test_the_average_of_a_run_cannot_change(tmp_path, before, after):
     run(new_training(tmp_path, average=before), until=2)
     training = new_training(tmp_path, average=after)
     with pytest.raises(RecipeError) as caught:
         training.restore(checkpoint.load(training.last_path))
     assert str(caught.value) == (
-        f'{training.last_path}: trained with train.average = "{before}", which cannot become "{after}" on the way; '
-        "start a new run instead"
+        f'{training.last_path}: trained with train.average = "{before}", which cannot become "{after}" during the '
+        "training; start a new run instead"
     )
 
 
-def test_a_checkpoint_from_before_there_were_means_goes_on_without(tmp_path):
+def test_a_checkpoint_of_a_version_without_averages_resumes_without_one(tmp_path):
     run(new_training(tmp_path), until=2)
     training = new_training(tmp_path)
     saved = checkpoint.load(training.last_path)
@@ -241,7 +241,7 @@ def test_a_checkpoint_from_before_there_were_means_goes_on_without(tmp_path):
     assert training.step == 2
 
 
-def test_a_checkpoint_says_which_weights_are_to_be_evaluated(tmp_path):
+def test_a_checkpoint_names_the_weights_to_evaluate(tmp_path):
     for average, group in {"none": "model", "exponential": "average", "asgd": "model"}.items():
         training = new_training(tmp_path / average, average=average)
         run(training)

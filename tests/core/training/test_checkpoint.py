@@ -1,4 +1,4 @@
-"""Checkpoints: what is written comes back, what is damaged is refused, an old one outlives a failed write."""
+"""Checkpoints: a round trip changes nothing, damaged files are refused, a failed write keeps the old file."""
 
 import json
 import struct
@@ -40,7 +40,7 @@ def refusal(path):
     return message.removeprefix(f"{path}: ")
 
 
-def test_what_is_saved_comes_back(path):
+def test_a_saved_checkpoint_loads_unchanged(path):
     checkpoint.save(path, Checkpoint(TENSORS, STATE))
     loaded = checkpoint.load(path)
     assert loaded.tensors.keys() == TENSORS.keys()
@@ -50,7 +50,7 @@ def test_what_is_saved_comes_back(path):
     assert {key: loaded.state[key] for key in STATE} == STATE
 
 
-def test_tensors_come_back_by_their_group(path):
+def test_tensors_load_by_group(path):
     checkpoint.save(path, Checkpoint(TENSORS))
     loaded = checkpoint.load(path)
     assert loaded.group("model").keys() == {"a", "b.c"}
@@ -59,17 +59,17 @@ def test_tensors_come_back_by_their_group(path):
     assert checkpoint.grouped("model", loaded.group("model")).keys() == {"model.a", "model.b.c"}
 
 
-def test_tensors_that_are_views_or_want_a_gradient_are_saved(path):
+def test_views_and_parameters_are_saved(path):
     whole = torch.arange(12.0).view(3, 4)
     weight = torch.nn.Parameter(torch.ones(2))
-    checkpoint.save(path, Checkpoint({"turned": whole.T, "part": whole[1:, 2:], "weight": weight}))
+    checkpoint.save(path, Checkpoint({"transposed": whole.T, "part": whole[1:, 2:], "weight": weight}))
     loaded = checkpoint.load(path).tensors
-    assert torch.equal(loaded["turned"], whole.T)
+    assert torch.equal(loaded["transposed"], whole.T)
     assert torch.equal(loaded["part"], whole[1:, 2:])
     assert torch.equal(loaded["weight"], weight)
 
 
-def test_a_checkpoint_is_a_safetensors_file_of_plain_data(path):
+def test_a_checkpoint_is_a_safetensors_file_with_json(path):
     checkpoint.save(path, Checkpoint(TENSORS, STATE))
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -78,26 +78,26 @@ def test_a_checkpoint_is_a_safetensors_file_of_plain_data(path):
     assert json.loads(header["__metadata__"]["txl"]) == {"format": 1, **STATE}
 
 
-def test_a_checkpoint_replaces_the_older_one_and_leaves_nothing_beside_it(path):
+def test_a_checkpoint_replaces_the_older_one_and_leaves_no_other_file(path):
     for step in (1, 2):
         checkpoint.save(path, Checkpoint({"a": torch.tensor([step])}, {"step": step}))
     assert checkpoint.load(path).state["step"] == 2
     assert [file.name for file in path.parent.iterdir()] == ["last.safetensors"]
 
 
-def test_a_folder_that_is_gone_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     path = tmp_path / "gone" / "last.safetensors"
     with pytest.raises(RunError) as caught:
         checkpoint.save(path, Checkpoint(TENSORS))
     assert str(caught.value).startswith(f"{path}: the checkpoint cannot be written (")
-    assert str(caught.value).endswith("); what was saved before is untouched")
+    assert str(caught.value).endswith("); the previous checkpoint is not changed")
 
 
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import torch
-from txlcli.core import checkpoint
+from txlcli.core.training import checkpoint
 from txlcli.errors import RunError
 
 path = Path(sys.argv[1])
@@ -110,14 +110,14 @@ except RunError as error:
 """
 
 
-def test_the_old_checkpoint_outlives_a_write_that_fails(path):
-    # A limit on the size of files stops the write half way, as a full disk does.
+def test_a_failed_write_keeps_the_old_checkpoint(path):
+    # A limit on the size of files interrupts the write, as a full disk does.
     ended = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert ended.stderr == ""
     assert ended.stdout.startswith(f"{path}: the checkpoint cannot be written (")
-    assert ended.stdout.endswith("; what was saved before is untouched\n")
+    assert ended.stdout.endswith("; the previous checkpoint is not changed\n")
     assert checkpoint.load(path).state["step"] == 1
     assert [file.name for file in path.parent.iterdir()] == ["last.safetensors"]
 
@@ -126,7 +126,7 @@ def test_a_missing_checkpoint_is_named(path):
     assert refusal(path) == "no such checkpoint; the run has not saved one yet"
 
 
-def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(path, monkeypatch):
+def test_a_checkpoint_without_read_permission_is_not_called_damaged(path, monkeypatch):
     checkpoint.save(path, Checkpoint(TENSORS, STATE))
 
     def denied(self, *_):
@@ -145,7 +145,9 @@ def test_a_truncated_checkpoint_is_refused(path, keep):
     assert message.endswith("; restore it from a copy or train again")
 
 
-FOREIGN = "a safetensors file, but not a checkpoint of txl; restore it from a copy, or make a run of it with txl import"
+FOREIGN = (
+    "a safetensors file, but not a checkpoint of txl; restore it from a copy, or convert it to a run with txl import"
+)
 
 
 def test_a_foreign_safetensors_file_is_refused(path):
@@ -154,7 +156,7 @@ def test_a_foreign_safetensors_file_is_refused(path):
 
 
 @pytest.mark.parametrize("metadata", ["not JSON", "[]", "{}", '{"format": "one"}'])
-def test_metadata_that_is_not_ours_is_refused(path, metadata):
+def test_foreign_metadata_is_refused(path, metadata):
     save_file({"a": torch.ones(2)}, path, {"txl": metadata})
     assert refusal(path) == FOREIGN
 
@@ -165,7 +167,7 @@ def test_a_newer_format_is_refused(path):
 
 
 class Trap:
-    """An object whose unpickling would show."""
+    """An object whose unpickling writes a file."""
 
     def __init__(self, path):
         self.path = path
@@ -174,7 +176,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_a_pickle_is_refused_and_never_run(path, tmp_path):
+def test_a_pickle_is_refused_without_unpickling_it(path, tmp_path):
     torch.save({"model": Trap(tmp_path / "sprung")}, path)
     assert refusal(path).startswith("damaged checkpoint (")
     assert not (tmp_path / "sprung").exists()
@@ -184,7 +186,7 @@ def model_checkpoint(model):
     return Checkpoint(checkpoint.grouped("model", dict(model.named_parameters())))
 
 
-def test_a_model_comes_back_with_its_logits(path):
+def test_a_loaded_model_has_the_same_logits(path):
     model, tokens = small_model(norm="pre", tie_biases=False), draw_tokens(2, 5)
     checkpoint.save(path, model_checkpoint(model))
     loaded = checkpoint.build_model(model.settings, V, checkpoint.load(path), path)
@@ -208,7 +210,7 @@ def test_a_missing_tensor_is_named(path):
     assert '"layers.1.attention.w_q.weight"' in misfit(path, saved)
 
 
-def test_a_tensor_too_many_is_named(path):
+def test_an_unexpected_tensor_is_named(path):
     saved = model_checkpoint(small_model())
     saved.tensors["model.layers.2.w"] = torch.ones(1)
     assert '"layers.2.w"' in misfit(path, saved)

@@ -1,6 +1,6 @@
-"""Several processes train as one: the same losses, weights and checkpoints, whatever their number.
+"""Any number of processes give the same losses, weights and checkpoints.
 
-Each group of checks is carried out by processes of its own, on a CPU (`tests/core/several`).
+Each group of checks runs in processes of its own, on a CPU (`tests/core/multiprocess`).
 """
 
 import json
@@ -14,26 +14,26 @@ import pytest
 import torch
 from torch import distributed
 
-from tests.core.several.checks import CPU, KINDS, kind_of_model, new_model_of
+from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
 from txlcli.core.training import checkpoint
-from txlcli.core.training.data_parallel import ALONE, World, parts_of_a_step
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
 from txlcli.errors import RecipeError, UsageError
 
 if not distributed.is_available():
     pytest.skip("this PyTorch cannot run in several processes", allow_module_level=True)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def found_by(tmp_path_factory):
-    """What N processes find in a list of checks, by name."""
+def run_checks(tmp_path_factory):
+    """Return a function that runs checks in N processes and returns their results by name."""
 
-    def find(processes, *wanted):
-        file = tmp_path_factory.mktemp("found") / "found.json"
+    def run_in(processes, *checks):
+        file = tmp_path_factory.mktemp("results") / "results.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command += ["-m", "tests.core.several", str(file), json.dumps(wanted)]
+        command += ["-m", "tests.core.multiprocess", str(file), json.dumps(checks)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -41,29 +41,30 @@ def found_by(tmp_path_factory):
         assert ended.returncode == 0, ended.stderr
         return json.loads(file.read_text())
 
-    return find
+    return run_in
 
 
 @pytest.fixture(scope="module")
-def two(found_by, tmp_path_factory):
-    """What two processes found in all checks that ask for two."""
+def two(run_checks, tmp_path_factory):
+    """Results of all checks with two processes."""
     folder = tmp_path_factory.mktemp("two")
     plain = {"optimizer": "sgd", "lr": 0.5}
-    return found_by(
+    return run_checks(
         2,
         ("steps", "trained", {"folder": str(folder / "steps"), **plain}),
         ("parts", "trained", {"folder": str(folder / "parts"), **plain, "accumulate": 3}),
         ("whole", "trained", {"folder": str(folder / "whole"), "dropout": 0.3}),
         ("resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), "steps": 4, "dropout": 0.3}),
         ("names", "saved_after", {"folder": str(folder / "saved"), "steps": 4, "accumulate": 3, **plain}),
-        ("kinds", "kinds_of_models", {"folder": ""}),
+        ("muon", "trained", {"folder": str(folder / "muon"), "optimizer": "muon", "accumulate": 3}),
+        ("models", "updates_of_all_models", {}),
         ("masks", "masks", {"folder": str(folder / "masks")}),
-        ("not finite", "a_loss_that_is_not_finite", {"folder": str(folder / "not-finite")}),
+        ("not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}),
     ) | {"folder": folder}
 
 
 def alone(folder, **changed):
-    """The same training by one process."""
+    """Return the same training in one process."""
     settings = {"max_steps": 6, "valid_every": 3, "average": "exponential", **changed}
     return new_training(folder, model=new_model_of(seed=1), **settings)
 
@@ -79,11 +80,11 @@ def test_two_processes_take_the_steps_of_one(two, tmp_path, name):
     expected = [[report.kind, report.step, pytest.approx(report.loss_nats, abs=1e-5)] for report in reports]
     assert two[name]["reports"] == expected
     torch.testing.assert_close(torch.tensor(two[name]["weights"]), flat(training), rtol=0, atol=1e-5)
-    assert two[name]["apart"] == 0
+    assert two[name]["difference"] == 0
 
 
-def test_lanes_that_do_not_divide_evenly_count_as_much_as_others(found_by, tmp_path):
-    found = found_by(4, ("steps", "trained", {"folder": str(tmp_path / "four"), "optimizer": "sgd", "lr": 0.5}))
+def test_lanes_that_do_not_divide_evenly_have_equal_weights(run_checks, tmp_path):
+    found = run_checks(4, ("steps", "trained", {"folder": str(tmp_path / "four"), "optimizer": "sgd", "lr": 0.5}))
     training = alone(tmp_path / "one", optimizer="sgd", lr=0.5)
     reports = steps_of(run(training))
     assert LANES % 4
@@ -97,7 +98,7 @@ def test_a_resumed_training_of_two_equals_one_that_never_stopped(two):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_one_process_goes_on_where_two_stopped(two, tmp_path, accumulate):
+def test_one_process_resumes_the_training_of_two(two, tmp_path, accumulate):
     whole = alone(tmp_path / "whole", optimizer="sgd", lr=0.5)
     run(whole)
     training = alone(tmp_path / "rest", optimizer="sgd", lr=0.5, accumulate=accumulate)
@@ -111,59 +112,72 @@ def test_one_process_goes_on_where_two_stopped(two, tmp_path, accumulate):
 
 def test_a_checkpoint_of_two_has_the_memory_of_all_lanes_and_both_generators(two):
     layers = 2
-    parts = {f"memory.{part}.{layer}" for part in range(2 * 3) for layer in range(layers)}
-    assert parts == {name for name in two["names"] if name.startswith("memory.")}
+    memories = {f"memory.{part}.{layer}" for part in range(2 * 3) for layer in range(layers)}
+    assert memories == {name for name in two["names"] if name.startswith("memory.")}
     assert {name for name in two["names"] if name.startswith("rng.")} == {"rng.cpu", "rng.cpu.1"}
     saved = checkpoint.load(two["folder"] / "saved" / "last.safetensors")
     assert not torch.equal(saved.tensors["rng.cpu"], saved.tensors["rng.cpu.1"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_model_trains_in_two_processes(two, kind):
-    training = kind_of_model(kind, ALONE)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_trains_in_two_processes(two, model):
+    training = training_of_case(model, SINGLE_PROCESS)
     losses = [float(training.update()[0]) for _ in range(2)]
-    assert two["kinds"][kind]["losses"] == pytest.approx(losses, abs=1e-5)
-    assert two["kinds"][kind]["apart"] == 0
+    assert two["models"][model]["losses"] == pytest.approx(losses, abs=1e-5)
+    assert two["models"][model]["difference"] == 0
 
 
-def test_processes_draw_masks_of_their_own_and_keep_the_same_weights(two):
-    assert two["masks"]["apart"] > 0.01
-    assert two["masks"]["weights"] == 0
+def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
+    training = alone(tmp_path, optimizer="muon")
+    losses = [report.loss_nats for report in steps_of(run(training))]
+    assert two["muon"]["losses"] == pytest.approx(losses, abs=1e-3)  # orthogonalized in bf16
+    assert two["muon"]["difference"] == 0
 
 
-def test_a_loss_that_is_not_finite_ends_all_processes(two):
+def test_processes_have_different_dropout_masks_and_equal_weights(two):
+    assert two["masks"]["difference"] > 0.01
+    assert two["masks"]["weights_difference"] == 0
+
+
+def test_a_non_finite_loss_ends_all_processes(two):
     assert "is not finite" in two["not finite"]
 
 
 @pytest.mark.parametrize(("lanes", "accumulate", "processes"), [(1, 1, 1), (6, 1, 3), (22, 2, 4), (7, 1, 5)])
-def test_the_parts_of_a_step_are_all_lanes_and_differ_by_one_at_most(lanes, accumulate, processes):
-    parts = parts_of_a_step(train_settings(batch_size=lanes, accumulate=accumulate), processes)
+def test_micro_batches_contain_all_lanes_and_differ_by_one_at_most(lanes, accumulate, processes):
+    parts = micro_batches(train_settings(batch_size=lanes, accumulate=accumulate), processes)
     assert len(parts) == accumulate * processes
     assert [lane for part in parts for lane in part] == list(range(lanes))
     assert np.ptp([len(part) for part in parts]) <= 1
 
 
 def test_more_processes_than_lanes_are_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"batch_size = 6 is too few lanes for 7 processes; take fewer"):
+    with pytest.raises(RecipeError, match=r"batch_size = 6 is too small for 7 processes; use fewer of them"):
         new_training(tmp_path, model=new_model_of(seed=1), world=World(rank=0, size=7))
-    with pytest.raises(RecipeError, match=r"too few lanes for 4 processes x 2 parts"):
+    with pytest.raises(RecipeError, match=r"too small for 4 processes x 2 parts"):
         new_training(tmp_path, model=new_model_of(seed=1), accumulate=2, world=World(rank=0, size=4))
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     from txlcli.core.training import data_parallel
 
-    said = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    for name, value in said.items():
+    environment = {
+        "TORCHELASTIC_RUN_ID": "x",
+        "WORLD_SIZE": "8",
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+    }
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match=r"4 processes want 4 CUDA devices, there are 2; take fewer"):
+    with pytest.raises(UsageError, match=r"4 processes need 4 CUDA devices, and this machine has 2; use fewer"):
         data_parallel.join(torch.device("cuda"))
 
 
-def test_without_torchrun_a_process_is_alone(monkeypatch):
+def test_without_torchrun_there_is_one_process(monkeypatch):
     from txlcli.core.training import data_parallel
 
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")  # some clusters set it for everything
-    assert data_parallel.join(CPU) == ALONE
+    assert data_parallel.join(CPU) == SINGLE_PROCESS

@@ -1,8 +1,7 @@
-"""The training loop: what a step does, what a report says, when it validates, saves and stops."""
+"""The training loop: steps, reports, and when it validates, saves and stops."""
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,16 +9,13 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.compilation import as_written
 from txlcli.core.reading.scoring import Scores, score
-from txlcli.core.training import checkpoint, step
-from txlcli.core.training import loop as training_module
-from txlcli.core.training import reports as reports_module
-from txlcli.core.training.data_parallel import ALONE
+from txlcli.core.training import checkpoint
+from txlcli.core.training.data_parallel import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.core.training.segments import TrainingSegments, scored_stream
-from txlcli.core.training.validation import ValidSplit, valid_reading
+from txlcli.core.training.validation import ValidSplit, validation_settings
 from txlcli.errors import TrainingError, UsageError
 
 CPU = torch.device("cpu")
@@ -46,23 +42,35 @@ def train_settings(**changed):
 
 
 def new_training(
-    folder, *, ids=None, valid=True, model=None, dropout=0.0, starts=None, shape=None, world=ALONE, **changed
+    folder,
+    *,
+    cls=Training,
+    ids=None,
+    valid=True,
+    model=None,
+    dropout=0.0,
+    starts=None,
+    shape=None,
+    world=SINGLE_PROCESS,
+    **changed,
 ):
-    """A fresh training on a text that fills the lanes exactly."""
+    """Return a new training on a text that fills the lanes exactly."""
     settings = train_settings(**changed)
     folder.mkdir(exist_ok=True, parents=True)
     if ids is None:
         ids = draw_split(LANES * LANE_LEN + 1, seed=5)
     if model is None:
-        drawn = model_settings(dropout=dropout, attention_dropout=dropout, **(shape or {}))
-        model = new_model(drawn, V, seed=settings.seed, device=CPU)
-    segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed)
+        settings_of_model = model_settings(dropout=dropout, attention_dropout=dropout, **(shape or {}))
+        model = new_model(settings_of_model, V, seed=settings.seed, device=CPU)
+    segments = TrainingSegments(
+        ids, batch_size=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed
+    )
     split = ValidSplit(*scored_stream(draw_split(31, seed=6), None)) if valid else None
-    return Training(model, settings, segments, split, folder, {"recipe": "tiny"}, world)
+    return cls(model, settings, segments, split, folder, {"recipe": "tiny"}, world)
 
 
 def run(training, *, report_every=1, until=math.inf):
-    """All reports up to a stop that is asked for once `until` steps are done."""
+    """Return all reports, with a stop once `until` steps are done."""
     return list(training.run(report_every=report_every, should_stop=lambda: training.step >= until))
 
 
@@ -82,14 +90,14 @@ def change_of(training, before):
     return torch.cat([(parameter - before[name]).flatten() for name, parameter in weights(training).items()])
 
 
-def test_the_same_seed_draws_the_same_weights():
+def test_the_same_seed_gives_the_same_weights():
     models = [new_model(model_settings(), V, seed=seed, device=CPU) for seed in (3, 3, 4)]
     first, same, other = (model.embedding.tables[0] for model in models)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
 
-def test_the_first_loss_is_that_of_guessing_and_the_loss_falls_on_a_repetitive_text(tmp_path):
+def test_the_first_loss_is_uniform_and_the_loss_falls_on_a_repetitive_text(tmp_path):
     ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
     reports = run(new_training(tmp_path, ids=ids, valid=False, max_steps=100, schedule="constant"))
     losses = [report.loss_nats for report in reports]
@@ -97,7 +105,7 @@ def test_the_first_loss_is_that_of_guessing_and_the_loss_falls_on_a_repetitive_t
     assert losses[-1] < 0.1
 
 
-def test_an_adaptive_softmax_starts_by_guessing_within_its_bands_and_learns_a_repetitive_text(tmp_path):
+def test_an_adaptive_softmax_starts_uniform_within_its_bands_and_fits_a_repetitive_text(tmp_path):
     # Four ids and two clusters, then one of 3 or of 12: of 3 1 4 1 5 9 2 6, four are in the head, three in a tail of
     # three, and one in the other.
     ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
@@ -120,56 +128,56 @@ def test_recomputing_attention_trains_the_same(tmp_path, dropout):
     assert again == pytest.approx(kept, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["reference", "sdpa"])
-def test_every_kind_of_attention_trains_the_same(tmp_path, kind):
+@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+def test_every_attention_backend_trains_the_same(tmp_path, attention):
     expected = run(new_training(tmp_path / "auto", valid=False))
-    found = run(new_training(tmp_path / kind, attention=kind, valid=False))
-    assert [report.loss_nats for report in found] == pytest.approx([one.loss_nats for one in expected], rel=1e-5)
+    reports = run(new_training(tmp_path / attention, attention=attention, valid=False))
+    assert [one.loss_nats for one in reports] == pytest.approx([one.loss_nats for one in expected], rel=1e-5)
 
 
-@pytest.mark.parametrize(("dropout", "kind"), [(0.0, "auto"), (0.3, "auto"), (0.0, "reference"), (0.0, "sdpa")])
-def test_compiled_layers_train_the_same(tmp_path, dropout, kind):
-    as_it_is = new_training(tmp_path / "as it is", dropout=dropout, valid=False)
-    expected = [report.loss_nats for report in run(as_it_is)]
+@pytest.mark.parametrize(("dropout", "attention"), [(0.0, "auto"), (0.3, "auto"), (0.0, "reference"), (0.0, "sdpa")])
+def test_compiled_layers_train_the_same(tmp_path, dropout, attention):
+    eager = new_training(tmp_path / "eager", dropout=dropout, valid=False)
+    expected = [report.loss_nats for report in run(eager)]
     torch._dynamo.utils.counters.clear()
-    compiled = new_training(tmp_path / "compiled", dropout=dropout, attention=kind, compile=True, valid=False)
+    compiled = new_training(tmp_path / "compiled", dropout=dropout, attention=attention, compile=True, valid=False)
     assert [report.loss_nats for report in run(compiled)] == pytest.approx(expected, rel=1e-5)
-    graphs = 2 if kind == "auto" else 1  # txl's own attention divides a layer
+    graphs = 2 if attention == "auto" else 1  # txl's own attention breaks the graph of a layer
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= graphs
-    for name, weight in weights(as_it_is).items():
+    for name, weight in weights(eager).items():
         torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=1e-5)
 
 
-def test_while_memory_grows_layers_run_as_written_and_flex_attention_gives_way():
+def test_while_memory_grows_layers_run_eagerly_and_without_flex_attention():
     model = new_model(model_settings(), V, seed=1, device=CPU)
     layer, seen = model.layers[0], []
-    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), layer.attention.kind)))
+    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), model.attention_kind)))
     layer.compile(backend="eager")
     model.attend_by("flex")
-    with as_written(model):
+    with model.uncompiled():
         model(draw_tokens(2, L, seed=1), model.first_memory(2, M), mem_len=M)
     assert seen == [(False, "auto")]
     assert model.attention_kind == "flex"
 
 
-def test_a_compiled_training_runs_as_written_until_its_memory_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_module, "compile_layers", lambda _model: None)
-    lengths, real = [], step.as_written
+def test_compiled_training_runs_eagerly_until_its_memory_is_full(tmp_path):
+    model = new_model(model_settings(), V, seed=1, device=CPU)
+    lengths, uncompiled = [], model.uncompiled
 
-    def noted(model):
+    def noted():
         lengths.append(training.memories[0][0].shape[1])
-        return real(model)
+        return uncompiled()
 
-    monkeypatch.setattr(step, "as_written", noted)
+    model.compile_layers, model.uncompiled = lambda: None, noted
     ids = draw_split(LANES * 6 * L + 1, seed=5)
-    training = new_training(tmp_path, ids=ids, compile=True, valid=False, max_steps=5)
+    training = new_training(tmp_path, ids=ids, model=model, compile=True, valid=False, max_steps=5)
     for _ in range(5):
         training.update()
     assert lengths == [0, 5]  # M is 7
 
 
-def test_a_machine_without_a_compiler_is_told_so(tmp_path):
-    torch._dynamo.reset()  # what was compiled before needs no compiler
+def test_a_machine_without_a_compiler_is_refused(tmp_path):
+    torch._dynamo.reset()  # code compiled before needs no compiler
     without = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
     with torch._inductor.config.patch(without), pytest.raises(UsageError) as caught:
         new_training(tmp_path, compile=True)
@@ -179,7 +187,7 @@ def test_a_machine_without_a_compiler_is_told_so(tmp_path):
 
 @pytest.mark.parametrize("accumulate", [2, 3])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_step_in_parts_equals_the_undivided_step(tmp_path, accumulate, norm):
+def test_a_step_of_micro_batches_equals_a_step_of_the_whole_batch(tmp_path, accumulate, norm):
     def trained(parts):
         model = new_model(model_settings(norm=norm), V, seed=1, device=CPU).double()
         training = new_training(tmp_path / str(parts), model=model, optimizer="sgd", lr=0.5, accumulate=parts)
@@ -196,12 +204,12 @@ def test_a_step_in_parts_equals_the_undivided_step(tmp_path, accumulate, norm):
         torch.testing.assert_close(parts, memory, rtol=0, atol=1e-6)
 
 
-def test_memory_grows_within_an_epoch_and_every_epoch_starts_without(tmp_path):
+def test_memory_grows_within_an_epoch_and_every_epoch_starts_without_memory(tmp_path):
     training = new_training(tmp_path, max_steps=7, accumulate=2)
     lengths = []
     for _ in training.run(report_every=1, should_stop=lambda: False):
         lengths.append([past.shape[1] for memory in training.memories for past in memory])
-    # Segments of 5, 5 and 1 with M = 7; two parts of two layers each; the last report is the validation's.
+    # Segments of 5, 5 and 1 with M = 7; two micro-batches of two layers each; the last report is the validation's.
     assert lengths == [[n] * 4 for n in (5, 7, 7, 5, 7, 7, 5, 5)]
 
 
@@ -219,7 +227,7 @@ def test_a_memory_of_zeros_is_full_from_the_first_step_of_every_epoch(tmp_path):
 
 @pytest.mark.parametrize(("clip", "clipped"), [(0.01, True), (1e6, False), (None, False)])
 def test_the_whole_gradient_is_clipped_to_its_norm(tmp_path, clip, clipped):
-    # At the rate 1, plain descent moves the weights by the gradient itself.
+    # At the rate 1, SGD moves the weights by the gradient itself.
     training = new_training(tmp_path, optimizer="sgd", lr=1.0, clip=clip, max_steps=1)
     before = weights(training)
     (report,) = steps_of(run(training))
@@ -228,7 +236,7 @@ def test_the_whole_gradient_is_clipped_to_its_norm(tmp_path, clip, clipped):
     assert change_of(training, before).norm().item() == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_rate_of_a_step_is_the_schedules(tmp_path):
+def test_the_rate_of_a_step_follows_the_schedule(tmp_path):
     settings = {
         "lr": 0.8,
         "warmup_steps": 2,
@@ -243,12 +251,12 @@ def test_the_rate_of_a_step_is_the_schedules(tmp_path):
         if isinstance(report, StepReport):
             moved.append((report.lr, change_of(training, before).norm().item()))
             before = weights(training)
-    # The floor of the rate is no floor of the warm-up, which rises from 0.
+    # The warm-up rises from 0.
     assert [lr for lr, _ in moved] == pytest.approx([0.4, 0.8, 0.8, 0.8])
     assert [norm for _, norm in moved] == pytest.approx([0.04, 0.08, 0.08, 0.08], rel=1e-3)
 
 
-def test_the_plateau_lowers_the_rate_of_the_next_steps(tmp_path):
+def test_the_plateau_reduces_the_rate_of_the_next_steps(tmp_path):
     # A rate of 1e-30 changes nothing, so no validation is better than the first.
     reports = run(new_training(tmp_path, schedule="plateau", lr=1e-30, optimizer="sgd", valid_every=2, max_steps=8))
     assert [report.best for report in valids_of(reports)] == [True, False, False, False]
@@ -267,7 +275,7 @@ def test_the_last_step_is_reported_even_between_two_reports(tmp_path):
     assert [report.step for report in steps_of(run(new_training(tmp_path, max_steps=5), report_every=3))] == [3, 5]
 
 
-def test_reports_say_step_and_epoch(tmp_path):
+def test_reports_give_step_and_epoch(tmp_path):
     reports = steps_of(run(new_training(tmp_path)))
     assert [report.step for report in reports] == [1, 2, 3, 4]
     assert [report.epoch for report in reports] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3])
@@ -278,10 +286,10 @@ def test_bf16_trains_close_to_fp32(tmp_path):
     settings = {"optimizer": "sgd", "lr": 0.1}
     exact = steps_of(run(new_training(tmp_path / "fp32", **settings)))
     rounded = steps_of(run(new_training(tmp_path / "bf16", precision="bf16", **settings)))
-    for near, true in zip(rounded, exact, strict=True):
-        assert near.loss_nats != true.loss_nats
-        assert near.loss_nats == pytest.approx(true.loss_nats, abs=0.02)
-        assert near.grad_norm == pytest.approx(true.grad_norm, rel=0.05)
+    for report, expected in zip(rounded, exact, strict=True):
+        assert report.loss_nats != expected.loss_nats
+        assert report.loss_nats == pytest.approx(expected.loss_nats, abs=0.02)
+        assert report.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -292,14 +300,14 @@ def test_bf16_trains_close_to_fp32(tmp_path):
         (5, 7, 12, (12, 0)),
         (5, 7, 1, (1, 11)),
         (5, 0, None, (5, 0)),
-        (5, 0, 2, (5, 0)),  # without recurrence a shorter segment would only take context away
+        (5, 0, 2, (5, 0)),  # without recurrence a shorter segment would only lose context
     ],
 )
-def test_validation_sees_as_many_keys_as_training(seg_len, mem_len, valid_seg_len, expected):
+def test_validation_has_as_many_keys_as_training(seg_len, mem_len, valid_seg_len, expected):
     settings = train_settings(seg_len=seg_len, mem_len=mem_len, valid_seg_len=valid_seg_len, valid_batch_size=3)
-    reading = valid_reading(settings)
-    assert (reading.seg_len, reading.mem_len) == expected
-    assert (reading.batch_size, reading.max_distance, reading.same_length) == (3, None, "off")
+    evaluation = validation_settings(settings)
+    assert (evaluation.seg_len, evaluation.mem_len) == expected
+    assert (evaluation.batch_size, evaluation.max_distance, evaluation.same_length) == (3, None, "off")
 
 
 def test_validation_is_the_mean_loss_of_the_split(tmp_path):
@@ -316,7 +324,7 @@ def test_validation_is_the_mean_loss_of_the_split(tmp_path):
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
 
 
-def test_it_validates_every_so_many_steps_and_at_the_end(tmp_path):
+def test_it_validates_every_valid_every_steps_and_at_the_end(tmp_path):
     reports = run(new_training(tmp_path, valid_every=2, max_steps=5))
     assert [(type(report), report.step) for report in reports] == [
         (StepReport, 1),
@@ -337,7 +345,7 @@ def test_without_a_valid_split_it_saves_but_does_not_validate(tmp_path):
     assert not training.best_path.exists()
 
 
-def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path):
+def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
     training = new_training(
         tmp_path, valid_every=1, max_steps=12, optimizer="sgd", lr=3.0, clip=None, schedule="constant"
     )
@@ -369,24 +377,24 @@ def test_a_stop_saves_and_ends(tmp_path):
         assert torch.equal(saved.group("model")[name], weight)
 
 
-def test_a_stop_before_the_first_step_saves_the_start(tmp_path):
+def test_a_stop_before_the_first_step_saves_the_initial_state(tmp_path):
     training = new_training(tmp_path)
     assert run(training, until=0) == []
     assert checkpoint.load(training.last_path).state["step"] == 0
 
 
-def test_it_ends_early_at_a_step_asked_for_with_the_validation_of_that_step(tmp_path):
+def test_it_ends_at_until_step_with_the_validation_of_that_step(tmp_path):
     training = new_training(tmp_path, valid_every=2)
     reports = list(training.run(report_every=1, should_stop=lambda: False, until_step=2))
     assert [(type(report), report.step) for report in reports] == [(StepReport, 1), (StepReport, 2), (ValidReport, 2)]
     assert checkpoint.load(training.last_path).state["step"] == 2
-    # The schedule still has the whole run before it.
+    # The schedule is still that of the whole run.
     whole = steps_of(run(new_training(tmp_path / "whole", valid_every=2)))
     assert [report.lr for report in steps_of(reports)] == [report.lr for report in whole[:2]]
 
 
 def assert_ends(training, reason):
-    """It ends with this error, and the last checkpoint is as it was."""
+    """Assert that the training ends with this error and keeps the last checkpoint."""
     good = training.last_path.read_bytes()
     with pytest.raises(TrainingError) as caught:
         run(training)
@@ -397,8 +405,8 @@ def assert_ends(training, reason):
     assert training.last_path.read_bytes() == good
 
 
-def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
-    # The weights are spoilt before step 3; the file of step 2 is the last good one.
+def test_a_non_finite_loss_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
+    # A weight becomes NaN before step 3; the file of step 2 is the last good one.
     training = new_training(tmp_path, max_steps=6)
     assert run(training, until=2)
     with torch.no_grad():
@@ -406,7 +414,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_checkpoint(
     assert_ends(training, "the loss is not finite at step 3")
 
 
-def test_without_a_checkpoint_none_is_named(tmp_path):
+def test_without_a_checkpoint_the_error_names_none(tmp_path):
     training = new_training(tmp_path)
     with torch.no_grad():
         training.model.softmax.biases[0][3] = math.inf
@@ -415,27 +423,27 @@ def test_without_a_checkpoint_none_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def spoil_gradients(training, factor, *, steps=None):
-    """Multiply one matrix's gradient, in some steps or in all."""
+def multiply_gradients(training, factor, *, steps=None):
+    """Multiply the gradient of one matrix, in some steps or in all."""
     weight = training.model.layers[0].attention.w_q.weight
     weight.register_hook(lambda grad: grad * factor if steps is None or training.step + 1 in steps else grad)
 
 
 @pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])  # the last one's square is beyond float32
 @pytest.mark.parametrize("clip", [0.25, None])
-def test_a_gradient_that_is_not_finite_moves_no_weight(tmp_path, factor, clip):
+def test_a_non_finite_gradient_changes_no_weight(tmp_path, factor, clip):
     training = new_training(tmp_path, clip=clip)
     assert run(training, until=2)
-    before = {name: one.clone() for name, one in weights(training).items()}
-    spoil_gradients(training, factor)
+    before = weights(training)
+    multiply_gradients(training, factor)
     assert_ends(training, "the gradient is not finite at step 3")
     assert all(torch.equal(one, before[name]) for name, one in weights(training).items())
 
 
-def test_where_no_step_is_looked_at_a_report_sees_the_gradients_of_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(Training, "_sees_every_step", False)  # as on CUDA
+def test_if_steps_are_not_checked_a_report_checks_the_gradients_of_all(tmp_path):
     training = new_training(tmp_path, valid=False, max_steps=6)
-    spoil_gradients(training, 1e30, steps=[2])  # whose clipped gradient is 0, so that no loss tells of it
+    training.checks_every_step = False  # as on CUDA
+    multiply_gradients(training, 1e30, steps=[2])  # the clipped gradient is 0, so no loss shows it
     with pytest.raises(TrainingError, match=r"^the gradient is not finite at a step up to 3; lower train\.lr"):
         run(training, report_every=3)
     assert training.step == 3
@@ -443,31 +451,31 @@ def test_where_no_step_is_looked_at_a_report_sees_the_gradients_of_all(tmp_path,
 
 def test_in_fp16_gradients_that_always_overflow_end_the_training(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=60)
-    spoil_gradients(training, math.inf)
-    with pytest.raises(TrainingError, match=r"^gradients overflow in fp16 up to step 18, however small its scale"):
+    multiply_gradients(training, math.inf)
+    with pytest.raises(TrainingError, match=r"^gradients overflow in fp16 up to step 18, even without loss scaling; "):
         run(training, report_every=30)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_fp16_a_few_steps_may_be_left_out(tmp_path):
+def test_in_fp16_a_few_steps_may_be_skipped(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=12)
-    spoil_gradients(training, math.inf, steps=range(1, 9))
+    multiply_gradients(training, math.inf, steps=range(1, 9))
     assert [report.step for report in run(training)] == list(range(1, 13))
-    assert training.descent.state()["scale"] == 2.0**8
+    assert training.optimizer_step.state()["scale"] == 2.0**8
 
 
-def test_in_fp16_a_run_goes_on_with_the_scale_that_it_had(tmp_path):
+def test_in_fp16_a_run_resumes_with_its_loss_scale(tmp_path):
     training, again = (new_training(tmp_path, precision="fp16", valid=False) for _ in range(2))
-    spoil_gradients(training, math.inf, steps=[1])
+    multiply_gradients(training, math.inf, steps=[1])
     run(training, until=2)
     again.restore(checkpoint.load(training.last_path))
-    assert again.descent.state() == training.descent.state()
-    assert again.descent.state()["scale"] == 2.0**15
+    assert again.optimizer_step.state() == training.optimizer_step.state()
+    assert again.optimizer_step.state()["scale"] == 2.0**15
 
 
 @pytest.mark.parametrize("valid", [True, False])
-def test_weights_spoilt_by_a_step_of_finite_loss_are_not_saved(tmp_path, valid):
-    # The loss of step 3 is fine, its update is not: the rate is beyond every number.
+def test_non_finite_weights_after_a_finite_loss_are_not_saved(tmp_path, valid):
+    # The loss of step 3 is finite, its update is not.
     training = new_training(tmp_path, valid=valid, valid_every=3, max_steps=6, clip=None, optimizer="sgd")
     assert run(training, until=2)
     good = training.last_path.read_bytes()
@@ -481,7 +489,7 @@ def test_weights_spoilt_by_a_step_of_finite_loss_are_not_saved(tmp_path, valid):
 
 
 @pytest.mark.parametrize("valid", [True, False])
-def test_finite_weights_that_give_no_finite_loss_are_not_saved(tmp_path, valid):
+def test_finite_weights_with_a_non_finite_loss_are_not_saved(tmp_path, valid):
     training = new_training(tmp_path, valid=valid, valid_every=3, max_steps=6)
     assert run(training, until=2)
     good = training.last_path.read_bytes()
@@ -492,31 +500,61 @@ def test_finite_weights_that_give_no_finite_loss_are_not_saved(tmp_path, valid):
     assert training.last_path.read_bytes() == good
 
 
-def test_a_validation_that_is_not_finite_says_where_to_go_on(tmp_path, monkeypatch):
-    training = new_training(tmp_path, valid_every=2, max_steps=6)
-    scores = Scores(np.array([1.0, math.nan], dtype=np.float32), seconds=1.0, lanes=1)
-    monkeypatch.setattr(training_module, "validate", lambda *_args, **_options: scores)
-    with pytest.raises(TrainingError, match=r"validation loss is not finite after step 2, .* go on from .*last\.safe"):
+class NonFiniteValidation(Training):
+    """A training whose validations return a NaN."""
+
+    def score_validation(self, *_):
+        return Scores(np.array([1.0, math.nan], dtype=np.float32), seconds=1.0, lanes=1)
+
+
+def test_a_non_finite_validation_names_the_checkpoint_to_resume_from(tmp_path):
+    training = new_training(tmp_path, cls=NonFiniteValidation, valid_every=2, max_steps=6)
+    with pytest.raises(TrainingError, match=r"validation loss is not finite after step 2, .*; resume from .*last\."):
         run(training)
     assert checkpoint.load(training.last_path).state["step"] == 2
     assert not training.best_path.exists()
 
 
-def test_looking_at_the_loss_before_a_save_changes_nothing(tmp_path):
+def test_checking_the_loss_before_a_save_changes_nothing(tmp_path):
     training = new_training(tmp_path, valid=False, max_steps=6)
     run(training, until=2)
     memory = [one.clone() for one in training.memories[0]]
-    drawn = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     training.save_last()
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(torch.get_rng_state(), rng_state)
     assert all(map(torch.equal, training.memories[0], memory))
     assert training.model.training
     assert all(parameter.grad is None for parameter in training.model.parameters())
 
 
-def test_between_rare_validations_it_saves_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_module, "SAVE_INTERVAL_S", -1.0)  # always long ago
+class TimedTraining(Training):
+    """A training with a clock of its own: an update takes 1 s, a save 100 s, a validation 1000 s."""
+
+    def __init__(self, *arguments, **options):
+        self.now = 0.0
+        self.saved_steps = []
+        super().__init__(*arguments, **options)
+
+    def clock(self):
+        return self.now
+
+    def update(self):
+        self.now += 1
+        return super().update()
+
+    def save_last(self):
+        self.now += 100
+        self.saved_steps.append(self.step)
+        super().save_last()
+
+    def score_validation(self, *arguments):
+        self.now += 1000
+        return super().score_validation(*arguments)
+
+
+def test_between_rare_validations_it_saves_at_intervals(tmp_path):
     training = new_training(tmp_path)
+    training.save_interval_s = -1.0  # always past
     saved = []
     for report in training.run(report_every=1, should_stop=lambda: False):
         if isinstance(report, StepReport) and report.step > 1:
@@ -524,35 +562,17 @@ def test_between_rare_validations_it_saves_now_and_then(tmp_path, monkeypatch):
     assert saved == [1, 2, 3]  # a report comes before the save of its step
 
 
-def test_a_save_now_and_then_waits_for_its_time_again(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(training_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    training = new_training(tmp_path, valid=False, max_steps=80)
-    saved, save = [], training.save_last
-    monkeypatch.setattr(training, "save_last", lambda: saved.append(training.step) or save())
+def test_a_save_begins_a_new_interval(tmp_path):
+    training = new_training(tmp_path, cls=TimedTraining, valid=False, max_steps=80)
     for _ in training.run(report_every=1, should_stop=lambda: False, until_step=8):
-        now[0] += 250  # seconds for each step, with a save after every 600
-    assert saved == [3, 6, 8]
+        training.now += 249  # 250 s for each step, with a save after every 600 s
+    assert training.saved_steps == [3, 6, 8]
 
 
 @pytest.mark.parametrize("valid_every", [2, 100])
-def test_the_speed_of_steps_counts_no_validation_and_no_save(tmp_path, monkeypatch, valid_every):
-    now = [0.0]
-    monkeypatch.setattr(training_module, "SAVE_INTERVAL_S", -1.0)  # saves after every step
-    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
-    monkeypatch.setattr(training_module, "time", clock)
-    monkeypatch.setattr(reports_module, "time", clock)
-    training = new_training(tmp_path, valid_every=valid_every, max_steps=6)
-
-    def taking(seconds, work):
-        def wait(*arguments, **options):
-            now[0] += seconds
-            return work(*arguments, **options)
-
-        return wait
-
-    monkeypatch.setattr(training_module, "validate", taking(1000, training_module.validate))
-    monkeypatch.setattr(training, "save_last", taking(100, training.save_last))
-    monkeypatch.setattr(training, "update", taking(1, training.update))
+def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every):
+    training = new_training(tmp_path, cls=TimedTraining, valid_every=valid_every, max_steps=6)
+    training.save_interval_s = -1.0  # saves after every step
     speeds = [report.tokens_per_s for report in steps_of(run(training))]
     assert speeds == [LANES * L, LANES * L, LANES * 1] * 2
+    assert training.now > 100

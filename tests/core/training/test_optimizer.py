@@ -1,4 +1,4 @@
-"""The course of the learning rate against a pencil, and the two optimizers against their update rules."""
+"""Optimizers against their update rules and against PyTorch's, from parameter groups to resumed runs."""
 
 import math
 
@@ -6,136 +6,40 @@ import pytest
 import torch
 from torch import nn
 
+from tests.core.builders import V, model_settings, rnn_settings
+from tests.core.training.test_loop import new_training, run, weights
+from txlcli.config import optimizers as config_optimizers
+from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
-from txlcli.core.training.optimizer import Plateau, make_optimizer, scheduled_lr
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import optimizer_tensors
+from txlcli.core.training.loop import new_model
+from txlcli.core.training.optimizer import (
+    OPTIMIZERS,
+    OptimizerEntry,
+    make_optimizer,
+    parameter_group,
+    register_optimizer,
+    state_bytes,
+)
+from txlcli.core.training.schedule import scheduled_lr
+from txlcli.core.training.step import OptimizerStep
+from txlcli.errors import RecipeError
+
+CPU = torch.device("cpu")
+MODELS = {
+    "transformer": model_settings(cutoffs=(5, 11), div_val=2, tie_biases=False),
+    "lstm": rnn_settings("lstm"),
+    "qrnn": rnn_settings("qrnn"),
+}
 
 
 def train_settings(**changed):
     return TrainSettings(**{"seg_len": 5, "mem_len": 7, "batch_size": 2, "max_steps": 100, "lr": 0.8, **changed})
 
 
-def rates(steps, **changed):
-    return [scheduled_lr(train_settings(**changed), step) for step in steps]
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau"])
-def test_warm_up_rises_linearly_from_zero(schedule):
-    given = rates([1, 2, 5, 10], schedule=schedule, warmup_steps=10)
-    assert given == pytest.approx([0.08, 0.16, 0.4, 0.8])
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau"])
-def test_without_warm_up_the_first_update_has_the_full_rate(schedule):
-    assert rates([1], schedule=schedule) == [0.8]
-
-
-def test_cosine_at_its_start_quarter_half_and_end():
-    # Update number s has 1 + cos(pi (s - 1) / 100) over 2: s = 26 is a quarter, 51 the half, 101 would be the end.
-    quarter = (1 + math.sqrt(0.5)) / 2
-    assert rates([1, 26, 51, 101], schedule="cosine") == pytest.approx([0.8, 0.8 * quarter, 0.4, 0.0])
-
-
-def test_cosine_counts_the_warm_up_as_steps_of_its_own():
-    assert rates([51], schedule="cosine", warmup_steps=10) == pytest.approx([0.4])
-
-
-def test_cosine_falls_to_its_floor():
-    # From 0.8 to a tenth of it: half way at 0.08 + 0.72 / 2.
-    assert rates([1, 51, 101], schedule="cosine", min_lr_ratio=0.1) == pytest.approx([0.8, 0.44, 0.08])
-
-
-@pytest.mark.parametrize(
-    ("cosine_from", "shares"),
-    [
-        # After 20 updates of warm-up, (s - 1 - 20) / 80 of a half turn: all at 21, a quarter at 41, the half at 61.
-        ("warmup", [0.5, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
-        # (s - 1) / 100: update 21 is already a fifth of a half turn down.
-        ("start", [0.5, 1.0, *((1 + math.cos(math.pi * done)) / 2 for done in (0.2, 0.4, 0.6, 1.0))]),
-    ],
-)
-@pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from, shares, floor):
-    given = rates([10, 20, 21, 41, 61, 101], cosine_from=cosine_from, warmup_steps=20, min_lr_ratio=floor)
-    # The floor lifts the cosine, not the warm-up.
-    expected = shares[:2] + [floor + (1 - floor) * share for share in shares[2:]]
-    assert given == pytest.approx([0.8 * share for share in expected])
-
-
-def test_without_warm_up_the_cosine_falls_from_the_start_in_either_case():
-    steps = [1, 26, 51, 101]
-    assert rates(steps, cosine_from="warmup") == rates(steps, cosine_from="start")
-
-
-@pytest.mark.parametrize("max_steps", [7, 20])
-def test_a_run_that_ends_within_its_warm_up_has_no_cosine_to_fall(max_steps):
-    given = rates([1, max_steps], cosine_from="warmup", warmup_steps=20, max_steps=max_steps)
-    assert given == pytest.approx([0.04, 0.04 * max_steps])
-
-
-def test_inverse_sqrt_halves_when_the_steps_quadruple():
-    given = rates([16, 17, 64, 1600], schedule="inverse_sqrt", warmup_steps=16)
-    assert given == pytest.approx([0.8, 0.8 * math.sqrt(16 / 17), 0.4, 0.08])
-    assert rates([4, 100], schedule="inverse_sqrt") == pytest.approx([0.4, 0.08])
-
-
-def test_inverse_sqrt_stops_at_its_floor():
-    assert rates([4, 100, 10_000], schedule="inverse_sqrt", min_lr_ratio=0.25) == pytest.approx([0.4, 0.2, 0.2])
-
-
-@pytest.mark.parametrize("schedule", ["constant", "plateau"])
-def test_constant_stays(schedule):
-    assert rates([1, 50, 10_000], schedule=schedule) == [0.8] * 3
-
-
-def scales(improvements, **changed):
-    """The plateau's factor after each validation."""
-    plateau = Plateau(train_settings(schedule="plateau", **changed))
-    given = []
-    for improved in improvements:
-        plateau.see(improved=improved)
-        given.append(plateau.scale)
-    return given
-
-
-def test_plateau_lowers_at_every_validation_without_a_better_loss():
-    assert scales([True, False, False, True, False]) == [1, 0.5, 0.25, 0.25, 0.125]
-
-
-def test_plateau_waits_out_its_patience_anew_after_each_better_loss_and_each_lowering():
-    given = scales([False, False, False, True, False, False, False, False], plateau_patience=2, plateau_factor=0.1)
-    assert given == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01])
-
-
-def test_plateau_stops_at_its_floor():
-    assert scales([False] * 4, min_lr_ratio=0.2) == [0.5, 0.25, 0.2, 0.2]
-
-
-def test_plateau_does_nothing_for_other_schedules():
-    plateau = Plateau(train_settings(schedule="cosine"))
-    for _ in range(5):
-        plateau.see(improved=False)
-    assert plateau.scale == 1
-
-
-def test_plateau_goes_on_from_what_it_saved():
-    one, other = (Plateau(train_settings(schedule="plateau", plateau_patience=1)) for _ in range(2))
-    one.see(improved=False)
-    other.restore(one.state())
-    for plateau in (one, other):
-        plateau.see(improved=False)
-    assert one.scale == other.scale == 0.5
-
-
-def test_another_schedule_does_not_go_on_with_the_plateau_s_scale():
-    plateau, constant = Plateau(train_settings(schedule="plateau")), Plateau(train_settings(schedule="constant"))
-    plateau.see(improved=False)
-    assert plateau.scale == 0.5
-    constant.restore(plateau.state())
-    assert constant.scale == 1
-
-
 def updates(gradients, **changed):
-    """A weight that starts at 1 after each of these gradients, at the rate 0.8."""
+    """Return a weight that starts at 1 after each of these gradients, at the rate 0.8."""
     module = nn.Linear(1, 1, bias=False)
     nn.init.ones_(module.weight)
     optimizer = make_optimizer(module, train_settings(**changed))
@@ -167,8 +71,232 @@ def test_adam_has_betas_0_9_and_0_999():
     assert updates([1, -3], optimizer="adam") == pytest.approx([0.2, 0.2 - second], rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_every_parameter_is_learned(optimizer):
-    module = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
-    groups = make_optimizer(module, train_settings(optimizer=optimizer)).param_groups
-    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in module.parameters()}
+def names_by_group(optimizer, model):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {group["name"]: {names[id(one)] for one in group["params"]} for group in optimizer.param_groups}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_every_parameter_is_in_one_group(model, optimizer):
+    model = new_model(model, V, seed=1, device=CPU)
+    groups = make_optimizer(model, train_settings(optimizer=optimizer)).param_groups
+    parameters = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(parameters) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
+    model = new_model(model_settings(n_layers=1, tie_biases=False), V, seed=1, device=CPU)
+    assert names_by_group(make_optimizer(model, train_settings(optimizer="muon")), model) == {
+        "matrices of the layers": {
+            *(f"layers.0.attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v", "w_o")),
+            *(f"layers.0.feed_forward.{name}.weight" for name in ("ff_1", "ff_2")),
+        },
+        "other parameters": {
+            "embedding.tables.0",
+            "softmax.biases.0",
+            "encoding.content_bias",
+            "encoding.position_bias",
+            "encoding.w_k_position.0.weight",
+            *(f"layers.0.{norm}.{name}" for norm in ("attention_norm", "ff_norm") for name in ("weight", "bias")),
+            *(f"layers.0.feed_forward.{name}.bias" for name in ("ff_1", "ff_2")),
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "matrices"), [("lstm", {"lstm.weight_ih_l0", "lstm.weight_hh_l0"}), ("qrnn", {"gates.weight"})]
+)
+def test_muon_gets_the_matrices_of_recurrent_layers(model, matrices):
+    model = new_model(MODELS[model], V, seed=1, device=CPU)
+    groups = names_by_group(make_optimizer(model, train_settings(optimizer="muon")), model)
+    assert {name.split(".", 2)[2] for name in groups["matrices of the layers"]} == matrices
+
+
+def test_muon_refuses_a_model_without_matrices_in_its_layers():
+    with pytest.raises(RecipeError, match=r'^train\.optimizer = "muon" is for matrices, .*; use "adamw"$') as caught:
+        make_optimizer(nn.Linear(2, 3), train_settings(optimizer="muon"))
+    assert caught.value.exit_code == 2
+
+
+def test_muon_refuses_a_momentum_of_1():
+    model = new_model(model_settings(), V, seed=1, device=CPU)
+    with pytest.raises(RecipeError, match=r'^\[train\] momentum must be below 1 with optimizer = "muon", not 1\.5$'):
+        make_optimizer(model, train_settings(optimizer="muon", momentum=1.5))
+
+
+def take_steps(model, step, count=3):
+    """Call `step` after random gradients of all parameters; return the parameters by name."""
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        step()
+    return dict(model.named_parameters())
+
+
+def by_optimizer_step(**changed):
+    """Return the parameters after clipped steps of a double model with the schedule of `train_settings`."""
+    settings = train_settings(lr=0.01, clip=0.5, schedule="constant", **changed)
+    model = new_model(model_settings(), V, seed=1, device=CPU).double()
+    optimizer_step = OptimizerStep(model, settings)
+
+    def step():
+        optimizer_step.clip()
+        optimizer_step.step(0.01)
+
+    return take_steps(model, step)
+
+
+def by_torch(make_optimizers):
+    """Return the parameters after the same steps with PyTorch's own optimizers."""
+    model = new_model(model_settings(), V, seed=1, device=CPU).double()
+    optimizers = make_optimizers(model)
+
+    def step():
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return take_steps(model, step)
+
+
+def test_adamw_is_pytorchs():
+    expected = by_torch(lambda model: [torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.3)])
+    for name, parameter in by_optimizer_step(optimizer="adamw", weight_decay=0.3).items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-12, atol=1e-14)
+
+
+def test_weight_decay_of_adamw_is_decoupled():
+    # The update of Adam's first step is 1 for every gradient: 1 - 0.8 x 0.5 x 1 - 0.8.
+    assert updates([0.25], optimizer="adamw", weight_decay=0.5) == pytest.approx([-0.2])
+
+
+@pytest.mark.parametrize(("momentum", "expected_momentum"), [(0.0, 0.95), (0.8, 0.8)])
+def test_muon_is_pytorchs_with_adamw_for_the_rest(momentum, expected_momentum):
+    def make_optimizers(model):
+        named = list(model.named_parameters())
+        matrices = [one for name, one in named if name.startswith("layers.") and one.dim() == 2]
+        others = [one for name, one in named if not (name.startswith("layers.") and one.dim() == 2)]
+        decay = {"lr": 0.01, "weight_decay": 0.3}
+        muon = torch.optim.Muon(matrices, momentum=expected_momentum, adjust_lr_fn="match_rms_adamw", **decay)
+        return muon, torch.optim.AdamW(others, **decay)
+
+    expected = by_torch(make_optimizers)
+    for name, parameter in by_optimizer_step(optimizer="muon", weight_decay=0.3, momentum=momentum).items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-12, atol=1e-14)
+
+
+def test_the_updates_of_muon_and_adamw_have_similar_sizes():
+    model = new_model(model_settings(), V, seed=1, device=CPU)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    after = take_steps(model, make_optimizer(model, train_settings(optimizer="muon", lr=0.01)).step, count=1)
+    sizes = {name: (parameter - before[name]).square().mean().sqrt().item() for name, parameter in after.items()}
+    assert sizes["embedding.tables.0"] == pytest.approx(0.01, rel=1e-3)  # the first step of Adam has size 1
+    assert 0.001 < sizes["layers.0.attention.w_q.weight"] < 0.005  # 0.2 for orthogonal matrices, as Adam's on average
+
+
+def test_in_fp16_a_skipped_step_changes_neither_weights_nor_state_of_muon(tmp_path):
+    training = new_training(tmp_path, optimizer="muon", precision="fp16", valid=False)
+    training.model.layers[0].attention.w_q.weight.register_hook(lambda gradient: gradient * math.inf)
+    before = weights(training)
+    training.update()
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(training).items())
+    assert not any(
+        value.any() for state in training.optimizer_step.optimizer.state.values() for value in state.values()
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"optimizer": "adam"},
+        {"optimizer": "adamw"},
+        {"optimizer": "muon"},
+        {"optimizer": "sgd"},
+        {"optimizer": "sgd", "momentum": 0.9},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_the_stated_state_is_what_an_optimizer_keeps(model, changed):
+    settings, model = train_settings(**changed), new_model(model, V, seed=1, device=CPU)
+    optimizer = make_optimizer(model, settings)
+    take_steps(model, optimizer.step, count=1)
+    kept = optimizer_tensors(model, optimizer)
+    assert state_bytes(model, settings) == sum(one.nbytes for name, one in kept.items() if not name.endswith(".step"))
+
+
+class SignDescent(torch.optim.Optimizer):
+    """Steps in the direction of the sign of the mean gradient, as an optimizer of another package would."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.lerp_(parameter.grad, 0.1)
+                parameter.sub_(mean.sign(), alpha=group["lr"])
+
+
+def make_sign_descent(model, settings):
+    named = list(model.named_parameters())
+    return SignDescent(
+        [
+            parameter_group("embedding", [one for name, one in named if name.startswith("embedding.")], lr_factor=0.25),
+            parameter_group("others", [one for name, one in named if not name.startswith("embedding.")]),
+        ]
+    )
+
+
+@pytest.fixture
+def sign_descent():
+    """An optimizer that another package registers."""
+    register_optimizer("sign", OptimizerEntry(make_sign_descent, lambda *_: 1), OptimizerTraits())
+    yield {"optimizer": "sign", "lr": 0.001, "schedule": "cosine", "warmup_steps": 2, "clip": None}
+    del OPTIMIZERS["sign"], config_optimizers.OPTIMIZERS["sign"]
+
+
+def test_an_optimizer_from_outside_trains_and_resumes(tmp_path, sign_descent):
+    whole = new_training(tmp_path / "whole", max_steps=6, valid=False, **sign_descent)
+    reports = run(whole)
+    assert reports[3].loss_nats < reports[0].loss_nats  # the same segment in the next epoch
+    run(new_training(tmp_path / "parts", max_steps=6, valid=False, **sign_descent), until=3)
+    resumed = new_training(tmp_path / "parts", max_steps=6, valid=False, **sign_descent)
+    saved = checkpoint.load(resumed.last_path)
+    resumed.model.load_state_dict(saved.group("model"))
+    resumed.restore(saved)
+    assert [one.loss_nats for one in run(resumed)] == [one.loss_nats for one in reports[3:]]
+    assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items())
+    assert state_bytes(whole.model, whole.settings) == sum(4 * one.numel() for one in whole.model.parameters())
+
+
+def test_the_rate_of_a_group_is_its_factor_of_the_scheduled_rate(tmp_path, sign_descent):
+    training = new_training(tmp_path, valid=False, **sign_descent)
+    before = weights(training)
+    for report in training.run(report_every=1, should_stop=lambda: False):
+        rate = scheduled_lr(training.settings, report.step)
+        assert report.lr == rate
+        after = weights(training)
+        for name, factor in (("embedding.tables.0", 0.25), ("softmax.biases.0", 1.0)):
+            assert (after[name] - before[name]).abs().max().item() == pytest.approx(factor * rate, rel=1e-3)
+        before = after
+
+
+def test_an_optimizer_that_leaves_out_a_parameter_is_refused(sign_descent):
+    entry = OptimizerEntry(lambda model, _: SignDescent([parameter_group("weight", [model.weight])]), lambda *_: 1)
+    OPTIMIZERS["sign"] = entry
+    with pytest.raises(ValueError, match='optimizer "sign" has no group for bias'):
+        make_optimizer(nn.Linear(2, 3), train_settings(optimizer="sign"))
+
+
+def test_a_name_can_be_registered_once(sign_descent):
+    with pytest.raises(ValueError, match="registered already"):
+        register_optimizer("sign", OPTIMIZERS["adam"], OptimizerTraits())
+
+
+def test_both_tables_of_optimizers_have_the_same_names():
+    assert OPTIMIZERS.keys() == config_optimizers.OPTIMIZERS.keys()

@@ -1,4 +1,4 @@
-"""Every packaged recipe takes steps: as deep as it is, with its dropout, loss, schedule and optimizer, but narrow."""
+"""Every packaged recipe trains: narrow, but with its own depth, dropout, loss, schedule and optimizer."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ CUTOFFS = (11, 24, 31)
 
 
 def narrow(model):
-    """The same model with few words and few channels."""
+    """Return the same model with a small vocabulary and few channels."""
     sizes = {"d_model": 16, "d_embed": None, "cutoffs": CUTOFFS[: len(model.cutoffs)], "div_val": min(model.div_val, 2)}
     if model.arch == "transformer":
         sizes |= {"n_heads": 2, "d_head": 8, "d_inner": 24}
@@ -32,18 +32,18 @@ def training_of(name, precision):
     train = dataclasses.replace(settings.train, **sizes, warmup_steps=0, precision=precision)
     model = new_model(narrow(settings.model), V, seed=1, device=torch.device("cpu"))
     ids = np.random.default_rng(5).integers(V, size=LANES * 8 * (STEPS + 2))
-    segments = TrainingSegments(ids, lanes=LANES, seg_len=8)
+    segments = TrainingSegments(ids, batch_size=LANES, seg_len=8)
     return Training(model, train, segments, valid=None, folder=Path(), identity={})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", recipe.packaged_names())
-def test_the_first_steps_of_a_recipe_are_finite_and_move_every_weight(name, precision):
+def test_the_first_steps_of_a_recipe_are_finite_and_change_every_weight(name, precision):
     training = training_of(name, precision)
     before = {name: weight.clone() for name, weight in training.model.named_parameters()}
     for _ in range(STEPS):
         loss, norm, _ = training.update()
         assert 0 < loss.item() < 3 * math.log(V)
         assert 0 < norm.item() < 1e4
-    unmoved = [name for name, weight in training.model.named_parameters() if torch.equal(weight, before[name])]
-    assert unmoved == []
+    unchanged = [name for name, weight in training.model.named_parameters() if torch.equal(weight, before[name])]
+    assert unchanged == []

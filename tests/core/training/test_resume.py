@@ -1,4 +1,4 @@
-"""Going on from a checkpoint is the same as never having stopped, bit for bit."""
+"""A resumed training equals an uninterrupted one, bit for bit."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run, va
 from txlcli.core.training import checkpoint
 from txlcli.core.training.reports import StepReport, ValidReport
 
-KINDS = {
+SETTINGS = {
     "adam": {},
     "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.5},
     "plain sgd": {"optimizer": "sgd", "lr": 0.5},
@@ -20,9 +20,12 @@ KINDS = {
     "validation between": {"valid_every": 3, "weight_decay": 0.01, "warmup_steps": 3},
     "no memory": {"mem_len": 0},
     "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
-    "exponential mean": {"average": "exponential", "average_decay": 0.5, "valid_every": 2},
-    # The mean begins after step 3: stops lie before it, in it, after it.
-    "mean of averaged SGD": {
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1},
+    "muon in fp16": {"optimizer": "muon", "precision": "fp16"},
+    "exponential average": {"average": "exponential", "average_decay": 0.5, "valid_every": 2},
+    # The average begins after step 3: stops come before, at and after its beginning.
+    "averaged SGD": {
         "average": "asgd",
         "average_patience": 1,
         "optimizer": "sgd",
@@ -35,15 +38,15 @@ KINDS = {
 
 
 def fresh(folder, **changed):
-    """With dropout, in two parts, across the end of the first epoch (step 3)."""
+    """Return a training with dropout and two micro-batches, across the end of the first epoch (step 3)."""
     return new_training(folder, **{"dropout": 0.3, "accumulate": 2, "max_steps": 6, **changed})
 
 
 def resumed(folder, **changed):
-    """A new process would know nothing but the file: other weights, another state of chance."""
+    """Resume as a new process: it has only the file, other weights and another state of the random generator."""
     saved = checkpoint.load(folder / "last.safetensors")
-    before = fresh(folder, **changed)
-    model = checkpoint.build_model(before.model.settings, V, saved, folder)
+    initial = fresh(folder, **changed)
+    model = checkpoint.build_model(initial.model.settings, V, saved, folder)
     training = fresh(folder, model=model, **changed)
     torch.manual_seed(999)
     training.restore(saved)
@@ -51,13 +54,13 @@ def resumed(folder, **changed):
 
 
 def timeless(reports):
-    """Reports without what a clock measured."""
+    """Return reports without measured times."""
     clocks = {"tokens_per_s", "seconds"}
     return [{k: v for k, v in dataclasses.asdict(report).items() if k not in clocks} for report in reports]
 
 
 def assert_same_file(folder, other, name="last.safetensors"):
-    one, two = (checkpoint.load(place / name) for place in (folder, other))
+    one, two = (checkpoint.load(path / name) for path in (folder, other))
     assert one.state == two.state
     assert one.tensors.keys() == two.tensors.keys()
     for key, tensor in one.tensors.items():
@@ -65,9 +68,9 @@ def assert_same_file(folder, other, name="last.safetensors"):
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_and_two_steps_equal_four(tmp_path, kind, stop):
-    changed = KINDS[kind]
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_two_and_two_steps_equal_four(tmp_path, settings, stop):
+    changed = SETTINGS[settings]
     whole = run(fresh(tmp_path / "whole", **changed))
     first = run(fresh(tmp_path / "parts", **changed), until=stop)
     second = run(resumed(tmp_path / "parts", **changed))
@@ -76,8 +79,8 @@ def test_two_and_two_steps_equal_four(tmp_path, kind, stop):
     assert_same_file(tmp_path / "whole", tmp_path / "parts", "best.safetensors")
 
 
-def test_a_stop_at_the_very_validation_that_begins_a_mean_loses_nothing(tmp_path):
-    changed = KINDS["mean of averaged SGD"]
+def test_a_stop_at_the_validation_that_begins_an_average_loses_nothing(tmp_path):
+    changed = SETTINGS["averaged SGD"]
     whole = run(fresh(tmp_path / "whole", **changed))
     begun = fresh(tmp_path / "parts", **changed)
     first = list(begun.run(report_every=1, should_stop=lambda: False, until_step=3))
@@ -88,7 +91,7 @@ def test_a_stop_at_the_very_validation_that_begins_a_mean_loses_nothing(tmp_path
     assert_same_file(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_the_file_holds_weights_optimizer_memory_and_chance(tmp_path):
+def test_the_file_holds_weights_optimizer_memory_and_random_generator(tmp_path):
     training = fresh(tmp_path)
     run(training, until=2)
     saved = checkpoint.load(training.last_path)
@@ -101,8 +104,8 @@ def test_the_file_holds_weights_optimizer_memory_and_chance(tmp_path):
     assert torch.equal(saved.group("rng")["cpu"], torch.get_rng_state())
 
 
-def test_dropout_goes_on_where_it_stopped(tmp_path):
-    # Were the state of chance not saved, the third step would drop other units.
+def test_dropout_resumes_with_its_random_generator(tmp_path):
+    # With another state of the random generator, the third step drops other units.
     whole = run(fresh(tmp_path / "whole", max_steps=3))
     run(fresh(tmp_path / "parts", max_steps=3), until=2)
     training = resumed(tmp_path / "parts", max_steps=3)
@@ -110,12 +113,12 @@ def test_dropout_goes_on_where_it_stopped(tmp_path):
     assert run(training)[0].loss_nats != whole[2].loss_nats
 
 
-def test_a_run_that_died_goes_on_from_its_last_save(tmp_path):
+def test_a_run_that_crashed_resumes_from_its_last_save(tmp_path):
     whole = run(fresh(tmp_path / "whole", valid_every=2))
-    died = fresh(tmp_path / "parts", valid_every=2)
-    for report in died.run(report_every=1, should_stop=lambda: False):
+    crashed = fresh(tmp_path / "parts", valid_every=2)
+    for report in crashed.run(report_every=1, should_stop=lambda: False):
         if report.step == 3:
-            break  # no stop was asked for, so nothing was saved since step 2
+            break  # without a stop, so nothing was saved since step 2
     second = run(resumed(tmp_path / "parts", valid_every=2))
     assert timeless(second) == timeless(report for report in whole if report.step > 2)
     assert_same_file(tmp_path / "whole", tmp_path / "parts")
@@ -123,13 +126,13 @@ def test_a_run_that_died_goes_on_from_its_last_save(tmp_path):
 
 @pytest.mark.parametrize("then", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("first", ["fp32", "bf16", "fp16"])
-def test_a_run_may_go_on_in_another_precision(tmp_path, first, then):
+def test_a_run_may_resume_in_another_precision(tmp_path, first, then):
     run(fresh(tmp_path, precision=first, valid=False), until=2)
     reports = run(resumed(tmp_path, precision=then, valid=False))
     assert [report.step for report in reports] == [3, 4, 5, 6]
 
 
-def test_sentences_go_on_in_the_order_of_their_epoch(tmp_path):
+def test_sentences_resume_in_the_order_of_their_epoch(tmp_path):
     starts = np.arange(0, LANES * LANE_LEN, 4)
     whole = run(fresh(tmp_path / "whole", starts=starts))
     first = run(fresh(tmp_path / "parts", starts=starts), until=4)
@@ -138,20 +141,20 @@ def test_sentences_go_on_in_the_order_of_their_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("at", [2, 4])
-def test_a_validation_cut_short_by_a_stop_is_made_up_for(tmp_path, at):
-    # Step 4 is the last: without this the run would end unvalidated.
-    changed = {**KINDS["plateau"], "max_steps": 4, "valid_every": 2}
+def test_a_resumed_run_repeats_a_validation_that_a_stop_interrupted(tmp_path, at):
+    # Step 4 is the last: without this, the run would end without a validation.
+    changed = {**SETTINGS["plateau"], "max_steps": 4, "valid_every": 2}
     whole = run(fresh(tmp_path / "whole", **changed))
     training = fresh(tmp_path / "parts", **changed)
-    asked = []
+    calls = []
 
     def should_stop():
-        # The first question after step `at` is the loop's, the second comes from within the validation.
-        asked.append(training.step)
-        return asked.count(at) >= 2
+        # The loop calls this first after step `at`, then the validation.
+        calls.append(training.step)
+        return calls.count(at) >= 2
 
     first = list(training.run(report_every=1, should_stop=should_stop))
-    assert asked.count(at) >= 2
+    assert calls.count(at) >= 2
     assert (type(first[-1]), first[-1].step) == (StepReport, at)
     second = run(resumed(tmp_path / "parts", **changed))
     assert (type(second[0]), second[0].step) == (ValidReport, at)
@@ -159,7 +162,7 @@ def test_a_validation_cut_short_by_a_stop_is_made_up_for(tmp_path, at):
     assert_same_file(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+def test_a_finished_run_does_nothing_when_resumed(tmp_path):
     assert len(valids_of(run(fresh(tmp_path)))) == 1
     before = checkpoint.load(tmp_path / "last.safetensors").tensors
     training = resumed(tmp_path)
@@ -169,7 +172,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
         assert torch.equal(tensor, before[name])
 
 
-def test_the_best_loss_so_far_is_remembered(tmp_path):
+def test_the_best_loss_so_far_is_restored(tmp_path):
     run(fresh(tmp_path, valid_every=1), until=2)
     saved = checkpoint.load(tmp_path / "last.safetensors")
     assert saved.state["best_nats"] == resumed(tmp_path, valid_every=1).best_nats < math.inf

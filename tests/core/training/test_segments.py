@@ -1,21 +1,21 @@
-"""Token streams cut into lanes and segments."""
+"""Token streams divided into lanes and segments."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txlcli.core.training.segments import Place, TrainingSegments, scored_stream
+from txlcli.core.training.segments import StreamPosition, TrainingSegments, scored_stream
 from txlcli.errors import TrainingError
 
 
 def epoch_of(segments, number=0):
-    """One epoch as whole lanes: inputs and targets (B, lane length)."""
-    parts = [segments.at(Place(number, segment)) for segment in range(segments.per_epoch)]  # (B, L + 1) each
-    return np.hstack([part[:, :-1] for part in parts]), np.hstack([part[:, 1:] for part in parts])
+    """Return the inputs and targets of one epoch, (B, lane length) each."""
+    windows = [segments.at(StreamPosition(number, segment)) for segment in range(segments.per_epoch)]  # (B, L + 1) each
+    return np.hstack([window[:, :-1] for window in windows]), np.hstack([window[:, 1:] for window in windows])
 
 
-def test_without_a_boundary_the_first_token_is_only_read():
+def test_without_a_boundary_the_first_token_is_only_an_input():
     inputs, targets = scored_stream(np.array([3, 1, 4, 1, 5], dtype=np.uint8), None)
     assert inputs.tolist() == [3, 1, 4, 1]
     assert targets.tolist() == [1, 4, 1, 5]
@@ -28,13 +28,13 @@ def test_with_a_boundary_the_stream_begins_with_an_implied_one():
 
 
 @pytest.mark.parametrize(("boundary", "read"), [(None, [3, 1]), (0, [0, 3])])
-def test_a_count_scores_that_many_from_the_head(boundary, read):
+def test_a_count_scores_that_many_from_the_start(boundary, read):
     inputs, targets = scored_stream(np.array([3, 1, 4, 1, 5]), boundary, count=2)
     assert inputs.tolist() == read
     assert len(targets) == 2
 
 
-def test_a_boundary_beyond_the_range_of_the_ids_survives():
+def test_a_boundary_may_exceed_the_range_of_the_ids_dtype():
     inputs, _ = scored_stream(np.array([3, 1], dtype=np.uint8), 300)
     assert inputs.tolist() == [300, 3]
 
@@ -43,17 +43,17 @@ def test_a_count_beyond_the_end_scores_all():
     assert scored_stream(np.array([3, 1, 4]), None, count=100)[1].tolist() == [1, 4]
 
 
-def test_segments_by_hand():
+def test_segments_of_24_tokens_by_hand():
     # 24 tokens, 2 lanes: 23 // 2 = 11 predictions each, in segments of 5, 5 and 1.
-    segments = TrainingSegments(np.arange(24), lanes=2, seg_len=5)
+    segments = TrainingSegments(np.arange(24), batch_size=2, seg_len=5)
     assert segments.per_epoch == 3
-    assert segments.at(Place(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
-    assert segments.at(Place(0, 2)).tolist() == [[10, 11], [21, 22]]
+    assert segments.at(StreamPosition(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
+    assert segments.at(StreamPosition(0, 2)).tolist() == [[10, 11], [21, 22]]
 
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100))
-def test_no_token_is_lost_inside_an_epoch_but_the_remainder(lanes, seg_len, count):
-    inputs, targets = epoch_of(TrainingSegments(np.arange(count), lanes=lanes, seg_len=seg_len))
+def test_an_epoch_contains_all_tokens_but_the_remainder(lanes, seg_len, count):
+    inputs, targets = epoch_of(TrainingSegments(np.arange(count), batch_size=lanes, seg_len=seg_len))
     used = (count - 1) // lanes * lanes
     assert inputs.flatten().tolist() == list(range(used))  # lane after lane: contiguous, nothing twice
     assert targets.flatten().tolist() == list(range(1, used + 1))
@@ -61,26 +61,28 @@ def test_no_token_is_lost_inside_an_epoch_but_the_remainder(lanes, seg_len, coun
 
 
 @given(seg_len=st.integers(1, 11), count=st.integers(4, 40))
-def test_places_follow_each_other_through_the_epochs(seg_len, count):
-    segments = TrainingSegments(np.arange(count), lanes=3, seg_len=seg_len)
-    place, places = Place(), []
+def test_positions_follow_each_other_through_the_epochs(seg_len, count):
+    segments = TrainingSegments(np.arange(count), batch_size=3, seg_len=seg_len)
+    position, positions = StreamPosition(), []
     for _ in range(2 * segments.per_epoch + 1):
-        places.append((place.epoch, place.segment))
-        place = segments.next_place(place)
-    assert places == [(e, s) for e in range(2) for s in range(segments.per_epoch)] + [(2, 0)]
+        positions.append((position.epoch, position.segment))
+        position = segments.next_position(position)
+    assert positions == [(e, s) for e in range(2) for s in range(segments.per_epoch)] + [(2, 0)]
 
 
-def test_a_segment_is_a_function_of_its_place():
+def test_a_segment_is_a_function_of_its_position():
     starts = np.array([0, 4, 5, 11, 18])
-    one, other = (TrainingSegments(np.arange(23), lanes=2, seg_len=3, sentence_starts=starts, seed=3) for _ in range(2))
-    for place in (Place(2, 1), Place(0, 3), Place(2, 1), Place(1, 0)):
-        np.testing.assert_array_equal(one.at(place), other.at(place))
+    one, other = (
+        TrainingSegments(np.arange(23), batch_size=2, seg_len=3, sentence_starts=starts, seed=3) for _ in range(2)
+    )
+    for position in (StreamPosition(2, 1), StreamPosition(0, 3), StreamPosition(2, 1), StreamPosition(1, 0)):
+        np.testing.assert_array_equal(one.at(position), other.at(position))
     np.testing.assert_array_equal(epoch_of(one, 1), epoch_of(other, 1))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
-def test_segments_are_int64_whatever_the_store_holds(dtype):
-    assert TrainingSegments(np.arange(9, dtype=dtype), lanes=2, seg_len=3).at(Place()).dtype == np.int64
+def test_segments_are_int64_for_every_dtype_of_a_store(dtype):
+    assert TrainingSegments(np.arange(9, dtype=dtype), batch_size=2, seg_len=3).at(StreamPosition()).dtype == np.int64
 
 
 LENGTHS = [4, 1, 6, 7, 5, 2, 3, 8, 1, 4]
@@ -88,16 +90,16 @@ STARTS = np.cumsum([0, *LENGTHS[:-1]])
 
 
 def sentence_epoch(number, *, seed=3, seg_len=5, starts=STARTS):
-    """The text of one epoch read by one lane, with its last target."""
-    ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)  # a token says which sentence it is from
-    segments = TrainingSegments(ids, lanes=1, seg_len=seg_len, sentence_starts=starts, seed=seed)
+    """Return the text of one epoch in one lane, with its last target."""
+    ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)  # a token is the number of its sentence
+    segments = TrainingSegments(ids, batch_size=1, seg_len=seg_len, sentence_starts=starts, seed=seed)
     inputs, targets = epoch_of(segments, number)
     np.testing.assert_array_equal(inputs[0, 1:], targets[0, :-1])
     return [*inputs[0].tolist(), int(targets[0, -1])]
 
 
 def sentences(stream):
-    """The sentences of a stream in order, each with its length."""
+    """Return the sentences of a stream in order, each with its length."""
     changes = [i for i in range(1, len(stream)) if stream[i] != stream[i - 1]]
     ends = [*changes, len(stream)]
     return [(stream[first], end - first) for first, end in zip([0, *changes], ends, strict=True)]
@@ -110,7 +112,7 @@ def test_an_epoch_reads_every_sentence_whole_and_once(epoch, seg_len):
     assert sorted(read) == list(enumerate(LENGTHS))
 
 
-def test_epochs_differ_in_their_order_and_a_seed_repeats_them():
+def test_epochs_differ_in_their_order_and_the_same_seed_repeats_it():
     orders = [tuple(sentence_epoch(epoch)) for epoch in range(4)]
     assert len(set(orders)) == 4
     assert orders == [tuple(sentence_epoch(epoch)) for epoch in range(4)]
@@ -125,7 +127,7 @@ def test_sentence_starts_may_be_of_any_integer_type(dtype):
 @pytest.mark.parametrize(("count", "lanes"), [(0, 1), (1, 1), (7, 7), (3, 5)])
 def test_a_text_too_short_for_the_lanes_is_refused(count, lanes):
     with pytest.raises(TrainingError) as caught:
-        TrainingSegments(np.arange(count), lanes=lanes, seg_len=5)
+        TrainingSegments(np.arange(count), batch_size=lanes, seg_len=5)
     assert str(caught.value) == (
         f"the training split has {count} tokens, too few for {lanes} lanes; "
         "lower train.batch_size or prepare a longer text"
@@ -133,6 +135,6 @@ def test_a_text_too_short_for_the_lanes_is_refused(count, lanes):
 
 
 def test_the_shortest_text_gives_every_lane_one_prediction():
-    inputs, targets = epoch_of(TrainingSegments(np.arange(8), lanes=7, seg_len=5))
+    inputs, targets = epoch_of(TrainingSegments(np.arange(8), batch_size=7, seg_len=5))
     assert inputs.tolist() == [[0], [1], [2], [3], [4], [5], [6]]
     assert targets.tolist() == [[1], [2], [3], [4], [5], [6], [7]]

@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import os, time
-from txlcli.preparation.workers import mapping
+from txlcli.workflows.preparation.workers import mapping
 
 def number(_):
     time.sleep(0.2)

@@ -8,21 +8,21 @@ from txlcli.core.model.registry import count_parameters
 from txlcli.errors import UnknownNameError
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
-from txlcli.workflows.reproduction.items import ITEMS, chosen
-from txlcli.workflows.reproduction.reach import GROUPS, MODELS
+from txlcli.workflows.reproduction.items import ITEMS, select
+from txlcli.workflows.reproduction.recl import GROUPS, PARTS
 
 EVERY = {
-    "paper": scales.get("paper", ptb_is_here=True),
-    "small": scales.get("small", ptb_is_here=True),
-    "tiny": scales.get("tiny", ptb_is_here=True),
-    "tiny without ptb": scales.get("tiny", ptb_is_here=False),
+    "paper": scales.get("paper", has_ptb=True),
+    "small": scales.get("small", has_ptb=True),
+    "tiny": scales.get("tiny", has_ptb=True),
+    "tiny without ptb": scales.get("tiny", has_ptb=False),
 }
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_item_has_its_models_and_every_model_a_text(name):
     scale = EVERY[name]
-    assert {key for item in ITEMS.values() for key in item.models} == set(scale.models)
+    assert {key for item in ITEMS.values() for key in item.parts} == set(scale.models)
     for model in scale.models.values():
         assert model.settings().corpus.store in scale.texts
 
@@ -36,17 +36,17 @@ def test_every_model_can_be_built(name):
 
 def test_rows_of_the_ablation_are_what_the_paper_s_table_says():
     for scale in EVERY.values():
-        keys = ITEMS["table6"].models[:9]
+        keys = ITEMS["table6"].parts[:9]
         for row, key in zip(published.TABLE_6.rows, keys, strict=False):
             settings = scale.models[key].settings()
             assert (settings.train.mem_len > 0) == row.recurrence
             assert settings.model.position == row.position
             assert settings.train.loss_part == row.loss_part
-        lengths = [scale.models[key].settings().train.seg_len for key in ITEMS["table10"].models]
+        lengths = [scale.models[key].settings().train.seg_len for key in ITEMS["table10"].parts]
         assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer where there is no memory to keep
 
 
-def knows_distances(settings):
+def scores_distances(settings):
     return settings.model.position in ("relative", "shaw")
 
 
@@ -55,12 +55,13 @@ def test_without_recurrence_distances_are_those_of_a_segment(name):
     for key, model in EVERY[name].models.items():
         if "alone" in key:
             settings = model.settings()
-            assert settings.reading().max_distance == (settings.train.seg_len if knows_distances(settings) else None)
+            trained = settings.train.seg_len if scores_distances(settings) else None
+            assert settings.evaluation_settings().max_distance == trained
 
 
 def test_at_the_paper_s_scale_the_models_are_the_packaged_recipes():
     models = scales.PAPER.models
-    for row, key in zip(published.TABLE_10.rows, ITEMS["table10"].models, strict=True):
+    for row, key in zip(published.TABLE_10.rows, ITEMS["table10"].parts, strict=True):
         assert models[key].settings().train.seg_len == row.backprop_len
     assert models["words-xl"] == scales.Model("words-xl", "wt103")
     assert models["bytes-xl-24"].settings().published.test == 0.99
@@ -96,11 +97,11 @@ def test_one_model_that_plays_two_parts_is_trained_once():
 
 def test_groups_are_those_of_table_8():
     assert [row.group for row in published.TABLE_8.rows] == [1] * len(GROUPS[0]) + [2] * len(GROUPS[1])
-    assert len(MODELS) == len(published.TABLE_8.rows)
+    assert len(PARTS) == len(published.TABLE_8.rows)
 
 
 def test_items_come_in_the_paper_s_order_and_all_is_every_one():
-    assert chosen(["figure3", "table2", "table2"]) == ["table2", "figure3"]
-    assert chosen(["all"]) == list(ITEMS)
+    assert select(["figure3", "table2", "table2"]) == ["table2", "figure3"]
+    assert select(["all"]) == list(ITEMS)
     with pytest.raises(UnknownNameError, match='unknown table or figure "tabel6"; did you mean "table6"'):
-        chosen(["tabel6"])
+        select(["tabel6"])

@@ -1,44 +1,48 @@
-"""What stands in the tables: our numbers in the paper's rows, means over seeds, orders that came out or not."""
+"""Tables of a reproduction: our numbers in the paper's rows, means over seeds, comparisons with the paper."""
 
 import math
 
 import pytest
 
 from txlcli.paper import published
-from txlcli.workflows.reproduction import ablations, benchmarks, reach
+from txlcli.workflows.reproduction import ablations, benchmarks, recl
+from txlcli.workflows.reproduction.runner import Measured, Plots
 from txlcli.workflows.reproduction.scales import PAPER, tiny
-from txlcli.workflows.reproduction.workshop import Measured
 
 
-class Shop:
-    """A workshop whose models are trained already: `numbers` says what each is worth."""
+class FakeRunner:
+    """A runner without models: the function `numbers` returns the loss of each, or its exponential."""
 
     scale = PAPER
     seeds = (1, 2)
 
-    def __init__(self, numbers, far=0.0):
-        self.numbers, self.far = numbers, far
+    def __init__(self, numbers, folder=None, loss_at_300=0.0):
+        self.numbers, self.folder, self.loss_at_300 = numbers, folder, loss_at_300
+        self.plotted = []
+        self.plots = Plots(curves=self._plot, recl_gains=None, recl_perplexities=None, attention=None)
+
+    def _plot(self, path, curves, x_label, y_label, title):
+        self.plotted.append((path, curves))
 
     def model(self, key):
         return PAPER.models[key]
 
     def run(self, key, seed=1):
-        shop = self
+        settings_ = self.model(key).settings()
 
         class Run:
             name, parameters = key, 1234
             folder = f"runs/{key}"
-            settings = shop.model(key).settings()
-            recurrence = settings.train.mem_len
+            settings = settings_
 
         Run.seed = seed
         return Run
 
-    def evaluated(self, run, split, **options):
+    def evaluate(self, run, split, **options):
         value = self.numbers(run.name, split, options) + (0.25 if run.seed == 2 else 0)
-        lengths = [int(length) for length in options.get("mem_len", "0").split(",") if length != "auto"] or [0]
+        lengths = (0,) if options.get("mem_len", "auto") == "auto" else options["mem_len"]
         rows = [{"mem_len": length, "bpc": value, "ppl": value, "loss_nats": math.log(value)} for length in lengths]
-        worse = ((0, 1.0), (8, 0.0), (300, self.far))  # nats above the best, by length
+        worse = ((0, 1.0), (8, 0.0), (300, self.loss_at_300))  # nats above the best, by length
         tried = [{"length": length, "loss_nats": math.log(value) + more} for length, more in worse]
         return {"rows": rows, "search": {"found": 8 * run.seed, "tried": tried}}
 
@@ -51,7 +55,7 @@ def test_our_numbers_stand_in_the_paper_s_rows():
         "bytes-vanilla-12": 4.0,
         "bytes-vanilla-64": 5.0,
     }
-    section = benchmarks.make(Shop(lambda key, split, _: worth[key] + (10 if split == "valid" else 0)), 2)
+    section = benchmarks.table(FakeRunner(lambda key, split, _: worth[key] + (10 if split == "valid" else 0)), 2)
     (grid,) = section.grids
     rows = {row[0]: row[1:] for row in grid.rows}
     assert len(rows) == len(published.TABLE_2.rows)
@@ -62,15 +66,15 @@ def test_our_numbers_stand_in_the_paper_s_rows():
     assert rows["Knol (2017) - cmix v13"] == ["", "", "", "-", "-", "1.23"]
     verdicts = {claim.text: claim.held for claim in section.claims}
     assert verdicts == {
-        "24L Transformer-XL is ahead of 18L Transformer-XL": False,
-        "24L Transformer-XL is ahead of 12L Transformer-XL": False,
-        "24L Transformer-XL is ahead of 64L Transformer": True,
-        "24L Transformer-XL is ahead of 12L Transformer": True,
-        "18L Transformer-XL is ahead of 12L Transformer-XL": True,
-        "18L Transformer-XL is ahead of 64L Transformer": True,
-        "18L Transformer-XL is ahead of 12L Transformer": True,
-        "12L Transformer-XL is ahead of 12L Transformer": True,  # with 64L it shares 1.06 in the paper
-        "64L Transformer is ahead of 12L Transformer": False,
+        "24L Transformer-XL is better than 18L Transformer-XL": False,
+        "24L Transformer-XL is better than 12L Transformer-XL": False,
+        "24L Transformer-XL is better than 64L Transformer": True,
+        "24L Transformer-XL is better than 12L Transformer": True,
+        "18L Transformer-XL is better than 12L Transformer-XL": True,
+        "18L Transformer-XL is better than 64L Transformer": True,
+        "18L Transformer-XL is better than 12L Transformer": True,
+        "12L Transformer-XL is better than 12L Transformer": True,  # with 64L it shares 1.06 in the paper
+        "64L Transformer is better than 12L Transformer": False,
     }
     assert section.claims[0].detail == "0.99 and 1.03 bpc in the paper, here 3.125 ± 0.177 and 1.125 ± 0.177"
 
@@ -82,16 +86,16 @@ def test_models_without_memory_are_read_by_windows_of_their_segments():
         asked[key] = options
         return 1.0
 
-    benchmarks.make(Shop(note), 2)
-    assert asked["bytes-vanilla-12"] == {"attn_len": "512", "stride": 1}
+    benchmarks.table(FakeRunner(note), 2)
+    assert asked["bytes-vanilla-12"] == {"attn_len": (512,), "stride": 1}
     assert asked["bytes-xl-12"] == {}
-    benchmarks.make(Shop(note), 1)
+    benchmarks.table(FakeRunner(note), 1)
     assert asked["words-qrnn"] == {}  # it carries a state
 
 
 def ablation(key, split, options):
     assert split == "valid"
-    as_trained = options.get("same_length") is False or options.get("attn_len") == "128"
+    as_trained = options.get("same_length") is False or options.get("attn_len") == (128,)
     return {"ablation-xl-full": 2.0}.get(key, 3.0) + (0.5 if as_trained else 0)
 
 
@@ -100,7 +104,7 @@ def verdicts_of(section):
 
 
 LONGER = "Attention longer than in training (256 keys at most) lowers the perplexity"
-HARMLESS = "Up to four times the trained memory (128) does no harm (perplexity within 0.5% of what shorter ones reach)"
+HARMLESS = "Up to four times the trained memory (128) does no harm (perplexity within 0.5% of that of shorter lengths)"
 
 
 def test_the_ablation_has_both_lengths_and_their_orders(tmp_path):
@@ -111,8 +115,9 @@ def test_the_ablation_has_both_lengths_and_their_orders(tmp_path):
             asked.append(options)
         return ablation(key, split, options)
 
-    section = ablations.table6(Shop(note), tmp_path)
-    assert asked[0] == {"mem_len": "128", "seg_len": 128, "same_length": False}  # as a training segment is read
+    runner = FakeRunner(note, tmp_path)
+    section = ablations.table6(runner)
+    assert asked[0] == {"mem_len": (128,), "seg_len": 128, "same_length": False}  # as a training segment is read
     rows = section.grids[0].rows
     assert len(rows) == len(published.TABLE_6.rows)
     assert rows[0] == [
@@ -125,32 +130,34 @@ def test_the_ablation_has_both_lengths_and_their_orders(tmp_path):
     assert not verdicts["Recurrence helps (half loss)"]  # both are 3
     assert verdicts[LONGER]  # 300 keys are as good as 8, and better than training's reading
     assert verdicts[HARMLESS]
-    assert (tmp_path / section.figures[0][0]).read_bytes().startswith(b"\x89PNG")
+    ((path, curves),) = runner.plotted
+    assert path == tmp_path / section.figures[0][0]
+    assert curves["xl-full"] == ([8, 300], pytest.approx([2.0, 2.0]))  # of the first seed, without length 0
 
 
 def test_longer_attention_that_harms_is_said(tmp_path):
     def harmful(key, split, options):
-        return 2.02 if options.get("mem_len") == "256,512" else ablation(key, split, options)
+        return 2.02 if options.get("mem_len") == (256, 512) else ablation(key, split, options)
 
-    section = ablations.table6(Shop(harmful), tmp_path)
+    section = ablations.table6(FakeRunner(harmful, tmp_path))
     assert verdicts_of(section)[HARMLESS] is False
     (detail,) = (claim.detail for claim in section.claims if claim.text == HARMLESS)
     assert detail == "here +1.00% at M = 256 and +1.00% at M = 512, the worst seed"
 
 
 def test_a_curve_that_goes_on_falling_does_no_harm(tmp_path):
-    section = ablations.table6(Shop(ablation, far=-1.0), tmp_path)  # 300 keys are far better than 256
+    section = ablations.table6(FakeRunner(ablation, tmp_path, loss_at_300=-1.0))  # 300 keys are far better than 256
     assert verdicts_of(section)[HARMLESS] is False  # and 512 are worse than 300
 
     def falling(key, split, options):
-        return 0.1 if options.get("mem_len") == "256,512" else ablation(key, split, options)
+        return 0.1 if options.get("mem_len") == (256, 512) else ablation(key, split, options)
 
-    assert verdicts_of(ablations.table6(Shop(falling), tmp_path))[HARMLESS] is True
+    assert verdicts_of(ablations.table6(FakeRunner(falling, tmp_path)))[HARMLESS] is True
 
 
 def test_a_length_that_is_no_longer_than_training_proves_nothing(tmp_path):
     # The best of all lengths, 8, is better than the reading of training, but 300 is not.
-    section = ablations.table6(Shop(ablation, far=1.0), tmp_path)
+    section = ablations.table6(FakeRunner(ablation, tmp_path, loss_at_300=1.0))
     assert verdicts_of(section)[LONGER] is False
 
 
@@ -158,16 +165,16 @@ def test_the_best_is_never_worse_than_the_reading_of_training(tmp_path):
     def best_as_trained(key, split, options):
         return ablation(key, split, options) - (1.0 if options.get("same_length") is False else 0)
 
-    section = ablations.table6(Shop(best_as_trained), tmp_path)
+    section = ablations.table6(FakeRunner(best_as_trained, tmp_path))
     assert section.grids[0].rows[0][1:3] == ["1.625 ± 0.177"] * 2
 
 
-def test_reach_is_compared_within_a_group():
-    measured = {key: {"recl": [{"recl_tokens": 32, "grid_ended": False}]} for key in reach.MODELS}
+def test_recl_is_compared_within_a_group():
+    measured = {key: {"recl": [{"recl_tokens": 32, "grid_ended": False}]} for key in recl.PARTS}
     measured["words-xl"]["recl"][0] = {"recl_tokens": 64, "grid_ended": True}
-    claims = reach._claims(measured, 16)
+    claims = recl.compare_groups(measured, 16)
     assert [claim.held for claim in claims] == [True, True, False, False, False]  # 32 is no further than 32
-    assert claims[0].text == "Transformer-XL 151M reaches further than: QRNN (r = 0.1)"
+    assert claims[0].text == "Transformer-XL 151M uses more context than QRNN (r = 0.1)"
     assert claims[0].detail == "here >= 64 and 32 tokens"
 
 
@@ -176,7 +183,7 @@ def test_two_bounds_decide_nothing():
         ({"recl_tokens": 16, "grid_ended": False}, "<= 16"),
         ({"recl_tokens": 64, "grid_ended": True}, ">= 64"),
     ):
-        claims = reach._claims({key: {"recl": [point]} for key in reach.MODELS}, 16)
+        claims = recl.compare_groups({key: {"recl": [point]} for key in recl.PARTS}, 16)
         assert {claim.held for claim in claims} == {None}
         assert claims[0].detail == f"here {told} and {told} tokens"
         assert claims[0].verdict == "undecided"
@@ -190,22 +197,22 @@ def test_a_number_has_its_deviation_where_there_are_seeds(values, text):
 
 
 def test_a_text_that_stands_for_another_is_named_beside_its_numbers():
-    class Tiny(Shop):
-        scale = tiny(ptb_is_here=False)
+    class Tiny(FakeRunner):
+        scale = tiny(has_ptb=False)
 
         def model(self, key):
             return self.scale.models[key]
 
-    (grid,) = benchmarks.make(Tiny(lambda key, split, options: 2.0), 5).grids
+    (grid,) = benchmarks.table(Tiny(lambda key, split, options: 2.0), 5).grids
     assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]
 
 
 def test_table_10_says_how_much_text_each_row_learns_from(tmp_path):
-    section = ablations.table10(Shop(ablation), tmp_path)
+    section = ablations.table10(FakeRunner(ablation, tmp_path))
     assert section.notes[-1] == (
-        "A step reads, row by row: 60 lanes of 128, 60 lanes of 128, 60 lanes of 176, 60 lanes of 172 tokens."
+        "Tokens per step (batch size x segment length), row by row: 60 x 128, 60 x 128, 60 x 176, 60 x 172."
     )
-    tiny_scale = tiny(ptb_is_here=False)
+    tiny_scale = tiny(has_ptb=False)
     trained = [tiny_scale.models[key].settings().train for key in ablations.TABLE_10]
     texts = [one.batch_size * one.seg_len for one in trained]
     assert max(texts) / min(texts) < 1.02  # as much text for all

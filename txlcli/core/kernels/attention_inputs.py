@@ -1,34 +1,83 @@
-"""What attention with relative distances is computed from (section 3.3)."""
+"""The arguments of attention, laid out for the fast implementations: scaled, without biases by distance, padded."""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from txlcli.core.kernels.device import row_multiple
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Queries, keys and values of one layer.
+    """Queries, keys and values of one layer, and the terms of section 3.3.
 
-    Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a
+    Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a
     position key.
     """
 
     query: Tensor
-    """(B, H, L, D), scaled W_q h: gives (a) against `key` and (b) against `position_key`."""
+    """(B, H, L, D), scaled: gives (a) against `key` and (b) against `position_key`."""
     key: Tensor
-    """(B, H, K, D); the last L keys are the queries' own positions."""
+    """(B, H, K, D); the last L keys are the positions of the queries."""
     value: Tensor
     """(B, H, K, D)."""
     content_bias: Tensor | None
-    """Scaled u, (H, 1, D): gives (c) against `key`."""
+    """u, scaled, (H, 1, D): gives (c) against `key`."""
     position_bias: Tensor | None
-    """Scaled v, (H, 1, D): gives (d) against `position_key`."""
+    """v, scaled, (H, 1, D): gives (d) against `position_key`."""
     position_key: Tensor | None
-    """(H, m, D); row c is distance m - 1 - c; None where scores know of no position. Without gradient m may be less
-    than n if the first L rows are equal: all farther distances are scored as these are."""
+    """(H, m, D); row c is distance m - 1 - c; None without relative positions. Without gradient m may be less than n if
+    the first L rows are equal: all farther distances then score as the first row does."""
     reach: int
     """n; keys at distance n or more are not seen."""
+
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        reach: int,
+        scale: float,
+        position_key: Tensor | None = None,
+        content_bias: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        distance_bias: Tensor | None = None,
+    ) -> "AttentionInputs":
+        """Return the arguments of `core.model.attention.attend` in this layout.
+
+        A bias by distance becomes one more column of the position key, against which every query has a one.
+        """
+
+        def scaled(bias: Tensor | None) -> Tensor | None:  # (H, D) -> (H, 1, D)
+            return None if bias is None else (bias * scale).to(query.dtype)[:, None]
+
+        position_key = None if position_key is None else position_key.to(query.dtype)
+        inputs = cls(query * scale, key, value, scaled(content_bias), scaled(position_bias), position_key, reach)
+        if distance_bias is not None:
+            inputs = inputs._with_distance_bias(distance_bias.to(query.dtype))
+        return inputs.widened(row_multiple(key.device))
+
+    def _with_distance_bias(self, distance_bias: Tensor) -> "AttentionInputs":
+        """Add a column to each row: b of the distance in the position key, 1 in the queries' position bias."""
+        query, key, value = (F.pad(tensor, (0, 1)) for tensor in (self.query, self.key, self.value))
+        heads, width = self.query.shape[1], self.query.shape[3]
+        content_bias = None if self.content_bias is None else F.pad(self.content_bias, (0, 1))
+        if self.position_bias is None:
+            position_bias = F.pad(query.new_zeros(heads, 1, width), (0, 1), value=1.0)
+        else:
+            position_bias = F.pad(self.position_bias, (0, 1), value=1.0)
+        position_key = self.position_key
+        if position_key is None:
+            position_key = query.new_zeros(heads, self.reach, width)
+        elif position_key.shape[1] < self.reach:
+            farther = position_key[:, :1].expand(-1, self.reach - position_key.shape[1], -1)
+            position_key = torch.cat([farther, position_key], dim=1)
+        position_key = torch.cat([position_key, distance_bias[..., None]], dim=-1)  # (H, n, D + 1)
+        return AttentionInputs(query, key, value, content_bias, position_bias, position_key, self.reach)
 
     @property
     def seg_len(self) -> int:
@@ -42,34 +91,36 @@ class AttentionInputs:
 
     @property
     def query_content(self) -> Tensor:
-        """(B, H, L, D): gives (a) + (c) against `key`."""
+        """Queries (B, H, L, D) that give (a) + (c) against `key`."""
         return self.query if self.content_bias is None else self.query + self.content_bias
 
     @property
     def query_position(self) -> Tensor:
-        """(B, H, L, D): gives (b) + (d) against `position_key`."""
+        """Queries (B, H, L, D) that give (b) + (d) against `position_key`."""
         return self.query if self.position_bias is None else self.query + self.position_bias
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """All of them, in order."""
+        """All tensors, in the order of the fields."""
         return self.query, self.key, self.value, self.content_bias, self.position_bias, self.position_key
 
     def widened(self, multiple: int) -> "AttentionInputs":
-        """The same with zeros after the D numbers of each row, up to a multiple: they add nothing to any score."""
-        if all(one is None or one.shape[-1] % multiple == 0 for one in self.tensors):
+        """Zero-pad the head width D to one width, a multiple; the scores do not change."""
+        width = max(self.query.shape[-1], self.key.shape[-1])  # the keys of a decoder may be padded already
+        width = -(-width // multiple) * multiple
+        if all(tensor is None or tensor.shape[-1] == width for tensor in self.tensors):
             return self
 
         def wide(tensor: Tensor) -> Tensor:
-            return F.pad(tensor, (0, -tensor.shape[-1] % multiple))
+            return F.pad(tensor, (0, width - tensor.shape[-1]))
 
-        others = (self.content_bias, self.position_bias, self.position_key)
-        content_bias, position_bias, position_key = (None if one is None else wide(one) for one in others)
+        optional = (self.content_bias, self.position_bias, self.position_key)
+        content_bias, position_bias, position_key = (None if tensor is None else wide(tensor) for tensor in optional)
         return AttentionInputs(
             wide(self.query), wide(self.key), wide(self.value), content_bias, position_bias, position_key, self.reach
         )
 
     @property
     def need_gradient(self) -> bool:
-        """Whether any of them does."""
+        """True if any of the tensors requires a gradient."""
         return any(tensor is not None and tensor.requires_grad for tensor in self.tensors)

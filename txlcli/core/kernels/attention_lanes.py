@@ -27,9 +27,28 @@ FEWEST_QUERIES = 128
 """In a block of queries: fewer of them gain nothing on a CPU (measured)."""
 
 
+class LaneAttention:
+    """`core.model.attention.attend` in distance space: the default.
+
+    Args:
+        workspace: score buffers that other layers have used and will use again; a new one by default.
+        recompute: keep no probabilities for the backward pass, which computes them again.
+    """
+
+    def __init__(self, workspace: Workspace | None = None, *, recompute: bool = False) -> None:
+        self.workspace = workspace or Workspace()
+        self.recompute = recompute
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
+        """Return (B, H, L, D); the arguments are those of `core.model.attention.attend`."""
+        inputs = AttentionInputs.of(query, key, value, **terms)
+        with torch.autocast(query.device.type, enabled=False):
+            out = _attend_lanes(inputs, dropout=dropout, recompute=self.recompute, workspace=self.workspace)
+        return out[..., : query.shape[3]]
+
+
 @torch.compiler.disable
-def attend_by_lanes(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
-    """`attention.attend` as it is by default."""
+def _attend_lanes(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
     if torch.is_grad_enabled() and inputs.need_gradient:
         out: Tensor = _Attention.apply(inputs.reach, dropout, recompute, workspace, *inputs.tensors)
         return out

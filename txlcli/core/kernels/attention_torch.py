@@ -1,8 +1,6 @@
-"""Attention with relative distances by PyTorch's own means: written out, by its fused kernels, by FlexAttention.
+"""Attention with relative positions by PyTorch's fused kernels and by FlexAttention.
 
-All of them give what `attention.attend` says.
-
-Axes: B lanes, L segment, K keys, H heads, D head width, n distances scored, m of them with a position key.
+Axes: B batch, L segment, K keys, H heads, D head width, n distances scored, m of them with a position key.
 """
 
 import functools
@@ -21,14 +19,14 @@ from txlcli.core.kernels.device import row_multiple
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    """FlexAttention, whose kernels are made at the first use, and once more for lengths that vary."""
+    """Return FlexAttention compiled: at its first use, and once more for lengths that vary."""
     return torch.compile(flex_attention)
 
 
 def _seen_blocks(seg_len: int, key_len: int, reach: int, device: torch.device) -> BlockMask:
-    """Which blocks of 128 x 128 scores FlexAttention computes: those with some key that is seen."""
+    """Return the blocks of 128 x 128 scores that FlexAttention computes: those with some key that is seen."""
 
-    def seen(lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
+    def seen(batch: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
         distance = query + (key_len - seg_len) - at
         return (distance >= 0) & (distance < reach)
 
@@ -37,47 +35,51 @@ def _seen_blocks(seg_len: int, key_len: int, reach: int, device: torch.device) -
 
 
 _kept_blocks = functools.lru_cache(maxsize=8)(_seen_blocks)
-"""All layers see the same."""
+"""`_seen_blocks`, kept for all layers."""
 
 
-def reference(inputs: AttentionInputs, *, dropout: float) -> Tensor:
-    """Every step of 3.3 as an operation of its own; gives (B, H, L, D)."""
-    scores = inputs.query_content @ inputs.key.mT + by_key(inputs)
-    probabilities = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    kept = F.dropout(probabilities, dropout) if dropout else probabilities
-    return kept.to(inputs.value.dtype) @ inputs.value
+def sdpa(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
+    """Pass the position score to scaled_dot_product_attention as its mask.
 
-
-def sdpa(inputs: AttentionInputs, *, dropout: float) -> Tensor:
-    """The position score as the mask of scaled_dot_product_attention; gives (B, H, L, D)."""
-    missing = -inputs.key_len % row_multiple(inputs.key.device)
-    mask = by_key(inputs)
-    # The fused kernels want rows, and the first of them, to begin at multiples of 16 bytes.
-    mask = F.pad(mask, (0, missing))[..., : inputs.key_len] if missing else mask.contiguous()
-    return F.scaled_dot_product_attention(
-        inputs.query_content, inputs.key, inputs.value, attn_mask=mask, dropout_p=dropout, scale=1.0
-    )
-
-
-def flex(inputs: AttentionInputs) -> Tensor:
-    """The position score looked up by distance inside FlexAttention; scores by key are never written.
-
-    Gives (B, H, L, D).
+    Returns (B, H, L, D); the arguments are those of `core.model.attention.attend`.
     """
+    inputs = AttentionInputs.of(query, key, value, **terms)
+    missing = -inputs.key_len % row_multiple(inputs.key.device)
+    with torch.autocast(query.device.type, enabled=False):
+        mask = by_key(inputs)
+        # The fused kernels want rows, and the first of them, to begin at multiples of 16 bytes.
+        mask = F.pad(mask, (0, missing))[..., : inputs.key_len] if missing else mask.contiguous()
+        out = F.scaled_dot_product_attention(
+            inputs.query_content, inputs.key, inputs.value, attn_mask=mask, dropout_p=dropout, scale=1.0
+        )
+    return out[..., : query.shape[3]]
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
+    """Look up the position score by distance inside FlexAttention; scores by key are never written.
+
+    Returns (B, H, L, D); the arguments are those of `core.model.attention.attend`, without dropout.
+    """
+    inputs = AttentionInputs.of(query, key, value, **terms)
+    with torch.autocast(query.device.type, enabled=False):
+        return _flex(inputs)[..., : query.shape[3]]
+
+
+def _flex(inputs: AttentionInputs) -> Tensor:
     mem_len = inputs.key_len - inputs.seg_len
     by_distance = None
     if inputs.position_key is not None:
         by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, L, m)
 
-    def modify(score: Tensor, lane: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
+    def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
         if by_distance is None:
             return score
         # Row c is distance m - 1 - c, row 0 also all that are farther. Keys of the future count for nothing; each has a
-        # row of its own, so that the zeros of their gradient do not wait for each other.
+        # row of its own, so that the zeros of their gradient are not all added to one address.
         row = by_distance.shape[3] - 1 - (query + mem_len - at).abs()
-        return score + by_distance[lane, head, query, row.clamp(min=0)]
+        return score + by_distance[batch, head, query, row.clamp(min=0)]
 
-    compiling = torch.compiler.is_compiling()  # a layer, which this becomes a part of
+    compiling = torch.compiler.is_compiling()  # a layer, of which this becomes a part
     seen = _seen_blocks if compiling else _kept_blocks
     attend: Any = flex_attention if compiling else _compiled_flex()
     out: Tensor = attend(
@@ -92,7 +94,7 @@ def flex(inputs: AttentionInputs) -> Tensor:
 
 
 def by_key(inputs: AttentionInputs) -> Tensor:
-    """The position score of every key (B, H, L, K), -inf for keys that are not seen: shifted as in Appendix B."""
+    """Return the position score by key (B, H, L, K), shifted as in Appendix B; -inf for keys that are not seen."""
     seg_len, key_len, reach = inputs.seg_len, inputs.key_len, inputs.reach
     if inputs.position_key is None:
         by_distance = inputs.query.new_zeros(1, 1, seg_len, reach)

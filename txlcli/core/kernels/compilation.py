@@ -1,31 +1,8 @@
-"""What torch.compile is used for, and whether it can be: layers in training, FlexAttention.
-
-Layers are compiled one by one: all have one shape, so one compilation serves all.
-"""
-
-import contextlib
-from collections.abc import Iterator
+"""Checks that torch.compile works here, before it is used for layers in training and for FlexAttention."""
 
 import torch
 
-from txlcli.core.kernels.private import compile_across_ddp_buckets
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import UsageError
-
-
-def compile_layers(model: TransformerXL) -> None:
-    """Let the layers run what torch.compile makes of them: norms, residuals, dropout and activations in few kernels.
-
-    txl's own attention stays as it is (`attention_lanes`), and so do embedding and softmax; FlexAttention is compiled
-    with the layer.
-
-    Raises:
-        UsageError: PyTorch cannot compile for the model's device here.
-    """
-    check_compiler(model.device, "compile", "leave out --compile, or --set train.compile=false for a run")
-    compile_across_ddp_buckets()
-    for layer in model.layers:
-        layer.compile(dynamic=False)
 
 
 def check_attention(kind: str, device: torch.device) -> None:
@@ -65,16 +42,3 @@ def check_compiler(device: torch.device, wish: str, instead: str) -> None:
         raise UsageError(
             f"{wish}: PyTorch finds no working compiler for {device.type} ({reason}); install {compiler}, or {instead}"
         ) from error
-
-
-@contextlib.contextmanager
-def as_written(model: TransformerXL) -> Iterator[None]:
-    """Inside this block nothing is compiled, as for shapes that come once; FlexAttention gives way to txl's own."""
-    kind = model.attention_kind
-    if kind == "flex":
-        model.attend_by("auto")
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        model.attend_by(kind)

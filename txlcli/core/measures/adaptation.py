@@ -18,11 +18,11 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.registry import make_reader, sized_for
 from txlcli.core.model.rnn import flatten_lstm_weights, lstms_in_training_mode
 from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Lanes, Scores, score
-from txlcli.core.training.segments import Place, Tokens, TrainingSegments
+from txlcli.core.training.segments import StreamPosition, Tokens, TrainingSegments
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the standard deviation of h_t . h_i: from a flat cache to a peaked one."""
@@ -122,7 +122,7 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 
 def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSettings) -> list[float]:
     """Return values of theta that suit the scale of a model's hidden states."""
-    reader = make_reader(model, sized_for(model, settings, min(settings.seg_len, len(inputs))), lanes=1)
+    reader = make_reader(model, sized_for(model, settings, min(settings.seg_len, len(inputs))), batch_size=1)
     tokens = torch.from_numpy(np.asarray(inputs[: settings.seg_len], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]
@@ -246,9 +246,9 @@ def head_segments(
     """Yield inputs and targets (B, L) of the first segments of a split, at most `count`, in the evaluation's shape."""
     batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
     seg_len = min(settings.seg_len, max(1, len(ids) // (2 * batch_size)))
-    segments = TrainingSegments(ids, lanes=batch_size, seg_len=seg_len)
+    segments = TrainingSegments(ids, batch_size=batch_size, seg_len=seg_len)
     for number in range(min(count, segments.per_epoch - 1)):
-        tokens = torch.from_numpy(segments.at(Place(0, number))).to(device)
+        tokens = torch.from_numpy(segments.at(StreamPosition(0, number))).to(device)
         yield tokens[:, :-1], tokens[:, 1:]
 
 

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.distance_space import PaddedScoreBuffer
 from txlcli.core.model.attention import Attention, ScoreTerms
@@ -63,7 +64,7 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
 
     Args:
         attention: of the layer.
-        query: (H, l, D), scaled as in the layer.
+        query: (H, l, D), not scaled.
         keys: (H, K, D); the last l are the queries' own.
         terms: the other terms of the layer's score.
     Returns:
@@ -76,7 +77,8 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
         return None if bias is None else (bias * attention.scale).to(query_dtype).to(dtype)[:, None]
 
     with torch.autocast(query.device.type, enabled=False):
-        query, keys = query.to(dtype), keys[..., : query.shape[2]].to(dtype)  # a decoder may pad keys with zeros
+        query = (query * attention.scale).to(dtype)
+        keys = keys[..., : query.shape[2]].to(dtype)  # a decoder may pad keys with zeros
         a = _by_distance(query @ keys.mT, terms.reach)
         b = c = d = None
         if (u := biased(terms.content_bias)) is not None:
@@ -210,7 +212,7 @@ def observe(
     assert first <= at < len(inputs), (first, at, len(inputs))
     decoder = Decoder(
         model,
-        lanes=1,
+        batch_size=1,
         mem_len=settings.mem_len,
         seg_len=settings.seg_len,
         same_length=settings.same_length,
@@ -269,7 +271,7 @@ class _Sums:
                 handle.remove()
 
     def _observe(self, layer: int, attention: Attention, inputs: tuple[Any, ...], _: Tensor) -> None:
-        query, (keys, _values), terms = inputs
+        query, (keys, _values), terms, *_attend = inputs
         seg_len, key_len = query.shape[2], keys.shape[2]
         row_bytes = attention.n_heads * (key_len + seg_len) * torch.promote_types(keys.dtype, torch.float32).itemsize
         step = max(1, self._score_bytes // row_bytes)
@@ -318,4 +320,4 @@ class _Sums:
 
 def terms_of(position: str) -> tuple[str, ...]:
     """Return the terms that Figure 7 compares and this encoding has; none if the score is (a) alone."""
-    return {"relative": ("a", "b", "d"), "shaw": ("a", "b")}.get(position, ())
+    return ENCODINGS[position].score_terms

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_reader, sized_for
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.windows import window_decoder
 from txlcli.core.training.segments import Tokens
 
@@ -96,7 +96,7 @@ def _reader(
             precision=precision,
             max_distance=settings.max_distance,
         )
-    return make_reader(model, sized_for(model, settings, context_len), lanes=batch_size, precision=precision)
+    return make_reader(model, sized_for(model, settings, context_len), batch_size=batch_size, precision=precision)
 
 
 def measure_ms_per_token(

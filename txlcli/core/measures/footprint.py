@@ -19,6 +19,7 @@ from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training.optimizer import state_bytes
 
 CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
@@ -68,13 +69,14 @@ def step_bytes(
             at the full size.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
-    states = 2 if train.optimizer == "adam" else int(train.momentum > 0)
+    with torch.device("meta"):
+        optimizer = state_bytes(make_model(model, vocab_size), train)
     with tensors_without_data(), _precision(train):
         memory = make_model(model, vocab_size).full_memory(train.batch_size, train.mem_len)
     return {
         "weights": weights,
         "gradients": weights,
-        "optimizer": states * weights,
+        "optimizer": optimizer,
         "average": weights if train.average != "none" else 0,
         "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
         "activations": _activation_bytes(model, vocab_size, train, device, _linear if extrapolate else _direct),

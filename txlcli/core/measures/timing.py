@@ -17,8 +17,8 @@ from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import DTYPES
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_reader
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.reading.windows import window_decoder
 from txlcli.core.training.loop import Training
@@ -91,7 +91,7 @@ def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> f
 
 def time_evaluation(model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int) -> Timing:
     """Time the scoring of segments with a full memory."""
-    reader = make_reader(model, settings, lanes=settings.batch_size, precision=precision)
+    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
     if settings.mem_len:
         reader.read_last(_random_tokens(model, (settings.batch_size, settings.mem_len)))
@@ -155,7 +155,7 @@ def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int)
     steps = -(-settings.mem_len // settings.seg_len) + repeat + 1
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
     ids = _random_tokens(model, (length,)).cpu().numpy()
-    segments = TrainingSegments(ids, lanes=settings.batch_size, seg_len=settings.seg_len)
+    segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(-(-settings.mem_len // settings.seg_len)):
         training.update()

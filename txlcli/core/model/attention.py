@@ -1,193 +1,284 @@
-"""Attention whose scores know distances (section 3.3): the sublayer, and the ways to compute it.
+"""Attention with relative positions: section 3.3 of the paper, from top to bottom.
 
-Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored, m of them
-with a position key.
+The score of query i for key j, at distance i - j, is the sum of four terms:
+
+    (a) q_i . k_j                content
+    (b) q_i . W_kR R_(i-j)       content and distance
+    (c) u . k_j                  global content bias
+    (d) v . W_kR R_(i-j)         global distance bias
+
+with q = W_q h, k = W_kE h. Queries come from the segment, keys and values from memory and segment, so that
+(a) + (c) = (q + u) . k and (b) + (d) = (q + v) . W_kR R. What follows computes exactly that, one operation per step.
+`attend` is the definition; the implementations in `core.kernels` take the same arguments and return the same numbers.
+
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored, m of them
+with a position key of their own.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from txlcli.config.settings import AttentionKind
-from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.attention_lanes import attend_by_lanes
-from txlcli.core.kernels.attention_torch import flex, reference, sdpa
-from txlcli.core.kernels.device import cast_for_products, row_multiple
-from txlcli.core.kernels.distance_space import Workspace
-from txlcli.core.kernels.linear import Linear, Packed, should_pack
+
+def distance_encoding(distance: Tensor, width: int) -> Tensor:
+    """Return the sinusoids R of section 3.3: all sines, then all cosines.
+
+    Args:
+        distance: (n,) distances, or positions for an encoding of positions.
+        width: d, even.
+    Returns:
+        (n, d) in float64: a float32 angle is off by 1e-4 at distance 2000.
+    """
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=distance.device) / width)
+    angle = distance.to(torch.float64)[:, None] * frequency  # (n, d/2)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+def relative_shift(score: Tensor) -> Tensor:
+    """Shift row i left by L - 1 - i, so that column j scores distance M + i - j (Appendix B).
+
+    Args:
+        score: (..., L, K), column c of every row scores distance K - 1 - c.
+    Returns:
+        (..., L, K). Keys of the future (j > M + i) hold numbers of other rows and must be masked.
+    """
+    *outer, seg_len, key_len = score.shape
+    padded = F.pad(score, (1, 0))  # (..., L, K + 1)
+    return padded.reshape(*outer, key_len + 1, seg_len)[..., 1:, :].reshape(score.shape)
+
+
+def visible_keys(seg_len: int, key_len: int, reach: int, device: torch.device) -> Tensor:
+    """Return a mask (L, K), True where query i may see key j: at a distance of 0 to reach - 1."""
+    query = torch.arange(key_len - seg_len, key_len, device=device)[:, None]
+    distance = query - torch.arange(key_len, device=device)  # (L, K)
+    return (distance >= 0) & (distance < reach)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    reach: int,
+    scale: float,
+    position_key: Tensor | None = None,
+    content_bias: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Weigh values by the softmax of the four terms, over the keys that each query may see (section 3.3).
+
+    Args:
+        query: (B, H, L, D).
+        key: (B, H, K, D or wider, then ending in zeros); the last L keys are the positions of the queries.
+        value: (B, H, K, like `key`).
+        reach: n; keys at distance n or more are not seen.
+        scale: factor of the score, 1 / sqrt(D).
+        position_key: W_kR R, (H, m, D), m at most n; row c is distance m - 1 - c, row 0 also all that are farther.
+        content_bias: u, (H, D).
+        position_bias: v, (H, D).
+        distance_bias: added to the scaled score at each distance whatever the query, (H, n); column c is distance
+            n - 1 - c.
+        dropout: share of the probabilities that is dropped.
+    Returns:
+        (B, H, L, D), in the dtype of `value`.
+    """
+    seg_len, key_len, width = query.shape[2], key.shape[2], query.shape[3]
+    key, value = key[..., :width], value[..., :width]
+    with torch.autocast(query.device.type, enabled=False):
+        content_score = _plus(query, content_bias) @ key.mT  # (a) + (c): (B, H, L, K)
+        score = content_score * scale
+        if position_key is not None:
+            distances = _rows_for(position_key, key_len).to(query.dtype)  # (H, K, D)
+            position_score = relative_shift(_plus(query, position_bias) @ distances.mT)  # (b) + (d): (B, H, L, K)
+            score = score + position_score * scale
+        if distance_bias is not None:
+            by_distance = _rows_for(distance_bias[..., None], key_len)[:, None, :, 0]  # (H, 1, K)
+            score = score + relative_shift(by_distance.expand(-1, seg_len, -1)).to(score.dtype)
+        hidden = ~visible_keys(seg_len, key_len, reach, query.device)
+        score = score.masked_fill(hidden, -math.inf)
+        probability = torch.softmax(score, dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
+        probability = F.dropout(probability, dropout).to(value.dtype)
+        return probability @ value
+
+
+def _plus(query: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias (H, D) to every query (B, H, L, D)."""
+    return query if bias is None else query + bias.to(query.dtype)[:, None]
+
+
+def _rows_for(by_distance: Tensor, count: int) -> Tensor:
+    """Return `count` rows (H, count, x) of (H, m, x): the nearest ones, or the first row repeated for those beyond."""
+    missing = count - by_distance.shape[1]
+    if missing <= 0:
+        return by_distance[:, -missing:]
+    return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
+
+
+class Attend(Protocol):
+    """A function that computes what `attend` computes."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        reach: int,
+        scale: float,
+        position_key: Tensor | None = None,
+        content_bias: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        distance_bias: Tensor | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Take the arguments of `attend` and return (B, H, L, D)."""
+
+
+class Rotation(Protocol):
+    """A change of queries and keys that depends on their positions."""
+
+    def apply(self, heads: Tensor) -> Tensor:
+        """Return queries or keys (B, H, x, D) of the x positions that this rotation stands for, changed."""
 
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """What a layer's attention adds to the content score (a) of 3.3; what is None adds nothing."""
+    """What an encoding adds to the content score (a) of one layer; a term that is None adds nothing."""
 
     reach: int
     """Distances 0 .. reach - 1 are seen, no others."""
     position_key: Tensor | None = None
-    """(H, m, D), m at most `reach`; row c is distance m - 1 - c, row 0 also all that are farther: gives (b)."""
+    """W_kR R, (H, m, D), m at most `reach`; row c is distance m - 1 - c, row 0 also all that are farther: (b)."""
     content_bias: Tensor | None = None
-    """u, (H, D): gives (c)."""
+    """u, (H, D): (c)."""
     position_bias: Tensor | None = None
-    """v, (H, D): gives (d) against `position_key`."""
+    """v, (H, D): (d), together with `position_key`."""
+    distance_bias: Tensor | None = None
+    """Added to the scaled score of each distance, (H, reach); column c is distance reach - 1 - c."""
+    rotation: Rotation | None = None
+    """Applied to the queries and keys of the segment before they are scored or remembered."""
 
     def nearest(self, count: int) -> "ScoreTerms":
-        """The same for the `count` nearest distances."""
-        key = self.position_key
-        if key is not None:
-            key = key[:, max(0, key.shape[1] - count) :]
-        return dataclasses.replace(self, reach=count, position_key=key)
+        """Return the terms of the `count` nearest distances."""
+        key, bias = self.position_key, self.distance_bias
+        return dataclasses.replace(
+            self,
+            reach=count,
+            position_key=None if key is None else key[:, max(0, key.shape[1] - count) :],
+            distance_bias=None if bias is None else bias[:, bias.shape[1] - count :],
+        )
 
     def every_position_key(self) -> Tensor | None:
-        """(H, n, D), one row for each distance."""
-        key = self.position_key
-        if key is None or key.shape[1] == self.reach:
-            return key
-        return torch.cat([key[:, :1].expand(-1, self.reach - key.shape[1], -1), key], dim=1)
+        """Return the position keys (H, n, D) with one row for each distance."""
+        return None if self.position_key is None else _rows_for(self.position_key, self.reach)
 
     def without_repetition(self, max_distance: int | None, seg_len: int) -> "ScoreTerms":
-        """The same for segments up to L, without most of the equal rows of distances beyond `max_distance`.
+        """Drop most of the equal position keys of distances beyond `max_distance`, for segments of up to L tokens.
 
-        L of them stay: some queries of a segment find a key that far, others find it less far.
+        L of them stay: some queries of a segment find a key that far away, others find it nearer.
         """
         key = self.position_key
         if key is None or max_distance is None:
             return self
         return dataclasses.replace(self, position_key=key[:, max(0, self.reach - max_distance - seg_len) :])
 
-
-def attend(
-    inputs: AttentionInputs,
-    *,
-    dropout: float = 0.0,
-    recompute: bool = False,
-    workspace: Workspace | None = None,
-    kind: AttentionKind = "auto",
-) -> Tensor:
-    """Weigh values by softmax((a) + (b) + (c) + (d)) over the keys that each query may see (section 3.3).
-
-    Args:
-        inputs: queries, keys, values.
-        dropout: share of the probabilities dropped.
-        recompute: keep no probabilities for the backward pass, which computes them again; "auto" only.
-        workspace: memory that was used for other layers and will be used again; one of its own by default.
-        kind: how it is computed; all kinds give the same. "flex" drops nothing.
-    Returns:
-        (B, H, L, D).
-    """
-    width = inputs.query.shape[3]
-    inputs = inputs.widened(row_multiple(inputs.key.device))
-    with torch.autocast(inputs.key.device.type, enabled=False):
-        if kind == "auto":
-            out = attend_by_lanes(inputs, dropout=dropout, recompute=recompute, workspace=workspace or Workspace())
-        elif kind == "flex":
-            out = flex(inputs)
-        else:
-            out = {"reference": reference, "sdpa": sdpa}[kind](inputs, dropout=dropout)
-    return out[..., :width]
-
-
-class Attention(nn.Module):
-    """The multi-head attention sublayer, without its residual and norm (section 3.3).
-
-    The keys' projections are separate from the queries', so that a decoder can keep projected keys and values. What the
-    score knows of positions comes from outside, as ScoreTerms.
-    """
-
-    def __init__(
-        self,
-        *,
-        d_model: int,
-        n_heads: int,
-        d_head: int,
-        attention_dropout: float,
-        workspace: Workspace | None = None,
-    ) -> None:
-        super().__init__()
-        self.workspace = workspace or Workspace()
-        self.n_heads = n_heads
-        self.scale = d_head**-0.5
-        self.attention_dropout = attention_dropout
-        self.recompute = False
-        """Whether the backward pass computes probabilities again, instead of keeping them."""
-        self.kind: AttentionKind = "auto"
-        """How it is computed."""
-        self.w_q = Linear(d_model, n_heads * d_head, bias=False)
-        self.w_k_content = Linear(d_model, n_heads * d_head, bias=False)
-        self.w_v = Linear(d_model, n_heads * d_head, bias=False)
-        self.w_o = Linear(n_heads * d_head, d_model, bias=False)
-        self.merged: Packed | None = None
-        """The matrices of queries, keys and values in one, (3 * H * D, d), for weights that no longer change."""
-
-    def pack(self, dtype: torch.dtype) -> None:
-        """`LanguageModel.pack` for this sublayer."""
-        matrices = (self.w_q, self.w_k_content, self.w_v)
-        if should_pack(self.w_q.weight, dtype):
-            self.merged = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
-        for matrix in matrices:  # they still project what only some positions are asked of
-            matrix.cast(dtype)
-        self.w_o.pack(dtype)
-
-    def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """What `project_queries` and `project_keys` give of the segment (B, L, d)."""
-        if self.merged is None:
-            segment = cast_for_products(segment)
-            return self.project_queries(segment), self.project_keys(segment)
-        query, key, value = self.merged.multiply(segment).chunk(3, dim=-1)
-        return split_heads(query.mul_(self.scale), self.n_heads), (
-            split_heads(key, self.n_heads),
-            split_heads(value, self.n_heads),
-        )
-
-    def project_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, K, D) of the context (B, K, d)."""
-        context = cast_for_products(context)
-        return split_heads(self.w_k_content(context), self.n_heads), split_heads(self.w_v(context), self.n_heads)
-
-    def project_queries(self, segment: Tensor) -> Tensor:
-        """Scaled queries (B, H, L, D) of the segment (B, L, d)."""
-        return split_heads(self.w_q(segment).mul_(self.scale), self.n_heads)
-
-    def forward(self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> Tensor:
-        """Attend from scaled queries (B, H, L, D) to keys and values (B, H, K, D); gives (B, L, d).
-
-        Args:
-            query: what `project_queries` gave for the segment.
-            keys: what `project_keys` gave for memory and segment.
-            terms: what else the score is made of.
-        """
-        out = attend(
-            self.inputs(query, keys, terms),
-            dropout=self.attention_dropout if self.training else 0.0,
-            recompute=self.recompute,
-            workspace=self.workspace,
-            kind=self.kind,
-        )
-        return self.output(out)
-
-    def inputs(self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms) -> AttentionInputs:
-        """The arguments of `forward` as those of `attend`."""
-        position_key = terms.position_key
-        return AttentionInputs(
-            query,
-            *keys,
-            self._scaled(terms.content_bias, query),
-            self._scaled(terms.position_bias, query),
-            None if position_key is None else position_key.to(query.dtype),
-            terms.reach,
-        )
-
-    def output(self, attended: Tensor) -> Tensor:
-        """(B, L, d) of what `attend` gives, (B, H, L, D)."""
-        projected: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
-        return projected
-
-    def _scaled(self, bias: Tensor | None, query: Tensor) -> Tensor | None:
-        """A bias (H, D) as what is added to scaled queries, (H, 1, D)."""
-        return None if bias is None else (bias * self.scale).to(query.dtype)[:, None]
+    def arguments(self) -> dict[str, Any]:
+        """Return the terms as keyword arguments of `attend`."""
+        names = ("reach", "position_key", "content_bias", "position_bias", "distance_bias")
+        return {name: getattr(self, name) for name in names}
 
 
 def split_heads(projected: Tensor, n_heads: int) -> Tensor:
     """(..., x, H * D) -> (..., H, x, D)."""
     return projected.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
+
+
+class Attention(nn.Module):
+    """The multi-head attention sublayer, without its residual and norm (section 3.3).
+
+    Keys are projected apart from queries, so that a decoder can keep projected keys and values. Everything that depends
+    on positions comes from outside, as ScoreTerms. `attend` and `product` may be replaced by faster implementations
+    (`core.model.backends`); as they stand, this module runs on its own.
+
+    Args:
+        d_model: d.
+        n_heads: H.
+        d_head: D.
+        dropout: share of the probabilities that is dropped in training.
+        linear: class of the four matrices, which have no biases.
+    """
+
+    def __init__(
+        self, *, d_model: int, n_heads: int, d_head: int, dropout: float, linear: type[nn.Linear] = nn.Linear
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.scale = d_head**-0.5
+        self.attention_dropout = dropout
+        self.w_q = linear(d_model, n_heads * d_head, bias=False)
+        self.w_k_content = linear(d_model, n_heads * d_head, bias=False)
+        self.w_v = linear(d_model, n_heads * d_head, bias=False)
+        self.w_o = linear(n_heads * d_head, d_model, bias=False)
+        self.attend: Attend = attend
+        """Computes the attention; always the same function."""
+        self.product: Product = plain_product
+        """Multiplies by one of the matrices."""
+        self.project_all: ProjectAll | None = None
+        """Projects queries, keys and values (B, L, H * D) of (B, L, d) in one product, if set."""
+
+    def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return queries (B, H, L, D), and keys and values likewise, of the segment (B, L, d)."""
+        if self.project_all is None:
+            return self.project_queries(segment), self.project_keys(segment)
+        query, key, value = (split_heads(projected, self.n_heads) for projected in self.project_all(segment))
+        return query, (key, value)
+
+    def project_queries(self, segment: Tensor) -> Tensor:
+        """Return W_q h, (B, H, L, D), of the segment (B, L, d)."""
+        return split_heads(self.product(self.w_q, segment), self.n_heads)
+
+    def project_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Return W_kE h and W_v h, (B, H, K, D) each, of the context (B, K, d)."""
+        key, value = self.product(self.w_k_content, context), self.product(self.w_v, context)
+        return split_heads(key, self.n_heads), split_heads(value, self.n_heads)
+
+    def forward(
+        self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None
+    ) -> Tensor:
+        """Attend from queries (B, H, L, D) to keys and values (B, H, K, D); return (B, L, d).
+
+        Args:
+            query: from `project_queries`, of the segment.
+            keys: keys and values from `project_keys`, of memory and segment.
+            terms: the other terms of the score.
+            attend: computes the attention of this call only; `self.attend` by default.
+        """
+        dropout = self.attention_dropout if self.training else 0.0
+        attended = (attend or self.attend)(query, *keys, **terms.arguments(), scale=self.scale, dropout=dropout)
+        return self.product(self.w_o, attended.transpose(1, 2).flatten(2))
+
+
+class Product(Protocol):
+    """A function that multiplies rows by the matrix of a module."""
+
+    def __call__(self, module: nn.Linear, rows: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+
+
+class ProjectAll(Protocol):
+    """A function that projects queries, keys and values of a segment in one product."""
+
+    def __call__(self, segment: Tensor) -> tuple[Tensor, ...]:
+        """(B, L, d) -> three tensors (B, L, H * D)."""
+
+
+def plain_product(module: nn.Linear, rows: Tensor) -> Tensor:
+    """Multiply rows (..., in) by the module's matrix, as PyTorch does."""
+    return F.linear(rows, module.weight, module.bias)

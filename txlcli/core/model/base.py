@@ -1,33 +1,34 @@
-"""What every language model here has: an embedding, a softmax, a memory that is carried from segment to segment.
+"""The base class of all models: an embedding, a softmax, and a memory that is carried from segment to segment.
 
-Axes: B lanes, L segment, d model width, V vocabulary.
+Axes: B batch, L segment, d model width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import LossPart
+from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
 Memory = list[Tensor]
-"""What a model remembers of the segments before, without gradient; lanes are the first axis of each tensor."""
+"""What a model keeps of the segments before, without gradient; the first axis of each tensor is the batch."""
 
 
 class LanguageModel(nn.Module, ABC):
-    """The two ends of a model, and what training and evaluation ask of it.
+    """Embedding and softmax of a model, and the methods that training and evaluation call.
 
     Raises:
         RecipeError: a cutoff lies beyond the vocabulary.
     """
 
     read_in: str | None = None
-    """Of a copy that was made for readers: the precision that it reads in."""
+    """Precision of a copy that was made for reading; None for a model in training."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
@@ -39,54 +40,79 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.softmax.biases[0].device
 
     @property
     def targets_device(self) -> torch.device:
-        """Where `losses` wants the targets: on the host if it has to count those in each tail of the softmax."""
+        """Device on which `losses` takes the targets: the host if it has to count those in each tail of the softmax."""
         return torch.device("cpu") if len(self.softmax.bands) > 1 else self.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' number format."""
+        """dtype of the weights."""
         return self.softmax.biases[0].dtype
 
     @property
     def predicting_weights(self) -> list[nn.Parameter]:
-        """The parameters that predictions rest on, without what only training has."""
+        """Parameters that predictions depend on, without those that only training uses."""
         return list(self.parameters())
 
     @property
     def has_idle_weights(self) -> bool:
-        """Whether some weights have no part in some training steps, and so no gradient."""
+        """True if some weights take no part in some training steps, and so have no gradient there."""
         return False
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        """True if a state of fixed size is all the memory, so that a memory length means nothing."""
+        return self.settings.recurrent_state
+
+    @property
+    def memory_starts_full(self) -> bool:
+        """True if the memory has its full length before the first token."""
+        return False
+
+    @property
+    def attention_kind(self) -> AttentionBackend | None:
+        """The attention backend; None for a model without attention."""
+        return None
+
+    def attend_by(self, kind: AttentionBackend) -> None:
+        """Compute attention with this backend from now on; a model without attention ignores it."""
+
+    def compile_layers(self) -> None:
+        """Compile the layers with torch.compile; a model whose layers have kernels of their own leaves them."""
+
+    def uncompiled(self) -> AbstractContextManager[None]:
+        """Compile nothing inside this block, as for shapes that occur once."""
+        return nullcontext()
 
     @abstractmethod
     def first_memory(self, lanes: int, mem_len: int) -> Memory:
-        """Memory before the first token."""
+        """Return the memory before the first token."""
 
     @abstractmethod
     def full_memory(self, lanes: int, mem_len: int) -> Memory:
-        """Memory of the size that it has after a long text; what it holds does not matter."""
+        """Return a memory of the size that it has after a long text, with arbitrary contents."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Read one segment (B, L); gives the last hidden states (B, L, d) and the new memory."""
+        """Read one segment (B, L); return the last hidden states (B, L, d) and the new memory."""
 
     @abstractmethod
     def pack(self, dtype: torch.dtype) -> None:
-        """Multiply in this number format from now on, by what the layers' weights are now, packed where that pays.
+        """Multiply by the current weights of the layers in this dtype from now on, packed where that is faster.
 
         For reading only, as long as no weight changes. Softmax and embedding stay as they are.
         """
 
     def recompute(self, enabled: bool) -> None:
-        """Let backward passes compute logits again, and what else is large, instead of keeping it; or let them not."""
+        """Let backward passes compute logits and other large tensors again, instead of keeping them."""
         self.softmax.recompute = enabled
 
     def forget_gradients(self) -> None:
-        """Drop all gradients. On a CPU the next step's gradients of tables get the memory of this step's."""
+        """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients."""
         if self.device.type == "cpu":
             tables = self.embedding.tables if self.settings.tie_embeddings else self.softmax.tables
             for spare, table in zip(self.softmax.spare, tables, strict=True):
@@ -105,17 +131,17 @@ class LanguageModel(nn.Module, ABC):
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
     ) -> tuple[Tensor, Tensor, Memory]:
-        """What a training step minimises on one segment.
+        """Compute what a training step minimises on one segment.
 
         Args:
-            tokens: (B, L) read.
-            targets: (B, L) predicted.
-            memory: what the segment before left.
+            tokens: (B, L), read.
+            targets: (B, L), predicted.
+            memory: from the segment before.
             mem_len: M.
             part: the positions whose losses count.
-            progress: the share of the training that is done, 0 to 1.
+            progress: share of the training that is done, 0 to 1.
         Returns:
-            The objective (0-d), the mean loss in nats that is reported (0-d), the new memory.
+            The objective (0-d), the mean loss in nats to report (0-d), the new memory.
         """
         hidden, memory = self(tokens, memory, mem_len=mem_len)
         counted = counted_positions(tokens.shape[1], part)

@@ -1,12 +1,17 @@
-"""What a model knows of the order of its tokens: the encodings that Table 6 compares, as classes beside each other.
+"""Encodings of positions: the ones that Table 6 compares, as classes beside each other.
 
-An encoding may add vectors to what layers read, and terms to the attention score. Distances are relative: they mean the
-same in the memory as in the segment. A position is absolute: it counts from the beginning of the segment, and what the
-memory keeps was computed with the positions of *its* segment, so that position 3 of the memory and position 3 of the
-segment look alike. That is the naive recurrence which section 3.3 begins with; the memory is never changed.
+An encoding has four hooks. It may add vectors to the embeddings, add vectors to what every layer reads, rotate queries
+and keys, and add terms to the attention score. Distances are relative: they mean the same in the memory as in the
+segment. A position is absolute: it counts from the beginning of the segment, and the memory was computed with the
+positions of *its* segment, so that position 3 of the memory and position 3 of the segment look alike. That is the naive
+recurrence with which section 3.3 begins; the memory is never changed.
 
-Axes: B lanes, L segment, H heads, D head width, d model width, N layers, n distances.
+A new encoding is a class here, its row in `ENCODINGS`, and its row of `config.encodings`.
+
+Axes: B batch, L segment, H heads, D head width, d model width, N layers, n distances.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,49 +19,45 @@ from torch import Tensor, nn
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.linear import Linear
-from txlcli.core.model.attention import ScoreTerms, split_heads
+from txlcli.core.model.attention import Rotation, ScoreTerms, distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
 from txlcli.errors import UsageError
 
 
-def sinusoids(numbers: Tensor, width: int) -> Tensor:
-    """The sinusoids R of section 3.3: sines, then cosines.
-
-    Args:
-        numbers: (n,) distances or positions.
-        width: d, even.
-    Returns:
-        (n, d) float64: a float32 angle is off by 1e-4 at distance 2000.
-    """
-    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=numbers.device) / width)
-    angle = numbers.to(torch.float64)[:, None] * frequency  # (n, d/2)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1)
-
-
 class Encoding(nn.Module):
-    """An encoding that knows nothing: the attention score is (a) alone, and a layer reads what it is given."""
+    """An encoding that encodes nothing: the score is (a) alone, and a layer reads what it is given.
+
+    Others replace the hooks that they need.
+    """
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings
 
     def check_positions(self, count: int) -> None:
-        """Refuse segments or windows longer than the positions that were learned.
+        """Refuse segments or windows longer than the positions that the model has learned.
 
         Raises:
-            UsageError: there are fewer.
+            UsageError: `count` is larger.
         """
 
-    def enter(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """What the first layer reads of the scaled embeddings (B, L, d), before dropout; positions (L,)."""
+    def add_to_embedding(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """Return the input of the first layer, before dropout, of scaled embeddings (B, L, d) at positions (L,)."""
         return embedded
 
-    def add(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
-        """What layer number `layer` reads, and the memory keeps, of the hidden states (B, L, d)."""
+    def add_to_layer_input(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
+        """Return what layer number `layer` reads, and the memory keeps, of hidden states (B, L, d)."""
         return hidden
 
-    def terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        """What each of the N layers adds to its score of the distances 0 .. reach - 1.
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        """Return the change of queries and keys at positions (x,), or None for no change.
+
+        These positions count through memory and segment from any origin, so that only their differences may matter.
+        """
+        return None
+
+    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
+        """Return what is added to the score of the distances 0 .. reach - 1, for each of the N layers.
 
         Args:
             reach: n.
@@ -66,14 +67,14 @@ class Encoding(nn.Module):
         return [ScoreTerms(reach)] * self.settings.n_layers
 
 
-def _distances(reach: int, most: int | None, like: Tensor) -> Tensor:
-    """The distances n - 1 down to 0, (n,), those beyond `most` cut to it."""
+def _distances(reach: int, max_distance: int | None, like: Tensor) -> Tensor:
+    """Return the distances n - 1 down to 0, (n,), those beyond `max_distance` clamped to it."""
     distances = torch.arange(reach - 1, -1, -1, device=like.device)
-    return distances if most is None else distances.clamp(max=most)
+    return distances if max_distance is None else distances.clamp(max=max_distance)
 
 
 class RelativeEncoding(Encoding):
-    """Transformer-XL's own (3.3): sinusoids of distances, projected by every layer, with the biases u and v."""
+    """The paper's encoding (3.3): sinusoids of distances, projected by every layer, with the biases u and v."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
@@ -85,22 +86,22 @@ class RelativeEncoding(Encoding):
         self.w_k_position = nn.ModuleList(Linear(d_model, n_heads * d_head, bias=False) for _ in layers)
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
-    def terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        """All of (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
-        encoding = sinusoids(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
+    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
+        """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
+        encoding = distance_encoding(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
         encoding = cast_for_products(self.dropout(encoding))  # (n, d), one mask for all lanes and layers
-        found = []
+        terms = []
         for number, w_k_position in enumerate(self.w_k_position):
             pair = 0 if self.settings.tie_biases else number
             position_key = split_heads(w_k_position(encoding), self.settings.n_heads)
-            found.append(ScoreTerms(reach, position_key, self.content_bias[pair], self.position_bias[pair]))
-        return found
+            terms.append(ScoreTerms(reach, position_key, self.content_bias[pair], self.position_bias[pair]))
+        return terms
 
 
 class ShawEncoding(Encoding):
     """Shaw et al. (2018): a learned vector per distance, layer and head; terms (a) and (b) only.
 
-    In the words of section 3.3: W_k,R R merged into one trainable matrix. Distances without a vector of their own share
+    In the terms of section 3.3: W_kR R merged into one trainable matrix. Distances without a vector of their own share
     the last one.
     """
 
@@ -111,8 +112,8 @@ class ShawEncoding(Encoding):
         tables = (torch.empty(settings.n_positions, width) for _ in range(settings.n_layers))
         self.distance_tables = nn.ParameterList(nn.Parameter(table) for table in tables)
 
-    def terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        """(b): position keys read from the layers' tables."""
+    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
+        """Return (b), with position keys from the tables of the layers."""
         last = len(self.distance_tables[0]) - 1
         distances = _distances(reach, last if max_distance is None else min(last, max_distance), like)
         keys = (split_heads(table[distances], self.settings.n_heads) for table in self.distance_tables)
@@ -122,9 +123,9 @@ class ShawEncoding(Encoding):
 class SinusoidEncoding(Encoding):
     """Vaswani et al. (2017): sinusoids of positions, added once, to the embeddings."""
 
-    def enter(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """The sum of embeddings and sinusoids."""
-        return embedded + sinusoids(positions, self.settings.d_model).to(embedded.dtype)
+    def add_to_embedding(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """Return the sum of embeddings and sinusoids."""
+        return embedded + distance_encoding(positions, self.settings.d_model).to(embedded.dtype)
 
 
 class LearnedEncoding(Encoding):
@@ -137,7 +138,7 @@ class LearnedEncoding(Encoding):
         self.position_tables = nn.ParameterList(nn.Parameter(table) for table in tables)
 
     def check_positions(self, count: int) -> None:
-        """Positions without a vector cannot be read."""
+        """Refuse positions that have no vector."""
         known = len(self.position_tables[0])
         if count > known:
             raise UsageError(
@@ -145,9 +146,40 @@ class LearnedEncoding(Encoding):
                 f"take segments and windows of at most {known:,}"
             )
 
-    def add(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
-        """The sum of hidden states and the layer's vectors."""
+    def add_to_layer_input(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
+        """Return the sum of hidden states and the vectors of the layer."""
         return hidden + self.position_tables[layer][positions]
+
+
+@dataclass(frozen=True)
+class PairRotation:
+    """Rotates the pairs (c, c + D/2) of each query and key by an angle per position and pair."""
+
+    cosine: Tensor
+    """(x, D/2), float64."""
+    sine: Tensor
+    """(x, D/2), float64."""
+
+    def apply(self, heads: Tensor) -> Tensor:
+        """Return queries or keys (B, H, x, D) rotated, in their dtype; computed in float32 at least."""
+        dtype = torch.promote_types(heads.dtype, torch.float32)
+        cosine, sine = self.cosine.to(dtype), self.sine.to(dtype)
+        first, second = heads.to(dtype).chunk(2, dim=-1)
+        rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+        return rotated.to(heads.dtype)
+
+
+class RotaryEncoding(Encoding):
+    """Su et al. (2021): queries and keys are rotated by their positions, so that (a) depends on distance.
+
+    Pair c turns by 10000 ** (-2c / D) per position. Only differences of positions matter, so the memory needs no
+    positions of its own.
+    """
+
+    def rotation(self, positions: Tensor) -> PairRotation:
+        """Return the rotation by positions (x,), with angles in float64: a text may be long."""
+        sine, cosine = distance_encoding(positions, self.settings.d_head).chunk(2, dim=-1)
+        return PairRotation(cosine, sine)
 
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -155,4 +187,6 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "shaw": ShawEncoding,
     "sinusoid": SinusoidEncoding,
     "learned": LearnedEncoding,
+    "rotary": RotaryEncoding,
 }
+"""The class of each word of `model.position`."""

@@ -1,19 +1,28 @@
 """TransformerXL: embedding, layers with segment-level recurrence (section 3.2), softmax.
 
-Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary,
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary,
 N layers, n distances.
 """
 
+import contextlib
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import AttentionKind, LossPart
+from txlcli.config.settings import AttentionBackend, LossPart
+from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear
+from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.relu_dropout import relu_dropout
-from txlcli.core.model.attention import Attention, ScoreTerms
+from txlcli.core.model import backends
+from txlcli.core.model.attention import Attend, Attention, Rotation, ScoreTerms
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
@@ -37,10 +46,28 @@ class FeedForward(nn.Module):
         return projected
 
 
-class Layer(nn.Module):
-    """One layer: attention over memory and segment, then feed-forward, each with residual and norm."""
+class Past(ABC):
+    """Keys and values of the tokens before a segment, as one layer sees them."""
 
-    def __init__(self, settings: TransformerSettings, workspace: Workspace) -> None:
+    attend: Attend | None = None
+    """Computes the attention to this past, where its keys are not simply in order; None: as the layer does."""
+
+    @abstractmethod
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the past followed by those of the segment.
+
+        Args:
+            keys: (B, H, L, D).
+            values: (B, H, L, D).
+        Returns:
+            (B, H, K, D) each; the last L positions are the segment's.
+        """
+
+
+class Layer(nn.Module):
+    """One layer: attention over past and segment, then feed-forward, each with residual and norm."""
+
+    def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         d_model = settings.d_model
         self.pre_norm = settings.norm != "post"
@@ -48,8 +75,8 @@ class Layer(nn.Module):
             d_model=d_model,
             n_heads=settings.n_heads,
             d_head=settings.d_head,
-            attention_dropout=settings.attention_dropout,
-            workspace=workspace,
+            dropout=settings.attention_dropout,
+            linear=Linear,
         )
         self.attention_norm = nn.LayerNorm(d_model, settings.norm_eps)
         self.feed_forward = FeedForward(settings)
@@ -58,58 +85,112 @@ class Layer(nn.Module):
 
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this layer."""
-        self.attention.pack(dtype)
+        backends.pack(self.attention, dtype)
         self.feed_forward.ff_1.pack(dtype)
         self.feed_forward.ff_2.pack(dtype)
 
-    def memorable(self, hidden: Tensor) -> Tensor:
-        """What memory keeps of layer inputs (B, x, d): as products read them, if nothing else reads them."""
+    def memory_input(self, hidden: Tensor) -> Tensor:
+        """Return layer inputs (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
         return hidden if self.pre_norm else cast_for_products(hidden)
 
     def attention_input(self, hidden: Tensor) -> Tensor:
-        """What queries, keys and values are projected from, of any layer inputs (B, x, d)."""
+        """Return what queries, keys and values are projected from, of layer inputs (B, x, d)."""
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
-        return normed
+        return cast_for_products(normed)
 
-    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output (B, L, d) from its input and what the attention gave for it, which is overwritten."""
-        hidden = self._added(attended, hidden)
+    def forward(
+        self, hidden: Tensor, past: Past, terms: ScoreTerms, *, count: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Read one segment (B, L, d) after a past.
+
+        Args:
+            hidden: the output of the layer below.
+            past: keys and values before the segment; it may remember those of the segment.
+            terms: what the encoding adds to the score.
+            count: compute the output of the last so many positions only, which may be none; all by default.
+        Returns:
+            The output (B, count, d), and the input (B, L, d) as a memory keeps it, without gradient.
+        """
+        layer_input = self.memory_input(hidden)
+        source = self.attention_input(layer_input)
+        before = 0 if count is None else hidden.shape[1] - count
+        if before:
+            hidden, query = hidden[:, before:], self.attention.project_queries(source[:, before:])
+            key, value = self.attention.project_keys(source)
+        else:
+            query, (key, value) = self.attention.project(source)
+        if terms.rotation is not None:
+            query, key = _rotated(query, key, terms.rotation)
+        keys = past.extend(key, value)
+        if query.shape[2]:
+            hidden = self._feed_forward_block(hidden, self.attention(query, keys, terms, past.attend))
+        return hidden, layer_input.detach()
+
+    def _feed_forward_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return the output (B, L, d) from the input and the attention sublayer's output, which is overwritten."""
+        hidden = self._add_residual(attended, hidden)
         if self.pre_norm:
-            return self._added(self.feed_forward(self.ff_norm(hidden)), hidden)
+            return self._add_residual(self.feed_forward(self.ff_norm(hidden)), hidden)
         hidden = self.attention_norm(hidden)
-        normed: Tensor = self.ff_norm(self._added(self.feed_forward(hidden), hidden))
+        normed: Tensor = self.ff_norm(self._add_residual(self.feed_forward(hidden), hidden))
         return normed
 
-    def _added(self, branch: Tensor, hidden: Tensor) -> Tensor:
-        """The residual sum (B, L, d), written over the branch unless the branch is in 16 bits."""
+    def _add_residual(self, branch: Tensor, hidden: Tensor) -> Tensor:
+        """Return the sum (B, L, d), written over the branch unless the branch is in 16 bits."""
         dropped: Tensor = self.dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 
-    def forward(self, hidden: Tensor, memory: Tensor, terms: ScoreTerms) -> tuple[Tensor, Tensor]:
-        """One segment (B, L, d) with the layer's memory (B, M, d); gives its output and what to keep of its input."""
-        layer_input = self.memorable(hidden)
-        query, keys = self.attention.project(self.attention_input(layer_input))
-        if memory.shape[1]:  # projected apart from the segment: no gradient goes into memory (3.2)
-            remembered = self.attention.project_keys(self.attention_input(memory.to(layer_input.dtype)))
-            keys = (torch.cat([remembered[0], keys[0]], dim=2), torch.cat([remembered[1], keys[1]], dim=2))
-        return self.finish(hidden, self.attention(query, keys, terms)), layer_input.detach()
+
+def _rotated(query: Tensor, key: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """Apply the rotation of a segment's positions to its keys, and to the queries of its last positions."""
+    missing = key.shape[2] - query.shape[2]
+    if not missing:
+        return rotation.apply(query), rotation.apply(key)
+    return rotation.apply(F.pad(query, (0, 0, missing, 0)))[:, :, missing:], rotation.apply(key)
+
+
+class GrowingMemory(Past):
+    """The layer inputs m of the segments before, projected anew since the weights change (section 3.2).
+
+    No gradient goes into them: [SG(m) o h].
+
+    Args:
+        layer: whose inputs they are.
+        memory: (B, M, d), detached.
+        rotation: of the positions of the memory, if the encoding rotates keys.
+    """
+
+    def __init__(self, layer: Layer, memory: Tensor, rotation: Rotation | None = None) -> None:
+        self.layer, self.memory, self.rotation = layer, memory, rotation
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return projected keys and values (B, H, M + L, D) of memory and segment."""
+        if not self.memory.shape[1]:
+            return keys, values
+        # A resumed run may have another precision than the one that its memory was saved in.
+        dtype = self.layer.attention_norm.weight.dtype if self.layer.pre_norm else keys.dtype
+        source = self.layer.attention_input(self.memory.to(dtype))
+        old_keys, old_values = self.layer.attention.project_keys(source)
+        if self.rotation is not None:
+            old_keys = self.rotation.apply(old_keys)
+        return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
-    """The last `mem_len` of [memory o hidden] (3.2).
+    """Return the last `mem_len` positions of [memory o hidden] (section 3.2).
 
     Args:
         memory: (B, M, d), M up to mem_len.
         hidden: (B, L, d), the layer inputs of the segment that was just read, detached.
     Returns:
-        (B, min(M + L, mem_len), d), in the number format of `hidden`.
+        (B, min(M + L, mem_len), d), in the dtype of `hidden`.
     """
     forgotten = memory.shape[1] + hidden.shape[1] - mem_len  # positions
     if forgotten <= memory.shape[1]:
         return torch.cat([memory[:, max(0, forgotten) :].to(hidden.dtype), hidden], dim=1)
     if hidden.shape[1] == mem_len:
         return hidden
-    return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep all of the segment
+    return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep the whole segment alive
 
 
 class TransformerXL(LanguageModel):
@@ -123,8 +204,11 @@ class TransformerXL(LanguageModel):
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
         self.encoding = ENCODINGS[settings.position](settings)
+        self.layers: ModuleList[Layer] = ModuleList(Layer(settings) for _ in range(settings.n_layers))
         self.workspace = Workspace()
-        self.layers: ModuleList[Layer] = ModuleList(Layer(settings, self.workspace) for _ in range(settings.n_layers))
+        """Score buffers that all layers share."""
+        self._recompute = False
+        self.attend_by("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
@@ -139,16 +223,21 @@ class TransformerXL(LanguageModel):
 
     @property
     def predicting_weights(self) -> list[nn.Parameter]:
-        """All but the auxiliary classifiers."""
-        return [one for name, one in self.named_parameters() if not name.startswith("auxiliary.")]
+        """All parameters but the auxiliary classifiers'."""
+        return [parameter for name, parameter in self.named_parameters() if not name.startswith("auxiliary.")]
 
     @property
     def has_idle_weights(self) -> bool:
-        """The auxiliary classifiers, once their schedule has ended."""
+        """True with auxiliary classifiers, whose schedule ends before the training does."""
         return self.auxiliary is not None
 
+    @property
+    def memory_starts_full(self) -> bool:
+        """True if the memory is full of zeros before the first token."""
+        return self.settings.memory_start == "zeros"
+
     def reset_parameters(self) -> None:
-        """Draw the released initialisation: normal weights and biases u, v, gains around 1, other biases 0."""
+        """Initialize as the released code does: normal weights and biases u, v, gains around 1, other biases 0."""
         std, exact = self.settings.init_std, self.settings.init == "tf"
         for name, parameter in self.named_parameters():
             if "norm." in name and name.endswith("weight"):
@@ -161,20 +250,20 @@ class TransformerXL(LanguageModel):
                 nn.init.normal_(parameter, 0.0, std)
 
     def first_memory(self, lanes: int, mem_len: int) -> Memory:
-        """Memory before the first token, for each layer: (B, 0, d), or (B, M, d) zeros that are attended to."""
-        length = mem_len if self.settings.memory_start == "zeros" else 0
+        """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
+        length = mem_len if self.memory_starts_full else 0
         return [self.softmax.biases[0].new_zeros(lanes, length, self.settings.d_model) for _ in self.layers]
 
     def full_memory(self, lanes: int, mem_len: int) -> Memory:
-        """M vectors per layer, (B, M, d), as after a text that is long enough."""
+        """Return M vectors per layer, (B, M, d), as after a text that is long enough."""
         shape = (lanes, mem_len, self.settings.d_model)
-        return [layer.memorable(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
+        return [layer.memory_input(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
     def recompute(self, enabled: bool) -> None:
-        """Let backward passes compute logits and attention probabilities again, instead of keeping them; or not."""
+        """Let backward passes compute logits and attention probabilities again, instead of keeping them."""
         super().recompute(enabled)
-        for layer in self.layers:
-            layer.attention.recompute = enabled
+        self._recompute = enabled
+        self.attend_by(self._backend)
 
     def pack(self, dtype: torch.dtype) -> None:
         """Lay out the matrices of attention and feed-forward for reading."""
@@ -182,24 +271,78 @@ class TransformerXL(LanguageModel):
             layer.pack(dtype)
 
     @property
-    def attention_kind(self) -> AttentionKind:
-        """How attention is computed."""
-        return self.layers[0].attention.kind
+    def attention_kind(self) -> AttentionBackend:
+        """The attention backend."""
+        return self._backend
 
-    def attend_by(self, kind: AttentionKind) -> None:
-        """Compute attention in this way from now on; the function stays the same."""
+    def attend_by(self, kind: AttentionBackend) -> None:
+        """Compute attention with this backend from now on; the function stays the same."""
+        self._backend: AttentionBackend = kind
+        attend, product = backends.choose(kind, self.workspace, recompute=self._recompute)
         for layer in self.layers:
-            layer.attention.kind = kind
+            layer.attention.attend, layer.attention.product = attend, product
+
+    def compile_layers(self) -> None:
+        """Compile each layer with torch.compile: norms, residuals, dropout and activations in few kernels.
+
+        All layers have one shape, so one compilation serves all. The default attention stays as it is, and so do
+        embedding and softmax; FlexAttention is compiled with the layer.
+
+        Raises:
+            UsageError: PyTorch cannot compile for the model's device here.
+        """
+        check_compiler(self.device, "compile", "leave out --compile, or --set train.compile=false for a run")
+        compile_across_ddp_buckets()
+        for layer in self.layers:
+            layer.compile(dynamic=False)
+
+    @contextlib.contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Compile nothing inside this block, as for shapes that occur once; FlexAttention gives way to the default."""
+        backend = self._backend
+        if backend == "flex":
+            self.attend_by("auto")
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            self.attend_by(backend)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """(B, L) tokens at positions (L,) -> (B, L, d) embeddings with what the encoding adds to them."""
+        """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""
         embedded = self.embedding(tokens) * self.settings.d_model**0.5
-        dropped: Tensor = self.embedding_dropout(self.encoding.enter(embedded, positions))
+        dropped: Tensor = self.embedding_dropout(self.encoding.add_to_embedding(embedded, positions))
         return dropped
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
-        """What each layer adds to its score of the distances 0 .. reach - 1."""
-        return self.encoding.terms(reach, max_distance=max_distance, like=self.softmax.biases[0])
+        """Return what the encoding adds to each layer's score of the distances 0 .. reach - 1."""
+        return self.encoding.score_terms(reach, max_distance=max_distance, like=self.softmax.biases[0])
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        pasts: Iterable[Past],
+        terms: Sequence[ScoreTerms],
+        positions: Tensor,
+        *,
+        count: int | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Read one segment through all layers: the loop that training, evaluation and decoding share.
+
+        Args:
+            hidden: embeddings (B, L, d).
+            pasts: what each layer knows of the tokens before.
+            terms: what the encoding adds to each layer's score.
+            positions: (L,) in the segment.
+            count: compute the last layer's output of the last so many positions only; all by default.
+        Yields:
+            For each layer its output (B, L, d), the last one (B, count, d), and its input as a memory keeps it.
+        """
+        last = len(self.layers) - 1
+        for number, (layer, past, added) in enumerate(zip(self.layers, pasts, terms, strict=True)):
+            hidden = self.encoding.add_to_layer_input(hidden, number, positions)
+            hidden, layer_input = layer(hidden, past, added, count=count if number == last else None)
+            yield hidden, layer_input
 
     def forward(
         self,
@@ -216,7 +359,7 @@ class TransformerXL(LanguageModel):
             tokens: (B, L).
             memory: what the segment before left.
             mem_len: M; how much of the layer inputs to keep for the next segment.
-            key_limit: keys that a query may see at most, itself included; all of memory and segment by default.
+            key_limit: the largest number of keys a query may see, itself included; all by default.
             max_distance: distances beyond it share one encoding.
         Returns:
             The last hidden states (B, L, d) and the new memory.
@@ -224,38 +367,42 @@ class TransformerXL(LanguageModel):
         outputs, new_memory = self._read(
             tokens, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance
         )
-        return self._finished(outputs[-1]), new_memory
+        return self._final(outputs[-1]), new_memory
 
     def _read(
         self, tokens: Tensor, memory: Memory, *, mem_len: int, key_limit: int | None, max_distance: int | None
     ) -> tuple[list[Tensor], Memory]:
-        """The output (B, L, d) of each layer, and the new memory."""
-        key_len = memory[0].shape[1] + tokens.shape[1]
+        """Return the output (B, L, d) of each layer, and the new memory."""
+        held, key_len = memory[0].shape[1], memory[0].shape[1] + tokens.shape[1]
+        stream = torch.arange(key_len, device=tokens.device)  # positions of memory and segment
+        rotation = self.encoding.rotation(stream[held:])
         terms = self.score_terms(min(key_len, key_limit or key_len), max_distance=max_distance)
+        if rotation is not None:
+            terms = [dataclasses.replace(added, rotation=rotation) for added in terms]
+        of_memory = self.encoding.rotation(stream[:held])
+        pasts = (GrowingMemory(layer, past, of_memory) for layer, past in zip(self.layers, memory, strict=True))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.embed(tokens, positions)
         new_memory, outputs = [], []
-        for number, (layer, past) in enumerate(zip(self.layers, memory, strict=True)):
-            hidden = self.encoding.add(hidden, number, positions)
-            # Layer n reads layer n-1's past, so memory keeps layer inputs (3.2).
-            hidden, layer_input = layer(hidden, past, terms[number])
+        layers = self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
+        # Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2).
+        for past, (hidden, layer_input) in zip(memory, layers, strict=True):
             new_memory.append(update_memory(past, layer_input, mem_len=mem_len))
             outputs.append(hidden)
         return outputs, new_memory
 
-    def _finished(self, hidden: Tensor) -> Tensor:
-        """What the softmax reads of a layer's output (B, L, d)."""
-        finished: Tensor = self.output_dropout(self.final_norm(hidden))
-        return finished
+    def _final(self, hidden: Tensor) -> Tensor:
+        """Return what the softmax reads, of a layer's output (B, L, d)."""
+        normed: Tensor = self.output_dropout(self.final_norm(hidden))
+        return normed
 
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
     ) -> tuple[Tensor, Tensor, Memory]:
-        """The loss of the counted positions; with the auxiliary losses of every layer where the model has them."""
+        """Return the loss of the counted positions, with the auxiliary losses of every layer if the model has them."""
         if self.auxiliary is None:
             return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
         outputs, memory = self._read(tokens, memory, mem_len=mem_len, key_limit=None, max_distance=None)
-        finished = [self._finished(output) for output in outputs]
+        finished = [self._final(output) for output in outputs]
         counted = counted_positions(tokens.shape[1], part)
         loss = self.losses(finished[-1][:, counted], targets[:, counted]).mean()
         auxiliary = self.auxiliary(

@@ -1,6 +1,6 @@
-"""What evaluation and generation ask of a model: read tokens in order, remember, predict.
+"""The interface through which evaluation and generation use a model: read tokens in order, remember, predict.
 
-Axes: B lanes, L segment, d model width, V vocabulary.
+Axes: B batch, L segment, d model width, V vocabulary.
 """
 
 import copy
@@ -19,12 +19,12 @@ class Reader(ABC):
     Args:
         model: its weights must not change while the reader is used, which copies some now and reads others later.
         seg_len: the longest segment that will be read.
-        precision: number format of matrix products.
+        precision: of matrix products.
     """
 
     def __init__(self, model: LanguageModel, *, seg_len: int, precision: str) -> None:
         self.model = _frozen(model, precision)
-        """A copy for reading, which cannot be copied again where its matrices are packed."""
+        """A copy for reading, which cannot be copied again if its matrices are packed."""
         self.seg_len = seg_len
         self.device = model.device
         self._autocast = autocast(self.device, precision)
@@ -40,35 +40,35 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, tokens: Tensor) -> Tensor:
-        """Read a segment (B, l), l <= L, and give its last hidden states (B, l, d)."""
+        """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
 
     @abstractmethod
     def read_last(self, tokens: Tensor) -> Tensor:
-        """Read (B, T), T any length, and give the last hidden state of the last position only, (B, 1, d)."""
+        """Read (B, T), T any length, and return the last hidden state of the last position only, (B, 1, d)."""
 
     @torch.inference_mode()
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of all tokens: (B, l, d) -> (B, l, V)."""
+        """Return log-probabilities of all tokens: (B, l, d) -> (B, l, V)."""
         with self._autocast:
             return self.model.log_probs(hidden)
 
     @torch.inference_mode()
     def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and ids of the `count` likeliest tokens after one position (1, d), likeliest first."""
+        """Return log-probabilities and ids of the `count` likeliest tokens after a position (1, d), in that order."""
         with self._autocast:
             return self.model.softmax.likeliest(hidden, count, self.model.embedding)
 
     @torch.inference_mode()
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy in nats of each target: (B, l, d), (B, l) -> (B, l)."""
+        """Return the cross entropy in nats of each target: (B, l, d), (B, l) -> (B, l)."""
         with self._autocast:
             return self.model.losses(hidden, targets)
 
 
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:
-    """A copy without dropout, whose matrices are cast and laid out once, not at every segment.
+    """Return a copy without dropout, whose matrices are cast and packed once, not at every segment.
 
-    It shares all weights of which it needs no other layout. A reader's own model serves another reader as it is.
+    It shares the weights that need no other layout. The model of a reader serves another reader as it is.
     """
     if model.read_in == precision:
         return model

@@ -1,4 +1,4 @@
-"""Reading without recurrence: every prediction from a window of the text, computed anew (section 4.5).
+"""Evaluation without recurrence: every prediction from a window of the text, computed anew (section 4.5).
 
 This is how models without memory are evaluated: the window slides over the text, and only its last positions count.
 The first window counts whole, since none of its positions could have seen more; so windows grow up to their length.
@@ -24,14 +24,14 @@ CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matri
 
 
 def windows_at_once(device: torch.device, length: int) -> int:
-    """How many windows of a length are read side by side where nobody says."""
+    """Return the default number of windows of a length that are read side by side."""
     return max(1, TOKENS_AT_ONCE[device.type] // length)
 
 
 def window_decoder(
     model: TransformerXL, attn_len: int, *, windows: int, precision: str, max_distance: int | None = None
 ) -> Decoder:
-    """A decoder that holds one window, and nothing before it.
+    """Return a decoder that holds one window, and nothing before it.
 
     Raises:
         UsageError: the model has learned fewer positions than the window has.
@@ -39,7 +39,7 @@ def window_decoder(
     chunk = min(CHUNK, attn_len)
     return Decoder(
         model,
-        lanes=windows,
+        batch_size=windows,
         mem_len=attn_len,
         seg_len=chunk,
         precision=precision,
@@ -69,35 +69,32 @@ def score_windows(
         targets: (T,) tokens predicted; target t follows input t.
         attn_len: N.
         stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
-        windows: W; by the device where it is left out.
+        windows: W; None chooses by device.
         max_distance: distances beyond it share one encoding.
-        precision: number format of matrix products.
+        precision: of matrix products.
         on_tokens: called with the number of tokens scored so far.
 
     Raises:
         UsageError: the model has learned fewer positions than the window has.
     """
-    input_ids, target_ids = (
-        torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(model.device) for tokens in (inputs, targets)
-    )
-    losses = torch.empty(len(targets), device=model.device)
+    device = model.device
+    input_ids, target_ids = (torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(device) for ids in (inputs, targets))
+    losses = torch.empty(len(targets), device=device)
     started = time.perf_counter()
     length = min(attn_len, len(targets))
-    windows = windows or windows_at_once(model.device, length)
-    decoders: dict[int, Decoder] = {}  # by windows: the first batch and the last one may have fewer than the others
+    windows = windows or windows_at_once(device, length)
+    decoders: dict[int, Decoder] = {}  # by windows: the first and the last batch may have fewer than the others
     for firsts, counted in _batches(len(targets), attn_len, stride, windows):
         if len(firsts) not in decoders:
             decoders[len(firsts)] = window_decoder(
                 model, length, windows=len(firsts), precision=precision, max_distance=max_distance
             )
-            model = decoders[len(firsts)].model  # the others need no copy of their own
+            model = decoders[len(firsts)].model  # further decoders need no copy of their own
         decoder = decoders[len(firsts)]
         decoder.reset()
-        places = torch.tensor(firsts, device=model.device)[:, None] + torch.arange(
-            length, device=model.device
-        )  # (W, N)
-        hidden = decoder.read_last(input_ids[places], count=counted)
-        scored = places[:, length - counted :]
+        positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)  # (W, N)
+        hidden = decoder.read_last(input_ids[positions], count=counted)
+        scored = positions[:, length - counted :]
         losses[scored] = decoder.losses(hidden, target_ids[scored]).float()
         if on_tokens:
             on_tokens(int(scored.max()) + 1)
@@ -105,7 +102,7 @@ def score_windows(
 
 
 def _batches(count: int, attn_len: int, stride: int, windows: int) -> Iterator[tuple[list[int], int]]:
-    """The first positions of windows that are read together, and how many of their last positions count."""
+    """Yield the first positions of windows that are read together, and how many of their last positions count."""
     yield [0], min(attn_len, count)
     firsts = list(range(stride, count - attn_len + 1, stride))
     for start in range(0, len(firsts), windows):
@@ -121,7 +118,7 @@ class WindowReader(Reader):
     Args:
         model: its weights must not change while the reader is used.
         attn_len: N.
-        precision: number format of matrix products.
+        precision: of matrix products.
         max_distance: distances beyond it share one encoding.
 
     Raises:
@@ -135,7 +132,7 @@ class WindowReader(Reader):
 
     @property
     def housekeeping_interval(self) -> int:
-        """The same work for every token."""
+        """1: every token is the same work."""
         return 1
 
     def reset(self) -> None:
@@ -144,14 +141,14 @@ class WindowReader(Reader):
         self._window = self._window[:, :0]
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Read a segment (1, l) and give its last hidden states (1, l, d)."""
+        """Read a segment (1, l) and return its last hidden states (1, l, d)."""
         return torch.cat([self.read_last(token) for token in tokens.split(1, dim=1)], dim=1)
 
     def read_last(self, tokens: Tensor) -> Tensor:
-        """Read (1, T) and give the last hidden state of the last position, (1, 1, d)."""
+        """Read (1, T) and return the last hidden state of the last position, (1, 1, d)."""
         known = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
-        if known + tokens.shape[1] <= self.seg_len:  # the window still grows: what was computed holds
+        if known + tokens.shape[1] <= self.seg_len:  # the window still grows: cached keys stay valid
             return self._decoder.read_last(tokens)
         self._decoder.reset()
         return self._decoder.read_last(self._window)

@@ -1,101 +1,91 @@
-"""The mean of a model's weights over the steps of its training."""
+"""Averages of a model's weights over training steps.
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+The update rules are those of torch.optim.swa_utils. Its AveragedModel is not used: it copies the whole module and
+begins as the weights after a step, whereas these averages keep parameters only and may begin as the initial weights.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.private import lerp_all
 
 
-class Average(ABC):
-    """The weights to evaluate, kept beside those in training and in their number format, which is fp32.
+class Average:
+    """Weights to evaluate, kept beside the trained ones in their dtype, fp32. This base class keeps no average.
 
     Args:
-        model: on its device; its weights are the first of the mean where that begins at once.
+        model: on its device; its weights are the initial value of an average that begins at once.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
-        self._values: dict[str, Tensor] = {}  # empty until the mean begins
-        self.steps = 0  # updates of the mean
+        self._values: dict[str, Tensor] = {}  # empty until the average begins
+        self.steps = 0
+        """Updates of the average so far."""
 
     @property
     def active(self) -> bool:
-        """Whether there is a mean to evaluate; before, the weights in training stand for it."""
+        """True if there is an average to evaluate; until then the trained weights are evaluated."""
         return self.steps > 0
 
-    @abstractmethod
-    def update(self) -> None:
-        """Take the weights that a step has left."""
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The average by parameter name; empty before it begins."""
+        return self._values if self.active else {}
 
-    @abstractmethod
-    def see(self, loss_nats: float) -> None:
-        """Take note of one validation."""
+    def update(self) -> None:
+        """Include the weights after an optimizer step."""
+
+    def on_validation(self, loss_nats: float) -> None:
+        """Take the loss of a validation into account."""
 
     def _begin(self) -> None:
         self._values = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
-    @torch.no_grad()
-    def _mix(self, share: float) -> None:
-        """Move the mean by this share towards the weights."""
+    def _apply(self, rule: Callable[[list[Tensor], list[Tensor], int], None]) -> None:
+        rule(list(self._values.values()), list(self._parameters.values()), self.steps)
         self.steps += 1
-        lerp_all(list(self._values.values()), list(self._parameters.values()), share)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model has the mean for its weights, once there is one, and its own again afterwards."""
+    def swapped_in(self) -> Iterator[None]:
+        """Give the model the average as its weights within this block, if there is one."""
         if not self.active:
             yield
             return
-        self._exchange()
+        self._swap()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
 
     @torch.no_grad()
-    def _exchange(self) -> None:
-        # Contents change hands, not storage: what knows a weight's address (cuDNN, a captured graph) stays right.
+    def _swap(self) -> None:
+        # Swap contents, not storage: cuDNN and captured CUDA graphs hold the addresses of the weights.
         for name, parameter in self._parameters.items():
-            own = parameter.clone()
+            trained = parameter.clone()
             parameter.copy_(self._values[name])
-            self._values[name].copy_(own)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps: the mean by the parameters' names, nothing before it begins."""
-        return self._values if self.active else {}
+            self._values[name].copy_(trained)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the tensors: plain data."""
+        """Return plain data for a checkpoint, beside `weights`."""
         return {"steps": self.steps}
 
-    def restore(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint; the model has its weights already."""
+    def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        """Restore the average from a checkpoint; the model has its weights already."""
         self.steps = state["steps"]
-        if tensors:
-            self._values = {name: tensors[name].to(parameter.device) for name, parameter in self._parameters.items()}
-
-
-class NoAverage(Average):
-    """The weights in training are those to evaluate."""
-
-    def update(self) -> None:
-        """Nothing to take."""
-
-    def see(self, loss_nats: float) -> None:
-        """Nothing depends on it."""
+        if weights:
+            self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
 
 
 class AveragedSgd(Average):
-    """The mean of the weights after every step since the trigger (NT-ASGD of Merity et al. 2017, t0 = 0, lambda = 0).
+    """Mean of the weights after every step since the trigger (NT-ASGD of Merity et al. 2017, t0 = 0, lambda = 0).
 
-    The trigger is the first validation whose loss is above the lowest of those more than `patience` validations before
-    it.
+    The trigger is the first validation whose loss is above the lowest loss more than `patience` validations before it.
     """
 
     def __init__(self, model: nn.Module, patience: int) -> None:
@@ -104,37 +94,37 @@ class AveragedSgd(Average):
         self._losses: list[float] = []
         self.triggered = False
 
-    def see(self, loss_nats: float) -> None:
-        """The weights after the next step are the first of the mean where this loss is the trigger."""
+    def on_validation(self, loss_nats: float) -> None:
+        """Begin the average with the next step if this loss is the trigger."""
         if self.triggered:
             return
-        old = self._losses[: max(0, len(self._losses) - self._patience)]
+        earlier = self._losses[: max(0, len(self._losses) - self._patience)]
         self._losses.append(loss_nats)
-        if old and loss_nats > min(old):
+        if earlier and loss_nats > min(earlier):
             self.triggered = True
             self._begin()
 
     def update(self) -> None:
-        """Every step counts the same."""
+        """Include the weights after a step; all steps have equal weight."""
         if self.triggered:
-            self._mix(1 / (self.steps + 1))
+            self._apply(get_swa_multi_avg_fn())
 
     def state(self) -> dict[str, Any]:
-        """The losses up to the trigger, too."""
+        """Return plain data for a checkpoint, including the losses up to the trigger."""
         return {**super().state(), "losses": self._losses, "triggered": self.triggered}
 
-    def restore(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint; the model has its weights already."""
-        super().restore(state, tensors)
+    def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        """Restore the average from a checkpoint; the model has its weights already."""
+        super().restore(state, weights)
         self._losses, self.triggered = list(state["losses"]), state["triggered"]
-        if self.triggered and not tensors:
+        if self.triggered and not weights:
             self._begin()
 
 
 class ExponentialAverage(Average):
-    """A mean that keeps `decay` of itself at every step, and (1 + n) / (10 + n) at step n where that is less.
+    """Exponential moving average with the decay min(`decay`, (1 + n) / (10 + n)) at step n.
 
-    It begins as the initial weights, which the small shares of the first steps soon leave behind.
+    It begins as the initial weights; the small decay of the first steps soon forgets them.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -143,18 +133,15 @@ class ExponentialAverage(Average):
         self._begin()
 
     def update(self) -> None:
-        """Later steps count more."""
+        """Include the weights after a step; later steps have more weight."""
         number = self.steps + 1
-        self._mix(1 - min(self._decay, (1 + number) / (10 + number)))
-
-    def see(self, loss_nats: float) -> None:
-        """Nothing depends on it."""
+        self._apply(get_ema_multi_avg_fn(min(self._decay, (1 + number) / (10 + number))))
 
 
 def make_average(model: nn.Module, settings: TrainSettings) -> Average:
-    """The mean that [train] asks for."""
+    """Return the average that train.average names."""
     if settings.average == "asgd":
         return AveragedSgd(model, settings.average_patience)
     if settings.average == "exponential":
         return ExponentialAverage(model, settings.average_decay)
-    return NoAverage(model)
+    return Average(model)

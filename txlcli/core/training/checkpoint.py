@@ -1,13 +1,16 @@
-"""One safetensors file per checkpoint: tensors and plain JSON, never a pickle.
+"""Checkpoints: one safetensors file of tensors and plain JSON, never a pickle.
 
-Tensors are named by what they belong to: `model.` (weights), `average.` (their mean), `optimizer.`, `memory.`, `rng.`.
-The JSON sits in the file's metadata. The file is written beside its place and renamed, so a reader sees the old one or
-the new one, whole.
+The name of a tensor begins with its group: `model.` (weights), `average.` (their average), `optimizer.`, `memory.`,
+`rng.` (random generators). The JSON is in the file's metadata. The file is written beside its path and renamed, so a
+reader sees either the complete old file or the complete new one.
+
+Memories are named `PART.LAYER`, the micro-batches of a step in the order of their lanes; generators `DEVICE.RANK`,
+those of rank 0 `DEVICE`. So a run can resume with another number of processes.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
+from txlcli.core.training.data_parallel import World
 from txlcli.errors import RunError
 from txlcli.system.atomic_files import replacing
 
@@ -29,24 +33,24 @@ KEY = "txl"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint file holds."""
+    """Contents of a checkpoint file."""
 
     tensors: dict[str, Tensor]
-    """Everything by its full name."""
+    """All tensors by full name."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Plain data: step, place in the text, best loss."""
+    """Plain data: step, position in the text, best loss."""
 
     def group(self, name: str) -> dict[str, Tensor]:
-        """The tensors of one group, by their names within it."""
+        """Return the tensors of a group by their names within the group."""
         return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
 
     @property
     def weights_to_evaluate(self) -> str:
-        """The group of them."""
+        """Group of the weights to evaluate: "average" if there is an average, else "model"."""
         return _evaluated(self.tensors)
 
     def weights_digest(self) -> str:
-        """SHA-256 of the weights to evaluate: the same digest is the same function."""
+        """Return the SHA-256 of the weights to evaluate: equal digests mean equal functions."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.group(self.weights_to_evaluate).items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -55,20 +59,20 @@ class Checkpoint:
 
 
 def _evaluated(names: Iterable[str]) -> str:
-    """The group of the weights to evaluate: their mean where the training has begun one."""
+    """Return the group of the weights to evaluate."""
     return "average" if any(name.startswith("average.") for name in names) else "model"
 
 
 def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under their full names."""
+    """Return tensors under their full names."""
     return {f"{name}.{key}": value for key, value in tensors.items()}
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint in place of an older one.
+    """Write a checkpoint and replace an older one.
 
     Raises:
-        RunError: the disk is full or the folder cannot be written; the older checkpoint is untouched.
+        RunError: the disk is full or the folder cannot be written; the older checkpoint is not changed.
     """
     metadata = {KEY: json.dumps({"format": FORMAT, **checkpoint.state})}
     tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
@@ -77,29 +81,34 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
             save_file(tensors, beside, metadata)
     except (OSError, SafetensorError) as error:
         raise RunError(
-            f"{path}: the checkpoint cannot be written ({error}); what was saved before is untouched"
+            f"{path}: the checkpoint cannot be written ({error}); the previous checkpoint is not changed"
         ) from error
 
 
 def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
-    """Read a checkpoint; `to_evaluate` leaves out what only training needs, which is twice as much as the weights.
+    """Read a checkpoint.
+
+    Args:
+        path: of the file.
+        to_evaluate: read only the weights to evaluate; the tensors for training take twice as much memory.
+
 
     Raises:
-        RunError: missing, damaged, foreign, or of a newer format.
+        RunError: the file is missing, damaged, not a checkpoint of txl, or of a newer format.
     """
     if not path.is_file():
         other = next(path.parent.glob("*.safetensors"), None)
-        kept = f"{other.name} holds weights only, which no training can go on from" if other else None
-        raise RunError(f"{path}: no such checkpoint; {kept or 'the run has not saved one yet'}")
+        reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
+        raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
     try:
-        path.open("rb").close()  # safetensors takes what may not be read for missing
+        path.open("rb").close()  # safetensors reports an unreadable file as missing
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
             names = list(file.keys())
             if to_evaluate:
                 group = _evaluated(names)
                 names = [name for name in names if name.startswith(f"{group}.")]
-            # A copy lies where PyTorch aligns it: kernels that look at alignment would round otherwise differently.
+            # A copy is aligned by PyTorch. Kernels choose their path by alignment, and paths differ in rounding.
             tensors = {name: file.get_tensor(name).clone() for name in names}
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
@@ -107,19 +116,19 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
     try:
         state = json.loads(text or "")
-        newer = state["format"] > FORMAT
+        is_newer = state["format"] > FORMAT
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
-            f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or make a run of it "
+            f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or convert it to a run "
             "with txl import"
         ) from error
-    if newer:
+    if is_newer:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
     return Checkpoint(tensors, state)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by the parameters' names: `NAME.exp_avg` and so on."""
+    """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on."""
     return {
         f"{name}.{key}": value
         for name, parameter in model.named_parameters()
@@ -129,22 +138,22 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put saved state back; the inverse of `optimizer_tensors`."""
+    """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`."""
     parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
-        # Adam counts its steps in a tensor that fused kernels want beside the parameter.
+        # Fused kernels need the step counter on the device of the parameter.
         optimizer.state[parameter][key] = value.to(parameter.device)
 
 
 def build_model(
     settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path, *, group: str = "model"
 ) -> LanguageModel:
-    """The model with the checkpoint's weights, or with another group of tensors that are named as they are.
+    """Build a model with the checkpoint's weights, or with another group of tensors of the same names.
 
     Raises:
-        RunError: tensors are missing, left over, or of another shape.
+        RunError: tensors are missing, unexpected, or of another shape.
     """
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
@@ -156,3 +165,61 @@ def build_model(
             f"{path}: the weights do not fit the run's settings ({details}); restore the run's files from one copy"
         ) from error
     return model.requires_grad_()
+
+
+def gather_memories(world: World, memories: Sequence[Memory], parts: Sequence[range]) -> dict[str, Tensor]:
+    """Return the memories of all lanes on rank 0.
+
+    Args:
+        world: the processes; all of them must call this.
+        memories: of the micro-batches of this process.
+        parts: the lanes of the micro-batches of all processes.
+    """
+    gathered = {}
+    for number, memory in enumerate(memories):
+        lengths = [len(part) for part in parts[number :: len(memories)]]  # of this micro-batch, by rank
+        for layer, tensor in enumerate(memory):
+            for rank, of_rank in enumerate(world.gather(tensor, lengths)):
+                gathered[f"{rank * len(memories) + number}.{layer}"] = of_rank
+    return gathered
+
+
+def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range]) -> None:
+    """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently."""
+    layers: dict[int, list[Tensor]] = {}
+    for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
+        layers.setdefault(int(name.partition(".")[2]), []).append(tensors[name])
+    for layer, of_parts in layers.items():
+        of_all_lanes = torch.cat(of_parts)
+        for memory, part in zip(memories, parts, strict=True):
+            memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
+
+
+def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
+    """Return the states of the random generators of all processes on rank 0; all processes must call this."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {
+        _generator_name(device_type, rank): of_rank
+        for device_type, state in states.items()
+        for rank, of_rank in enumerate(world.gather(state, [len(state)] * world.size))
+    }
+
+
+def restore_generators(states: dict[str, Tensor], world: World, device: torch.device, *, seed: int) -> None:
+    """Restore the random generators of this process; those without a saved state begin with `seed`."""
+    cpu, cuda = (states.get(_generator_name(device_type, world.rank)) for device_type in ("cpu", "cuda"))
+    if cpu is None:
+        torch.manual_seed(seed)
+    else:
+        torch.set_rng_state(cpu)
+    if device.type == "cuda":
+        if cuda is None:
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.cuda.set_rng_state(cuda, device)
+
+
+def _generator_name(device_type: str, rank: int) -> str:
+    return f"{device_type}.{rank}" if rank else device_type

@@ -1,10 +1,10 @@
-"""Data-parallel training: processes that take the same steps, each with lanes of its own.
+"""Data-parallel training: several processes take the same steps, each with its own lanes of the batch.
 
-The process of rank 0 leads: it decides, validates, saves and reports, and the others follow its orders. Gradients are
-averaged by DistributedDataParallel. How many processes there are changes a step by rounding only, and by the masks of
-dropout, which each process draws for itself.
+Rank 0 decides, validates, saves and reports; the other ranks execute its commands. DistributedDataParallel averages the
+gradients. The number of processes changes a step only by rounding and by dropout masks, which each process generates
+for itself.
 
-Axes: B lanes, W processes.
+Axes: B lanes.
 """
 
 import signal
@@ -25,100 +25,100 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.errors import RecipeError, TrainingError, TxlError, UsageError
 from txlcli.system import torchrun
 
-LONGEST_WAIT = timedelta(days=1)
-"""For an order of the leading process, which may be validating or saving; one that has died is noticed at once."""
-LONGEST_STEP = timedelta(minutes=30)
-"""From an order to what all processes do together."""
-LOST = ("Connection", "Broken pipe")
-"""Words of errors that mean a process is gone."""
+COMMAND_TIMEOUT = timedelta(days=1)
+"""For a command of rank 0, which may be validating or saving; a process that has died is noticed at once."""
+STEP_TIMEOUT = timedelta(minutes=30)
+"""From a command to the communication that follows it."""
+LOST_PROCESS = ("Connection", "Broken pipe")
+"""Words in the messages of errors that mean that a process is gone."""
 
 
-class Order(IntEnum):
-    """What all processes do next."""
+class Command(IntEnum):
+    """What rank 0 tells the other ranks to do."""
 
     update = 0
     """Take one optimizer step."""
     save = 1
-    """Hand over what the checkpoint keeps of every process."""
+    """Send the resume state to rank 0."""
     end = 2
-    """Nothing more."""
+    """End the training."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a training, seen from one of them; by default it is the only one."""
+    """The processes of a training, as one of them sees them; a single process by default."""
 
     rank: int = 0
     size: int = 1
-    """W."""
+    """Number of processes."""
     hosts: distributed.ProcessGroup | None = None
-    """The same processes, for what goes from host to host whatever the GPUs do."""
+    """Process group of the same processes for communication between hosts, independent of the GPUs."""
 
     @property
-    def leads(self) -> bool:
-        """Whether the others follow this process."""
+    def is_rank_zero(self) -> bool:
+        """True for the process that decides and saves."""
         return self.rank == 0
 
-    def give(self, order: Order, number: float = 0.0) -> None:
-        """Tell the others what comes next, with a number that it needs."""
+    def send_command(self, command: Command, number: float = 0.0) -> None:
+        """Send a command from rank 0 to the other ranks, with the number that it needs."""
         if self.size > 1:
-            distributed.broadcast(torch.tensor([order, number], dtype=torch.float64), src=0, group=self.hosts)
+            distributed.broadcast(torch.tensor([command, number], dtype=torch.float64), src=0, group=self.hosts)
 
-    def share(self, text: str) -> str:
-        """The leading process's text, on all of them."""
+    def receive_command(self) -> tuple[Command, float]:
+        """Wait for a command of rank 0, and return it with its number."""
+        message = torch.empty(2, dtype=torch.float64)
+        try:
+            distributed.broadcast(message, src=0, group=self.hosts)
+        except RuntimeError as error:
+            raise TrainingError("the process of rank 0 has ended") from error
+        command, number = message.tolist()
+        return Command(int(command)), number
+
+    @contextmanager
+    def ending_others(self) -> Iterator[None]:
+        """Tell the other ranks when this block of rank 0 ends.
+
+        After an error within a step they would not listen: such an error ends this process, and torchrun ends the
+        others.
+
+        Raises:
+            TrainingError: another process is gone.
+        """
+        try:
+            yield
+        except (TxlError, GeneratorExit):
+            self.send_command(Command.end)
+            raise
+        except RuntimeError as error:
+            lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST_PROCESS)
+            if self.size == 1 or not lost:
+                raise
+            raise TrainingError("another process has ended; resume from the last checkpoint with --resume") from error
+        self.send_command(Command.end)
+
+    def broadcast(self, text: str) -> str:
+        """Return rank 0's text on all ranks."""
         texts = [text]
         if self.size > 1:
             distributed.broadcast_object_list(texts, src=0, group=self.hosts)
         return texts[0]
 
-    @contextmanager
-    def leading(self) -> Iterator[None]:
-        """The others are told when this block ends.
-
-        Not where it ends by an error in the midst of a step, in which they would not listen: such an error ends the
-        process, and torchrun the others.
-
-        Raises:
-            TrainingError: one of them is gone.
-        """
-        try:
-            yield
-        except (TxlError, GeneratorExit):
-            self.give(Order.end)
-            raise
-        except RuntimeError as error:
-            lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST)
-            if self.size == 1 or not lost:
-                raise
-            raise TrainingError("another process has ended; go on with --resume from the last checkpoint") from error
-        self.give(Order.end)
-
-    def take(self) -> tuple[Order, float]:
-        """Wait for what the leading process says."""
-        told = torch.empty(2, dtype=torch.float64)
-        try:
-            distributed.broadcast(told, src=0, group=self.hosts)
-        except RuntimeError as error:
-            raise TrainingError("the leading process has ended") from error
-        order, number = told.tolist()
-        return Order(int(order)), number
-
-    def add_up(self, tensor: Tensor) -> None:
-        """Make a tensor the sum of what all processes have."""
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all processes."""
         if self.size > 1:
             distributed.all_reduce(tensor)
 
-    def collect(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """The tensors of all processes by rank, on the leading one; nothing on the others.
+    def gather(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Return the tensors of all processes by rank on rank 0, and an empty list on the other ranks.
 
         Args:
             tensor: of this process.
-            lengths: of the first axis, by rank; the other axes are equally long everywhere.
+            lengths: of the first axis, by rank; the other axes have the same lengths everywhere.
         """
         if self.size == 1:
             return [tensor]
         tensor = tensor.detach().cpu().contiguous()
-        if not self.leads:
+        if not self.is_rank_zero:
             distributed.send(tensor, dst=0, group=self.hosts)
             return []
         tensors = [tensor]
@@ -128,48 +128,49 @@ class World:
         return tensors
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 def join(device: torch.device) -> World:
-    """Meet the other processes that torchrun has started.
+    """Join the process group of torchrun; without torchrun, return a world of this process alone.
 
     Raises:
         UsageError: the machine has fewer CUDA devices than processes.
     """
     if torchrun.world_size() == 1:
-        return ALONE
+        return SINGLE_PROCESS
     if device.type == "cuda":
         devices, processes = torch.cuda.device_count(), torchrun.local_world_size()
         if processes > devices:
-            raise UsageError(f"{processes} processes want {processes} CUDA devices, there are {devices}; take fewer")
-    with torchrun.at_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_STEP)
-        hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+            raise UsageError(
+                f"{processes} processes need {processes} CUDA devices, and this machine has {devices}; use fewer "
+                "processes"
+            )
+    with torchrun.handle_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=STEP_TIMEOUT)
+        hosts = distributed.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
     return World(torchrun.rank(), torchrun.world_size(), hosts)
 
 
-def parts_of_a_step(settings: TrainSettings, processes: int) -> list[range]:
-    """The lanes of each part of a step, those of one process after those of the one before.
-
-    Their numbers differ by one at most.
+def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
+    """Return the lanes of each micro-batch of a step, ordered by rank; their sizes differ by one at most.
 
     Raises:
-        RecipeError: there are fewer lanes than parts.
+        RecipeError: there are fewer lanes than micro-batches.
     """
-    lanes, parts = settings.batch_size, settings.accumulate * processes
-    if parts > lanes:
-        what = f"{processes} processes" + (f" x {settings.accumulate} parts" if settings.accumulate > 1 else "")
-        raise RecipeError(f"train.batch_size = {lanes} is too few lanes for {what}; take fewer of them")
-    edges = [lanes * number // parts for number in range(parts + 1)]
+    batch_size, count = settings.batch_size, settings.accumulate * processes
+    if count > batch_size:
+        wanted = f"{processes} processes" + (f" x {settings.accumulate} parts" if settings.accumulate > 1 else "")
+        raise RecipeError(f"train.batch_size = {batch_size} is too small for {wanted}; use fewer of them")
+    edges = [batch_size * number // count for number in range(count + 1)]
     return [range(first, end) for first, end in pairwise(edges)]
 
 
 class Objective:
-    """`LanguageModel.objective` of the lanes of one process, whose backward pass averages the gradients of all.
+    """`LanguageModel.objective` for the lanes of one process; the backward pass averages the gradients of all.
 
     Args:
-        model: on its device, in the state that the leading process has.
+        model: on its device, with the weights of rank 0.
         world: the processes.
     """
 
@@ -178,22 +179,22 @@ class Objective:
         self._parallel: DistributedDataParallel | None = None
         if world.size > 1:
             self._call = self._parallel = DistributedDataParallel(
-                _Forward(model),
-                gradient_as_bucket_view=model.device.type != "cpu",  # there gradients' memory is kept in other ways
+                _ObjectiveModule(model),
+                gradient_as_bucket_view=model.device.type != "cpu",  # a CPU reuses the memory of gradients otherwise
                 find_unused_parameters=model.has_idle_weights,
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The same arguments and results as the model's own."""
+        """Call `LanguageModel.objective` with the same arguments."""
         return self._call(*args, **kwargs)
 
-    def held_back(self) -> AbstractContextManager[object]:
-        """Inside this block gradients are added to this process's own and not averaged yet."""
+    def no_sync(self) -> AbstractContextManager[object]:
+        """Within this block, add gradients to those of this process without averaging them yet."""
         return nullcontext() if self._parallel is None else self._parallel.no_sync()
 
 
-class _Forward(nn.Module):
-    """A model whose forward pass ends in the objective, as DistributedDataParallel wants it."""
+class _ObjectiveModule(nn.Module):
+    """A module whose forward pass is a model's objective, as DistributedDataParallel needs it."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The training loop: one generator that yields reports.
+"""The training loop: a generator that takes steps and yields reports.
 
 Axes: B lanes, L segment, M memory, d model width, N layers.
 """
@@ -17,43 +17,46 @@ from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.compilation import compile_layers
+from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.kernels.device import send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
-from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.training import checkpoint, resume_state
-from txlcli.core.training.averaging import NoAverage, make_average
+from txlcli.core.reading.scoring import Scores
+from txlcli.core.training import checkpoint
+from txlcli.core.training.averaging import Average, make_average
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.core.training.data_parallel import ALONE, Objective, Order, World, parts_of_a_step
-from txlcli.core.training.optimizer import Plateau, scheduled_lr
-from txlcli.core.training.optimizer_step import Descent
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, Objective, World, micro_batches
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
-from txlcli.core.training.segments import Place, TrainingSegments
-from txlcli.core.training.step import TrainingPass
+from txlcli.core.training.schedule import Plateau, scheduled_lr
+from txlcli.core.training.segments import StreamPosition, TrainingSegments
+from txlcli.core.training.step import CaptureGraph, ForwardBackward, OptimizerStep
 from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
 
-SAVE_INTERVAL_S = 600.0  # a crash costs at most this much of training, however rare validations are
-
 
 class Training:
-    """A model in training: everything that must survive a stop.
+    """A model in training, with everything that a checkpoint saves.
 
-    Where several processes train, each has one of these; that of rank 0 runs, the others follow.
+    With several processes, each has one of these: rank 0 calls `run`, the other ranks call `execute_commands`.
 
     Args:
         model: on its device.
         settings: the recipe's [train] section.
-        segments: the training split in lanes.
-        valid: the validation split, None where the store has none.
+        segments: of the training split.
+        valid: the validation split, None if the store has none.
         folder: receives `last.safetensors` and `best.safetensors`.
-        identity: plain data that checkpoints carry along, to know their run by.
-        world: the processes among which the lanes are divided.
+        identity: plain data that checkpoints store to identify their run.
+        world: the processes that share a batch.
+        capture_graph: makes the CUDA graph if train.cuda_graph is set.
 
     Raises:
-        RecipeError: there are fewer lanes than processes.
+        RecipeError: the batch has fewer lanes than there are processes, or the optimizer cannot train this model.
     """
+
+    save_interval_s = 600.0
+    """Longest time between two saves, so that a crash costs at most this much training even with rare validations."""
+    clock = staticmethod(time.perf_counter)
+    """Time in seconds, for saves and speeds."""
 
     def __init__(
         self,
@@ -63,42 +66,54 @@ class Training:
         valid: ValidSplit | None,
         folder: Path,
         identity: dict[str, Any],
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
+        *,
+        capture_graph: CaptureGraph = capture,
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
         self.valid, self.folder, self.identity, self.world = valid, folder, identity, world
         self.device = model.device
-        self._all_parts = parts_of_a_step(settings, world.size)
+        self._all_parts = micro_batches(settings, world.size)
         first = world.rank * settings.accumulate
         self._parts = self._all_parts[first : first + settings.accumulate]
-        model.recompute(settings.recompute)
-        on_one_cpu = self.device.type == "cpu" and world.size == 1
-        model.embedding.gradient_of_rows = on_one_cpu and model.settings.tie_embeddings
-        if isinstance(model, TransformerXL):
-            model.attend_by(settings.attention)
-            if settings.compile:
-                compile_layers(model)
-        self.descent = Descent(model, settings)
-        self.average = make_average(model, settings) if world.leads else NoAverage(model)
+        self._prepare_model()
+        self.optimizer_step = OptimizerStep(model, settings)
+        self.average = make_average(model, settings) if world.is_rank_zero else Average(model)
         self.plateau = Plateau(settings)
         self.step = 0
-        self.place = Place()
-        self.validated = 0  # the step of the last validation
+        self.position = StreamPosition()
+        self.validated = 0
+        """The step of the last validation."""
         self.best_nats = math.inf
         self.memories = self._empty_memories()
+        self.checks_every_step = self.device.type == "cpu" and world.is_rank_zero
+        """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
         self._objective = Objective(model, world)
-        self._pass = TrainingPass(model, settings, self._objective, self.descent, processes=world.size)
-        if not world.leads:
-            torch.manual_seed(self._seed_from_here())
+        self._forward_backward = ForwardBackward(
+            model, settings, self._objective, self.optimizer_step, processes=world.size, capture_graph=capture_graph
+        )
+        self._interval = Interval(self.device, self.clock)
+        self._saved_at, self._saved_step = self.clock(), 0
+        if not world.is_rank_zero:
+            torch.manual_seed(self._seed_of_step())
+
+    def _prepare_model(self) -> None:
+        model, settings = self.model, self.settings
+        model.recompute(settings.recompute)
+        one_cpu_process = self.device.type == "cpu" and self.world.size == 1
+        model.embedding.gradient_of_rows = one_cpu_process and model.settings.tie_embeddings
+        model.attend_by(settings.attention)
+        if settings.compile:
+            model.compile_layers()
 
     @property
     def last_path(self) -> Path:
-        """The checkpoint that a resumed run goes on from."""
+        """Checkpoint that a run resumes from."""
         return self.folder / "last.safetensors"
 
     @property
     def best_path(self) -> Path:
-        """The weights with the lowest validation loss."""
+        """Checkpoint with the weights of the lowest validation loss."""
         return self.folder / "best.safetensors"
 
     def run(
@@ -109,31 +124,31 @@ class Training:
         until_step: int | None = None,
         on_valid_tokens: Callable[[int], None] | None = None,
     ) -> Iterator[Report]:
-        """Train up to max_steps; save around every validation, now and then between, and at the end or a stop.
+        """Train up to max_steps. Save before and after every validation, every `save_interval_s`, and at the end.
 
-        Other processes follow until this ends.
+        Other ranks execute commands until this ends.
 
         Args:
             report_every: steps between two StepReports.
-            should_stop: asked between steps and during validations; True saves and ends.
-            until_step: end after this step although the schedule goes on.
-            on_valid_tokens: called during a validation with the number of tokens that it has scored so far.
+            should_stop: called between steps and during validations; True saves and ends.
+            until_step: end after this step, without changing the schedule.
+            on_valid_tokens: called during a validation with the number of tokens scored so far.
 
         Raises:
-            TrainingError: the loss or a gradient is not finite; the last checkpoint is the last good one.
+            TrainingError: the loss or a gradient is not finite; the last checkpoint is kept.
         """
-        with self.world.leading():
+        with self.world.ending_others():
             yield from self._run(report_every, should_stop, until_step, on_valid_tokens)
 
-    def follow(self) -> None:
-        """Do what the leading process orders, until it ends."""
+    def execute_commands(self) -> None:
+        """Execute the commands of rank 0 until it ends."""
         while True:
-            order, number = self.world.take()
-            if order == Order.update:
+            command, number = self.world.receive_command()
+            if command == Command.update:
                 self.plateau.scale = number
                 self._update()
-            elif order == Order.save:
-                self._collect()
+            elif command == Command.save:
+                self._gather()
             else:
                 return
 
@@ -145,248 +160,253 @@ class Training:
         on_valid_tokens: Callable[[int], None] | None,
     ) -> Iterator[Report]:
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
-        interval = Interval(self.device)
-        saved_at, saved_step = time.monotonic(), self.step
+        self._mark_saved()
         while True:
-            validate = self.validation_is_due()
-            if self.step > saved_step and (validate or time.monotonic() - saved_at > SAVE_INTERVAL_S):
-                if interval.tokens:
-                    yield self._step_report(interval)  # which also sees that the loss is finite
-                self.save_last()  # before a validation, too: it may take long, or find no room
-                interval = Interval(self.device)
-                saved_at, saved_step = time.monotonic(), self.step
-            if validate:
+            validation_is_due = self.validation_is_due()
+            if self.step > self._saved_step and (validation_is_due or self._save_is_due):
+                yield from self._report_steps()  # checks that the loss is finite
+                self.save_last()  # also before a validation, which may take long or run out of memory
+            if validation_is_due:
                 yield from self._validate(should_stop, on_valid_tokens)
             if self.step >= last_step or should_stop():
                 break
-            if validate and self.valid is not None:
+            if validation_is_due and self.valid is not None:
                 self.save_last()
-                interval = Interval(self.device)
-                saved_at = time.monotonic()
-            interval.add(*self.update())
+            self._interval.add(*self.update())
             if self.step % report_every == 0 or self.step == last_step:
-                yield self._step_report(interval)
-                interval = Interval(self.device)
-        if interval.tokens:  # stopped between two reports
-            yield self._step_report(interval)
+                yield from self._report_steps()
+        yield from self._report_steps()  # steps since the last report, if a stop came between two reports
         self.save_last()
 
     def validation_is_due(self) -> bool:
-        """Whether this step ends with a validation that has not been made: a stop may have cut it short."""
+        """Return True if this step ends with a validation that is not complete; a stop may have interrupted it."""
         on_time = self.step % self.settings.valid_every == 0 or self.step == self.settings.max_steps
         return self.step > 0 and on_time and self.validated != self.step
 
     @property
     def has_ended(self) -> bool:
-        """Whether all steps are taken, and the last one is validated."""
+        """True if all steps are taken and the last one is validated."""
         return self.step == self.settings.max_steps and not self.validation_is_due()
-
-    def update(self) -> tuple[Tensor, Tensor, int]:
-        """Take one optimizer step: mean loss (0-d), gradient norm before clipping (0-d), tokens."""
-        self.world.give(Order.update, self.plateau.scale)
-        return self._update()
-
-    def _update(self) -> tuple[Tensor, Tensor, int]:
-        if self.place.segment == 0:
-            self.memories = self._empty_memories()  # every epoch starts with nothing to remember
-        self.model.train()
-        mine = range(self._parts[0].start, self._parts[-1].stop)
-        inputs, targets = self._read(mine)
-        total = torch.zeros((), device=self.device)
-        for number, part in enumerate(self._parts):
-            lanes = slice(part.start - mine.start, part.stop - mine.start)
-            with self._until_averaged(number):
-                loss = self._pass(
-                    inputs[lanes],
-                    targets[lanes],
-                    self.memories[number],
-                    progress=self.step / self.settings.max_steps,
-                )
-            total += loss * (len(part) / self.settings.batch_size)
-        self.world.add_up(total)
-        if self._sees_every_step and not total.isfinite():
-            raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
-        self.step += 1
-        grad_norm = self.descent.clip()
-        if self._sees_every_step:
-            self._check_gradients(grad_norm)
-        self.descent.step(self.lr(self.step))
-        self.average.update()
-        self.place = self.segments.next_place(self.place)
-        return total, grad_norm, self.settings.batch_size * inputs.shape[1]
-
-    def _read(self, lanes: range) -> tuple[Tensor, Tensor]:
-        """What lanes of the next step read and predict, (lanes, L) each."""
-        on_host = torch.from_numpy(self.segments.at(self.place, lanes))  # (lanes, L + 1)
-        on_device = send(on_host, self.device)
-        targets = on_host if self.model.targets_device.type == "cpu" else on_device
-        return on_device[:, :-1], targets[:, 1:]
-
-    def _until_averaged(self, number: int) -> contextlib.AbstractContextManager[object]:
-        """Processes average the gradients of a step once, with its last part."""
-        return contextlib.nullcontext() if number == len(self._parts) - 1 else self._objective.held_back()
-
-    @property
-    def _sees_every_step(self) -> bool:
-        """Whether this process looks at the numbers of a step at once: on CUDA that would stall the queue."""
-        return self.device.type == "cpu" and self.world.leads
-
-    def lr(self, step: int) -> float:
-        """The learning rate of update number `step`."""
-        return scheduled_lr(self.settings, step) * self.plateau.scale
 
     @property
     def epoch(self) -> float:
         """Epochs read so far."""
-        return self.place.epoch + self.place.segment / self.segments.per_epoch
+        return self.position.epoch + self.position.segment / self.segments.per_epoch
 
-    def _step_report(self, interval: Interval) -> StepReport:
-        loss_nats, tokens_per_s = interval.mean()
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step number `step`."""
+        return scheduled_lr(self.settings, step) * self.plateau.scale
+
+    def update(self) -> tuple[Tensor, Tensor, int]:
+        """Take one optimizer step; return mean loss (0-d), gradient norm before clipping (0-d), number of tokens."""
+        self.world.send_command(Command.update, self.plateau.scale)
+        return self._update()
+
+    def _update(self) -> tuple[Tensor, Tensor, int]:
+        if self.position.segment == 0:
+            self.memories = self._empty_memories()  # every epoch starts without memory
+        loss, tokens = self._accumulate_gradients()
+        if self.checks_every_step and not loss.isfinite():
+            raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
+        self.step += 1
+        grad_norm = self.optimizer_step.clip()
+        if self.checks_every_step:
+            self._check_gradients(grad_norm)
+        self.optimizer_step.step(self.lr(self.step))
+        self.average.update()
+        self.position = self.segments.next_position(self.position)
+        return loss, grad_norm, tokens
+
+    def _accumulate_gradients(self) -> tuple[Tensor, int]:
+        """Add the gradients of all micro-batches; return the mean loss of all processes (0-d) and their tokens."""
+        self.model.train()
+        own = range(self._parts[0].start, self._parts[-1].stop)
+        inputs, targets = self._read(own)
+        progress = self.step / self.settings.max_steps
+        total = torch.zeros((), device=self.device)
+        for number, part in enumerate(self._parts):
+            lanes = slice(part.start - own.start, part.stop - own.start)
+            with self._sync_with_last_part(number):
+                loss = self._forward_backward(inputs[lanes], targets[lanes], self.memories[number], progress=progress)
+            total += loss * (len(part) / self.settings.batch_size)
+        self.world.all_reduce(total)
+        return total, self.settings.batch_size * inputs.shape[1]
+
+    def _read(self, lanes: range) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of the next step, (lanes, L) each."""
+        on_host = torch.from_numpy(self.segments.at(self.position, lanes))  # (lanes, L + 1)
+        on_device = send(on_host, self.device)
+        targets = on_host if self.model.targets_device.type == "cpu" else on_device
+        return on_device[:, :-1], targets[:, 1:]
+
+    def _sync_with_last_part(self, number: int) -> contextlib.AbstractContextManager[object]:
+        """Average the gradients of all processes once per step, with the last micro-batch."""
+        return contextlib.nullcontext() if number == len(self._parts) - 1 else self._objective.no_sync()
+
+    def _report_steps(self) -> Iterator[StepReport]:
+        """Report the steps since the previous report, if any, and begin a new interval."""
+        interval = self._interval
+        if not interval.tokens:
+            return
+        loss_nats, tokens_per_s = interval.means()
         if not math.isfinite(loss_nats):
             raise self._not_finite(f"the loss is not finite at step {self.step}")
-        self._check_gradients(interval.largest_norm)
-        return StepReport(self.step, self.epoch, loss_nats, self.lr(self.step), float(interval.grad_norm), tokens_per_s)
+        self._check_gradients(interval.max_grad_norm)
+        grad_norm = float(interval.grad_norm)
+        yield StepReport(self.step, self.epoch, loss_nats, self.lr(self.step), grad_norm, tokens_per_s)
+        self._interval = Interval(self.device, self.clock)
 
-    def _check_gradients(self, largest_norm: Tensor) -> None:
-        """Refuse to go on where no step is taken, or none that means anything.
+    def _check_gradients(self, max_norm: Tensor) -> None:
+        """Check the largest gradient norm of one or several steps.
 
         Raises:
-            TrainingError: a gradient is not finite, or the sum of its squares; with fp16 at many steps in turn.
+            TrainingError: a gradient, or the sum of its squares, is not finite; with fp16, at many steps in turn.
         """
-        if self.descent.is_stuck:
-            raise self._given_up(
-                f"gradients overflow in fp16 up to step {self.step}, however small its scale of the loss",
+        if self.optimizer_step.is_stuck:
+            raise self._failed(
+                f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with --precision bf16 or fp32",
             )
-        if not self.descent.leaves_out_steps and not largest_norm.isfinite():
-            when = "at step" if self._sees_every_step else "at a step up to"
+        if not self.optimizer_step.skips_steps and not max_norm.isfinite():
+            when = "at step" if self.checks_every_step else "at a step up to"
             raise self._not_finite(f"the gradient is not finite {when} {self.step}")
 
     def _validate(
         self, should_stop: Callable[[], bool], on_valid_tokens: Callable[[int], None] | None
     ) -> Iterator[ValidReport]:
+        """Validate and report; do nothing if a stop interrupts the validation."""
         if self.valid is None:
             self.validated = self.step
             return
+        with self.average.swapped_in():
+            scores = self.score_validation(self.valid, should_stop, on_valid_tokens)
+        if scores is not None:
+            yield self._on_validation(scores)
 
-        with self.average.in_place():
-            scores = validate(self.model, self.valid, self.settings, should_stop=should_stop, on_tokens=on_valid_tokens)
-        if scores is None:
-            return
+    def _on_validation(self, scores: Scores) -> ValidReport:
+        """Save the weights if they are the best so far, and update learning rate and average."""
         loss_nats = scores.total_nats / len(scores.losses_nats)
         if not math.isfinite(loss_nats):
             raise TrainingError(
-                f"the validation loss is not finite after step {self.step}, though that of training is; go on from "
+                f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
                 f"{self.last_path} in another --precision, or start a new run with a lower train.lr"
             )
         self.validated = self.step
-        best = loss_nats < self.best_nats
-        self.plateau.see(improved=best)
+        is_best = loss_nats < self.best_nats
+        self.plateau.on_validation(improved=is_best)
         averaged = self.average.active
-        if best:
+        if is_best:
             self.best_nats = loss_nats
-            with self.average.in_place():
+            with self.average.swapped_in():
                 self._save(self.best_path, {})
-        self.average.see(loss_nats)
-        yield ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, best, averaged)
+        self.average.on_validation(loss_nats)
+        return ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, is_best, averaged)
+
+    def score_validation(
+        self, split: ValidSplit, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
+    ) -> Scores | None:
+        """Score the validation split with the model's current weights; None if it was stopped."""
+        return validate(self.model, split, self.settings, should_stop=should_stop, on_tokens=on_tokens)
 
     def _empty_memories(self) -> list[Memory]:
         return [self.model.first_memory(len(part), self.settings.mem_len) for part in self._parts]
 
     def _not_finite(self, what: str) -> TrainingError:
-        return self._given_up(what, "lower train.lr, or train with warm-up or norm = pre")
+        return self._failed(what, "lower train.lr, or train with warm-up or norm = pre")
 
-    def _given_up(self, why: str, next_step: str) -> TrainingError:
+    def _failed(self, what: str, next_step: str) -> TrainingError:
         kept = f"; the last good checkpoint is {self.last_path}" if self.last_path.exists() else ""
-        return TrainingError(f"{why}{kept}; {next_step}")
+        return TrainingError(f"{what}{kept}; {next_step}")
+
+    @property
+    def _save_is_due(self) -> bool:
+        return self.clock() - self._saved_at > self.save_interval_s
+
+    def _mark_saved(self) -> None:
+        """Restart the timer of saves, and the interval of reports, whose speed must not include a save."""
+        self._saved_at, self._saved_step = self.clock(), self.step
+        self._interval = Interval(self.device, self.clock)
+
+    def save_last(self) -> None:
+        """Write everything that a resumed run needs.
+
+        Raises:
+            RunError: the file cannot be written.
+            TrainingError: the weights, the memory or the loss that they give are not finite; the older checkpoint is
+                kept.
+        """
+        self.world.send_command(Command.save)
+        memory, rng = self._gather()
+        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
+            raise self._not_finite(f"the weights are not finite after step {self.step}")
+        # All losses so far were computed before the last update, which may have made the weights useless.
+        if not self._forward_backward.loss(*self._read(self._parts[0]), self.memories[0]).isfinite():
+            raise self._not_finite(f"the loss is not finite after step {self.step}")
+        optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer_step.optimizer)
+        groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.weights}
+        tensors = [checkpoint.grouped(name, group) for name, group in groups.items()]
+        self._save(self.last_path, {name: tensor for group in tensors for name, tensor in group.items()})
+        self._mark_saved()
+
+    def _gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return memories and random generators of all processes on rank 0."""
+        memories = checkpoint.gather_memories(self.world, self.memories, self._all_parts)
+        return memories, checkpoint.gather_generators(self.world, self.device)
 
     def _save(self, path: Path, more: dict[str, Tensor]) -> None:
         tensors = {**checkpoint.grouped("model", dict(self.model.named_parameters())), **more}
         state = {
             **self.identity,
             "step": self.step,
-            "place": asdict(self.place),
+            "place": asdict(self.position),
             "validated": self.validated,
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
-            "scaler": self.descent.state(),
+            "scaler": self.optimizer_step.state(),
         }
         checkpoint.save(path, Checkpoint(tensors, state))
 
-    def save_last(self) -> None:
-        """Write everything that going on needs.
-
-        Raises:
-            RunError: the file cannot be written.
-            TrainingError: the weights, the memory or the loss that they give are not finite; the older checkpoint
-                stays.
-        """
-        self.world.give(Order.save)
-        memory, rng = self._collect()
-        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
-            raise self._not_finite(f"the weights are not finite after step {self.step}")
-        # The losses so far are of the weights before the last update, which may have spoilt them.
-        if not self._pass.loss(*self._read(self._parts[0]), self.memories[0]).isfinite():
-            raise self._not_finite(f"the loss is not finite after step {self.step}")
-        optimizer = checkpoint.optimizer_tensors(self.model, self.descent.optimizer)
-        groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.tensors()}
-        self._save(
-            self.last_path,
-            {
-                name: tensor
-                for group, tensors in groups.items()
-                for name, tensor in checkpoint.grouped(group, tensors).items()
-            },
-        )
-
-    def _collect(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What the checkpoint keeps of every process: memories and random generators."""
-        memories = resume_state.collect_memories(self.world, self.memories, self._all_parts)
-        return memories, resume_state.collect_generators(self.world, self.device)
-
     def restore(self, saved: Checkpoint) -> None:
-        """Go on from exactly where a checkpoint was written: the model has its weights already.
-
-        As many processes as wrote it go on to the bit; others, or another device, draw other masks of dropout.
+        """Resume exactly where a checkpoint was written; the model has its weights already.
 
         Raises:
-            RunError: the file holds weights to evaluate, and not what going on needs.
-            RecipeError: the run so far has made no mean of the kind that train.average names.
+            RunError: the file holds only weights to evaluate, not the resume state.
+            RecipeError: the run was trained with another train.average.
         """
         state = saved.state
         if not saved.group("rng"):
             raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
         self.step = state["step"]
-        self.place = Place(**state["place"])
+        self.position = StreamPosition(**state["place"])
         self.validated = state["validated"]
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
-        self.descent.restore(state["scaler"])
+        self.optimizer_step.restore(state["scaler"])
         self._restore_average(saved)
-        checkpoint.restore_optimizer(self.model, self.descent.optimizer, saved.group("optimizer"))
-        resume_state.restore_memories(saved.group("memory"), self.memories, self._parts)
-        resume_state.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_from_here())
-
-    def _seed_from_here(self) -> int:
-        """A seed of this process for all that it draws after this step."""
-        key = (self.settings.seed, self.step, self.world.rank)
-        return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
+        checkpoint.restore_optimizer(self.model, self.optimizer_step.optimizer, saved.group("optimizer"))
+        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
+        checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_of_step())
 
     def _restore_average(self, saved: Checkpoint) -> None:
-        if not self.world.leads:
+        if not self.world.is_rank_zero:
             return
-        state = saved.state.get("average", {"kind": "none"})  # files written before there were averages have none
+        state = saved.state.get("average", {"kind": "none"})  # absent in files of versions without averages
         if state["kind"] != self.settings.average:
             raise RecipeError(
                 f'{self.last_path}: trained with train.average = "{state["kind"]}", which cannot become '
-                f'"{self.settings.average}" on the way; start a new run instead'
+                f'"{self.settings.average}" during the training; start a new run instead'
             )
         if state["kind"] != "none":
             self.average.restore(state, saved.group("average"))
 
+    def _seed_of_step(self) -> int:
+        """Return a seed for the random numbers of this process after this step."""
+        key = (self.settings.seed, self.step, self.world.rank)
+        return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
+
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
-    """A model with fresh weights; dropout goes on from the same seed."""
+    """Make a model with new weights; dropout continues from the same seed."""
     torch.manual_seed(seed)
     return make_model(settings, vocab_size).to(device)

@@ -1,84 +1,178 @@
-"""The optimizer, the course of its learning rate."""
+"""Optimizers by name, and the parameter groups that each makes of a model.
 
-import math
+A factory divides the parameters into named groups. The learning rate of a group is the scheduled one times the group's
+factor. To add an optimizer, call `register_optimizer`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from txlcli.config import optimizers
+from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
+from txlcli.errors import RecipeError
+
+MUON_MOMENTUM = 0.95
+"""Momentum of Muon where train.momentum is 0."""
 
 
-def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Adam or SGD over all parameters, fused into one pass."""
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(),
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-    adam = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
-    for parameter in model.parameters():
-        adam.state[parameter] = _moments(parameter)
+@dataclass(frozen=True)
+class OptimizerEntry:
+    """An optimizer that train.optimizer can name."""
+
+    make: Callable[[nn.Module, TrainSettings], Optimizer]
+    """Make the optimizer of a model. Its groups hold all parameters and have the keys "name" and "lr_factor"."""
+    state_tensors: Callable[[str, torch.Size, TrainSettings], int]
+    """Return the number of tensors of a parameter's shape that the optimizer keeps, given the parameter's name and
+    shape. Forecasts of memory use it."""
+
+
+def parameter_group(name: str, parameters: Iterable[Tensor], *, lr_factor: float = 1.0) -> dict[str, Any]:
+    """Return a parameter group whose learning rate is `lr_factor` times the scheduled one."""
+    return {"name": name, "params": list(parameters), "lr_factor": lr_factor}
+
+
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """Make the optimizer that train.optimizer names.
+
+    Raises:
+        RecipeError: the optimizer cannot train this model.
+        ValueError: a registered factory leaves out a parameter.
+    """
+    optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
+    grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, parameter in model.named_parameters() if id(parameter) not in grouped]
+    if missing:
+        raise ValueError(f'optimizer "{settings.optimizer}" has no group for {", ".join(missing)}')
+    return optimizer
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Give every group its factor of the scheduled learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_factor"]
+
+
+def state_bytes(model: nn.Module, settings: TrainSettings) -> int:
+    """Return the bytes of optimizer state that a model needs, without making it; step counters are not included."""
+    count = OPTIMIZERS[settings.optimizer].state_tensors
+    return sum(one.nbytes * count(name, one.shape, settings) for name, one in model.named_parameters())
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers of disjoint parameters as one, with common `param_groups` and `state`.
+
+    In fp16, torch.amp.GradScaler waits for the device at each step to decide whether to skip it.
+    """
+
+    def __init__(self, *parts: Optimizer) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+        self.state: defaultdict[Any, Any] = defaultdict(dict)
+        for part in parts:
+            self.state.update(part.state)
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step all optimizers; closures are not supported."""
+        for part in self._parts:
+            part.step()
+
+
+def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    return torch.optim.SGD(
+        [parameter_group("all", model.parameters())],
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def _make_adam(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """Adam with betas 0.9 and 0.999; weight decay is an L2 penalty in the gradient."""
+    groups = [parameter_group("all", model.parameters())]
+    return _allocated(torch.optim.Adam(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True))
+
+
+def _make_adamw(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """AdamW with betas 0.9 and 0.999; weight decay is decoupled from the gradient (Loshchilov and Hutter 2019)."""
+    return _adamw([parameter_group("all", model.parameters())], settings)
+
+
+def _adamw(groups: list[dict[str, Any]], settings: TrainSettings) -> Optimizer:
+    return _allocated(torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True))
+
+
+def _allocated(adam: Optimizer) -> Optimizer:
+    """Allocate Adam's state before the first step.
+
+    The first step would allocate it in the gaps that a backward pass leaves in memory. This way it leaves none, and a
+    model that is too large fails before it reads a text.
+    """
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            adam.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
     return adam
 
 
-def _moments(parameter: Tensor) -> dict[str, Tensor]:
-    """Adam's state before its first step, which would make it in the gaps that a backward pass leaves in memory.
+def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all other parameters.
 
-    Made at once, it leaves none, and a model that is too large fails before it reads a text.
+    Both have the same learning rate and decoupled weight decay: the update of a matrix is scaled to the root mean
+    square of AdamW's (`match_rms_adamw`, Liu et al. 2025). Muon has Nesterov momentum.
+
+    Raises:
+        RecipeError: the layers have no matrices, or the momentum is not below 1.
     """
-    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-    return {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+    if settings.momentum >= 1:
+        raise RecipeError(f'[train] momentum must be below 1 with optimizer = "muon", not {settings.momentum:g}')
+    named = list(model.named_parameters())
+    matrices = [parameter for name, parameter in named if _is_layer_matrix(name, parameter.shape)]
+    others = [parameter for name, parameter in named if not _is_layer_matrix(name, parameter.shape)]
+    if not matrices:
+        raise RecipeError('train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"')
+    muon = torch.optim.Muon(
+        [parameter_group("matrices of the layers", matrices)],
+        lr=settings.lr,
+        momentum=settings.momentum or MUON_MOMENTUM,
+        weight_decay=settings.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for parameter in matrices:
+        muon.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+    return CombinedOptimizer(muon, _adamw([parameter_group("other parameters", others)], settings))
 
 
-def scheduled_lr(settings: TrainSettings, step: int) -> float:
-    """The learning rate of update number `step`, counted from 1, apart from what a plateau takes off.
+def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
+    """Return True for the weights of attention, feed-forward and recurrent layers."""
+    return name.startswith("layers.") and len(shape) == 2
 
-    Warm-up gives update n the share n / warmup_steps. The released PyTorch code is one update behind there, with its
-    very first update at the full rate; the first update of the released TF code has rate 0.
+
+OPTIMIZERS = {
+    "adam": OptimizerEntry(_make_adam, lambda *_: 2),
+    "adamw": OptimizerEntry(_make_adamw, lambda *_: 2),
+    "muon": OptimizerEntry(_make_muon, lambda name, shape, _: 1 if _is_layer_matrix(name, shape) else 2),
+    "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0)),
+}
+"""Optimizers by the name that train.optimizer gives them."""
+
+
+def register_optimizer(name: str, entry: OptimizerEntry, traits: OptimizerTraits) -> None:
+    """Add an optimizer, so that train.optimizer accepts its name.
+
+    Raises:
+        ValueError: the name is taken.
     """
-    floor = settings.min_lr_ratio
-    if step <= settings.warmup_steps:
-        return settings.lr * step / settings.warmup_steps
-    share = 1.0
-    if settings.schedule == "cosine":
-        hidden = settings.warmup_steps if settings.cosine_from == "warmup" else 0
-        done = (step - 1 - hidden) / max(1, settings.max_steps - hidden)  # a trial may end within its warm-up
-        share = floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
-    elif settings.schedule == "inverse_sqrt":
-        share = math.sqrt(max(settings.warmup_steps, 1) / step)
-    return settings.lr * max(share, floor)
-
-
-class Plateau:
-    """Lowers the learning rate when the validation loss has not fallen for a while; idle for other schedules."""
-
-    def __init__(self, settings: TrainSettings) -> None:
-        self._active = settings.schedule == "plateau"
-        self._factor, self._patience, self._floor = (
-            settings.plateau_factor,
-            settings.plateau_patience,
-            settings.min_lr_ratio,
-        )
-        self.scale = 1.0
-        self.waited = 0
-
-    def see(self, *, improved: bool) -> None:
-        """Take note of one validation."""
-        if not self._active:
-            return
-        self.waited = 0 if improved else self.waited + 1
-        if self.waited > self._patience:
-            self.scale = max(self.scale * self._factor, self._floor)
-            self.waited = 0
-
-    def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
-        return {"scale": self.scale, "waited": self.waited}
-
-    def restore(self, state: dict[str, float]) -> None:
-        """Go on from a checkpoint; another schedule goes on at its own rate."""
-        if self._active:
-            self.scale, self.waited = state["scale"], int(state["waited"])
+    optimizers.register_optimizer(name, traits)
+    OPTIMIZERS[name] = entry

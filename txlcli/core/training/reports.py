@@ -1,6 +1,7 @@
-"""What a training tells of itself."""
+"""Reports of a training run to its caller."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,13 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepReport:
-    """The training since the report before."""
+    """Training steps since the previous report."""
 
     kind: ClassVar = "train"
     step: int
     epoch: float
     loss_nats: float
-    """Mean over the tokens since the report before."""
+    """Mean over the tokens since the previous report."""
     lr: float
     grad_norm: float
     """Norm of the whole gradient of the last step, before clipping."""
@@ -31,35 +32,37 @@ class ValidReport:
     step: int
     epoch: float
     loss_nats: float
-    """Mean over the tokens scored."""
+    """Mean over the scored tokens."""
     tokens: int
     seconds: float
     best: bool
     averaged: bool
-    """Whether it read the mean of the weights (train.average), not those of the last step."""
+    """True if the average of the weights was scored (train.average), not the weights of the last step."""
 
 
 Report = StepReport | ValidReport
 
 
 class Interval:
-    """The steps from one report to the next; their losses stay on the device until they are asked for."""
+    """Steps since the previous report; their losses stay on the device until the report reads them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._nats = torch.zeros((), device=device, dtype=torch.float64)
         self.grad_norm = torch.zeros((), device=device)
-        self.largest_norm = torch.zeros((), device=device)
+        """Of the last step, 0-d."""
+        self.max_grad_norm = torch.zeros((), device=device)
+        """Largest of all steps, 0-d; NaN if one of them is NaN."""
         self.tokens = 0
-        self._started = time.perf_counter()
+        self._clock, self._started = clock, clock()
 
     def add(self, mean_loss: Tensor, grad_norm: Tensor, tokens: int) -> None:
-        """Count one step: its mean loss and the norm of its gradient (0-d), its tokens."""
+        """Add one step: its mean loss (0-d), the norm of its gradient (0-d), and its number of tokens."""
         self.grad_norm = grad_norm
-        self.largest_norm = torch.maximum(self.largest_norm, grad_norm)  # NaN, where there was one
+        self.max_grad_norm = torch.maximum(self.max_grad_norm, grad_norm)
         self._nats += mean_loss.double() * tokens
         self.tokens += tokens
 
-    def mean(self) -> tuple[float, float]:
-        """The mean loss in nats, and tokens per second."""
-        nats = float(self._nats)  # waits for the device, so the clock below is honest
-        return nats / self.tokens, self.tokens / (time.perf_counter() - self._started)
+    def means(self) -> tuple[float, float]:
+        """Return the mean loss in nats, and tokens per second."""
+        nats = float(self._nats)  # waits for the device, so that the time is that of finished steps
+        return nats / self.tokens, self.tokens / (self._clock() - self._started)

@@ -1,63 +1,129 @@
-"""The forward and backward pass of a training step: in its number format, as written, compiled, or recorded.
+"""One training step: forward and backward pass (eager, compiled or as a CUDA graph), gradient clipping, optimizer.
 
-Axes: B lanes, L segment, M memory.
+Axes: B lanes, L segment, M memory, d model width, N layers.
 """
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.compilation import as_written
+from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.data_parallel import Objective
-from txlcli.core.training.graph_step import RecordedPass
-from txlcli.core.training.optimizer_step import Descent
+from txlcli.core.training.optimizer import make_optimizer, set_learning_rate
+
+MIN_LOSS_SCALE = 1.0
+"""Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
+
+CaptureGraph = Callable[[Callable[[], Tensor], torch.device], Callable[[], Tensor]]
+"""Captures a function as a CUDA graph and returns a function that replays it."""
 
 
-class TrainingPass:
-    """Adds the gradients of some lanes of a step.
+class OptimizerStep:
+    """Loss scaling for fp16, gradient clipping and the optimizer's step.
+
+    Args:
+        model: on its device.
+        settings: the recipe's [train] section.
+    """
+
+    def __init__(self, model: LanguageModel, settings: TrainSettings) -> None:
+        self._model, self._clip = model, settings.clip
+        self.optimizer = make_optimizer(model, settings)
+        self._scaler = torch.amp.GradScaler(model.device.type, enabled=settings.precision == "fp16")
+
+    @property
+    def skips_steps(self) -> bool:
+        """True if steps with non-finite gradients are skipped (fp16 loss scaling)."""
+        return self._scaler.is_enabled()
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if gradients overflow although the loss is not scaled up any more; reading it waits for the device."""
+        return self._scaler.is_enabled() and self._scaler.get_scale() < MIN_LOSS_SCALE
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss (0-d) to those of the parameters."""
+        self._scaler.scale(loss).backward()
+
+    def clip(self) -> Tensor:
+        """Scale all gradients so that their total norm is at most train.clip; return the norm before (0-d)."""
+        self._scaler.unscale_(self.optimizer)
+        parameters = list(self._model.parameters())
+        norm = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        if self._clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+        return norm
+
+    def step(self, lr: float) -> None:
+        """Update the weights with the scheduled learning rate `lr`, and drop the gradients."""
+        set_learning_rate(self.optimizer, lr)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self._model.forget_gradients()
+
+    def state(self) -> dict[str, Any]:
+        """Return the loss scale for a checkpoint, if there is one; the optimizer's tensors are saved separately."""
+        return self._scaler.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the loss scale from a checkpoint; without one, it begins as in a new run."""
+        if state:
+            self._scaler.load_state_dict(state)
+
+
+class ForwardBackward:
+    """Forward and backward pass of a micro-batch.
 
     Args:
         model: on its device.
         settings: the recipe's [train] section.
         objective: of the model.
-        descent: scales the loss.
-        processes: among which all lanes are divided.
+        optimizer_step: scales the loss.
+        processes: number of processes that share a batch.
+        capture_graph: makes the CUDA graph if train.cuda_graph is set.
     """
 
     def __init__(
-        self, model: LanguageModel, settings: TrainSettings, objective: Objective, descent: Descent, *, processes: int
+        self,
+        model: LanguageModel,
+        settings: TrainSettings,
+        objective: Objective,
+        optimizer_step: OptimizerStep,
+        *,
+        processes: int,
+        capture_graph: CaptureGraph = capture,
     ) -> None:
-        self._model, self._settings, self._objective, self._descent = model, settings, objective, descent
-        self._processes = processes
-        self._recorded = RecordedPass(lambda *one: self._run(*one, progress=0.0), model)
+        self._model, self._settings, self._objective = model, settings, objective
+        self._optimizer_step, self._processes = optimizer_step, processes
+        self._captured = CapturedForwardBackward(self._run_without_schedule, model, capture_graph)
 
     def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
-        """The mean loss (0-d) of inputs and targets, (B, L) each.
+        """Add the gradients of a micro-batch and return its mean loss (0-d).
 
         Args:
-            inputs: of these lanes.
-            targets: of these lanes.
-            memory: what the segment before has left; what this one leaves takes its place.
-            progress: share of the steps that are taken; auxiliary losses ask for it.
+            inputs: (B, L).
+            targets: (B, L).
+            memory: the memory before the segment; replaced in place by the memory after it.
+            progress: fraction of the training steps that are done; auxiliary losses depend on it.
         """
         if self._settings.cuda_graph and inputs.shape[1] == self._settings.seg_len and not self._grows(memory):
-            return self._recorded(inputs, targets, memory)  # as almost all steps are
+            return self._captured(inputs, targets, memory)  # almost all steps
         return self._run(inputs, targets, memory, progress=progress)
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        """The mean loss (0-d) of inputs and targets, (B, L) each, by the weights as they are; changes nothing."""
+        """Return the mean loss (0-d) of inputs and targets (B, L) with the current weights; change nothing."""
         model, settings = self._model, self._settings
-        written = as_written(model) if isinstance(model, TransformerXL) else contextlib.nullcontext()
         was_training = model.training
         model.eval()
         try:
-            with autocast(model.device, settings.precision), written:
+            with autocast(model.device, settings.precision), model.uncompiled():
                 hidden, _ = model(inputs, memory, mem_len=settings.mem_len)
                 return model.losses(hidden, targets).mean()
         finally:
@@ -65,21 +131,79 @@ class TrainingPass:
 
     def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         settings = self._settings
-        with autocast(self._model.device, settings.precision), self._as_fits(memory):
+        with autocast(self._model.device, settings.precision), self._eager_while_memory_grows(memory):
             objective, loss, memory[:] = self._objective(
                 inputs, targets, memory, mem_len=settings.mem_len, part=settings.loss_part, progress=progress
             )
-        share = len(inputs) / settings.batch_size
-        # Nobody but the backward pass holds the memory before any more: it lets go of it layer by layer.
-        self._descent.backward(objective * (share * self._processes))
+        fraction = len(inputs) / settings.batch_size
+        # No other reference to the old memory is left, so the backward pass frees it layer by layer.
+        self._optimizer_step.backward(objective * (fraction * self._processes))
         return loss.detach()
 
-    def _as_fits(self, memory: Memory) -> contextlib.AbstractContextManager[object]:
-        """While memory grows it has another length at each step: no shape to compile for."""
-        if self._settings.compile and isinstance(self._model, TransformerXL) and self._grows(memory):
-            return as_written(self._model)
+    def _run_without_schedule(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
+        return self._run(inputs, targets, memory, progress=0.0)  # a CUDA graph has no auxiliary losses
+
+    def _eager_while_memory_grows(self, memory: Memory) -> contextlib.AbstractContextManager[object]:
+        """Switch compiled layers off while memory has another length at each step."""
+        if self._settings.compile and self._grows(memory):
+            return self._model.uncompiled()
         return contextlib.nullcontext()
 
     def _grows(self, memory: Memory) -> bool:
-        """Whether the memory of a model with attention is not full yet."""
+        """Return True if the memory of a model with attention is not full yet."""
         return memory[0].shape[1] < self._settings.mem_len
+
+
+class CapturedForwardBackward:
+    """A forward and backward pass that is captured as a CUDA graph at the first call and replayed afterwards.
+
+    For models whose kernels take less time than starting them. Every step with a whole segment and a full memory runs
+    the same kernels. Tokens and memory are copied to the tensors that the graph reads; it writes gradients, loss and
+    the new memory to fixed tensors. Optimizer, clipping and averages stay outside, since their numbers change from step
+    to step.
+
+    Args:
+        run: adds the gradients of inputs (B, L) and targets (B, L), replaces the memory and returns the loss. It must
+            not wait for the device, and must not read numbers that change from step to step or memory that may be
+            freed elsewhere.
+        model: its gradients are written.
+        capture_graph: makes the CUDA graph.
+    """
+
+    def __init__(
+        self, run: Callable[[Tensor, Tensor, Memory], Tensor], model: LanguageModel, capture_graph: CaptureGraph
+    ) -> None:
+        self._run, self._model, self._capture_graph = run, model, capture_graph
+        self._replay: Callable[[], Tensor] | None = None
+
+    def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
+        """Do what `run` does. All shapes must be those of the first call; the next call overwrites the new memory."""
+        if self._replay is None:
+            self._replay = self._capture(inputs, targets, memory)
+        self._inputs.copy_(inputs)
+        self._targets.copy_(targets)
+        for own, given in zip(self._memory, memory, strict=True):
+            if own is not given:
+                own.copy_(given)
+        loss = self._replay()
+        for parameter, gradient in self._gradients:
+            if parameter.grad is None:  # without a graph, `run` has made a new gradient
+                parameter.grad = gradient
+        memory[:] = self._memory
+        return loss.clone()
+
+    def _capture(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Callable[[], Tensor]:
+        self._inputs, self._targets = inputs.clone(), targets.clone()
+        self._memory = [one.clone() for one in memory]
+        with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
+            replay = self._capture_graph(self._run_on_fixed_tensors, inputs.device)
+        self._gradients = [(one, one.grad) for one in self._model.parameters()]
+        return replay
+
+    def _run_on_fixed_tensors(self) -> Tensor:
+        self._model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
+        memory = list(self._memory)
+        loss = self._run(self._inputs, self._targets, memory)
+        for own, new in zip(self._memory, memory, strict=True):
+            own.copy_(new)
+        return loss

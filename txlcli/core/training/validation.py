@@ -1,4 +1,4 @@
-"""What a training validates on, and how.
+"""Validation during training.
 
 Axes: T tokens.
 """
@@ -14,20 +14,20 @@ from txlcli.core.training.segments import Tokens
 
 @dataclass(frozen=True)
 class ValidSplit:
-    """What validation reads and predicts, (T,) each."""
+    """Inputs and targets of the validation split, (T,) each."""
 
     inputs: Tokens
     targets: Tokens
 
 
-class _Stopped(Exception):  # noqa: N818 - leaves a validation early
+class _Stopped(Exception):  # noqa: N818 - ends a validation early
     pass
 
 
-def valid_reading(settings: TrainSettings) -> EvalSettings:
-    """How validation reads: segments of valid_seg_len with as many keys in all as a training segment has.
+def validation_settings(settings: TrainSettings) -> EvalSettings:
+    """Return segments of valid_seg_len, with as much memory as gives the number of keys of a training segment.
 
-    Without recurrence a segment is all the context there is, so validation reads the segments of training.
+    Without recurrence a segment is all the context there is, so validation uses the segments of training.
     """
     seg_len = (settings.valid_seg_len or settings.seg_len) if settings.mem_len else settings.seg_len
     mem_len = settings.mem_len + settings.seg_len - seg_len
@@ -42,13 +42,13 @@ def validate(
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
 ) -> Scores | None:
-    """Score the split as a training does; None where it was stopped before the end.
+    """Score the validation split; return None if stopped before its end.
 
     Args:
-        model: what is trained.
-        split: what is scored.
+        model: the model in training.
+        split: to score.
         settings: of the training.
-        should_stop: asked between segments.
+        should_stop: called between segments.
         on_tokens: called with the number of tokens scored so far.
     """
 
@@ -58,14 +58,10 @@ def validate(
         if should_stop():
             raise _Stopped
 
+    evaluation = validation_settings(settings)
     try:
         return score(
-            model,
-            split.inputs,
-            split.targets,
-            valid_reading(settings),
-            precision=settings.precision,
-            on_tokens=between_segments,
+            model, split.inputs, split.targets, evaluation, precision=settings.precision, on_tokens=between_segments
         )
     except _Stopped:
         return None

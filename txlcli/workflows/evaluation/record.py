@@ -1,16 +1,27 @@
-"""Keeps what `txl eval` found with the run, in evals.jsonl."""
+"""Results of an evaluation: one row per setting, the object that --json prints, the record in the run's evals.jsonl."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from txlcli import console
+from txlcli.config.encodings import scores_distances
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.errors import TrainingError
+from txlcli.paper import metrics
 from txlcli.runs import history, run_folder
 from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
+    from txlcli.config.settings import EvalSettings
+    from txlcli.core.reading.scoring import Scores
     from txlcli.runs.loading import OpenRun
 
-CIRCUMSTANCES = (
+Row = dict[str, Any]
+"""Result for one setting, as in "rows" of --json."""
+
+SLOWDOWN_WINDOWS = 3
+NO_SLOWDOWN = {"one_lane_ms_per_token": None, "vanilla_ms_per_token": None, "slowdown": None}
+RECORDED = (
     "step",
     "text",
     "unit",
@@ -25,22 +36,125 @@ CIRCUMSTANCES = (
     "precision",
     "attention",
 )
+"""Keys of the result that evals.jsonl repeats in every row."""
 
 
-def keep(opened: "OpenRun", source: ScoredText, result: dict[str, Any]) -> None:
-    """Add the rows of a result to the run's evals.jsonl; a run that cannot be written is said, and left as it is."""
-    circumstances = {
+def make_row(
+    opened: "OpenRun",
+    text: ScoredText,
+    settings: "EvalSettings",
+    scores: "Scores",
+    *,
+    next_step: str = "train it again",
+) -> Row:
+    """Return the result for one setting, without the slowdown; a recurrent state has no attention length.
+
+    Args:
+        opened: the run.
+        text: the text that was scored.
+        settings: the evaluation settings.
+        scores: the losses.
+        next_step: advice for the error message if not even fp32 gives a finite loss.
+
+    Raises:
+        TrainingError: the loss is not finite.
+    """
+    from txlcli.core.reading.scoring import attention_span_in
+
+    if metrics.finite(scores.total_nats) is None:
+        advice = non_finite_advice(opened.precision, next_step)
+        raise TrainingError(f"{opened.run.folder}: the loss of {text.title} is not finite; {advice}")
+    fewest, most = None, None
+    if not opened.run.settings.model.recurrent_state:
+        fewest, most = attention_span_in(opened.model, settings, len(text.targets))
+    return {
+        "mem_len": settings.mem_len,
+        "attn_len_min": fewest,
+        "attn_len_max": most,
+        "tokens": len(scores.losses_nats),
+        "lanes": scores.lanes,
+        "loss_nats": scores.total_nats / len(scores.losses_nats),
+        **{name: metrics.finite(value) for name, value in metrics.measures(scores.total_nats, text.scored).items()},
+        "ms_per_token": scores.ms_per_token,
+    }
+
+
+def non_finite_advice(precision: str, next_step: str) -> str:
+    """Return the next step after a non-finite loss; fp32 can help only if another precision was used."""
+    return next_step if precision == "fp32" else f"evaluate with --precision fp32, or {next_step}"
+
+
+def make_result(
+    opened: "OpenRun",
+    text: ScoredText,
+    settings: "EvalSettings",
+    rows: list[Row],
+    search: dict[str, Any] | None = None,
+    *,
+    complete: bool = True,
+) -> dict[str, Any]:
+    """Return the object that --json prints and the table shows; the row with the lowest loss is marked as best."""
+    model = opened.run.settings.model
+    has_attention = not model.recurrent_state
+    in_segments = not any("stride" in row for row in rows)  # otherwise in windows, each of its own length
+    best = min(rows, key=lambda row: row["loss_nats"])
+    return {
+        "run": str(opened.run.folder),
+        "step": opened.checkpoint.state["step"],
+        "text": text.title,
+        "unit": text.unit,
+        "metric": opened.run.metric,
+        "conventions": text.conventions,
+        "split_sha256": text.digest,
+        "may_be_learned": text.may_be_trained_on,
+        "seg_len": settings.seg_len if in_segments else None,
+        "batch_size": settings.batch_size,
+        "position": model.position if isinstance(model, TransformerSettings) else None,
+        "max_distance": settings.max_distance if has_attention else None,
+        "same_length": settings.same_length if has_attention and in_segments else None,
+        "precision": opened.precision,
+        "attention": opened.model.attention_kind if has_attention else None,
+        "slowdown_windows": SLOWDOWN_WINDOWS,
+        "paper": text.paper,
+        "search": search,
+        "complete": complete,
+        "rows": [{**row, "best": row is best} for row in rows],
+    }
+
+
+def describe_settings(result: dict[str, Any]) -> str:
+    """Return the settings of an evaluation in one sentence."""
+    first, precision = result["rows"][0], result["precision"]
+    limit = f"max_distance = {result['max_distance'] or 'none'}, " if scores_distances(result["position"]) else ""
+    if "stride" in first:
+        stride = first["stride"]
+        predicted = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
+        return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
+    lanes = _describe_lanes(first["lanes"])
+    if first["attn_len_max"] is None:
+        return f"The recurrent state is carried along the text. L = {result['seg_len']}, {precision}; {lanes}"
+    mem_len = f"M = {first['mem_len']}, " if "method" in first else ""
+    return f"{mem_len}L = {result['seg_len']}, same_length = {result['same_length']}, {limit}{precision}; {lanes}"
+
+
+def _describe_lanes(lanes: int) -> str:
+    return f"{lanes} lanes, {lanes - 1} of them start without context." if lanes > 1 else "one lane."
+
+
+def record(opened: "OpenRun", text: ScoredText, result: dict[str, Any], reporter: Reporter) -> None:
+    """Append the rows of a result to the run's evals.jsonl; if that cannot be written, say so and continue."""
+    shared = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": opened.run.best_or_last.name,
-        "corpus": source.corpus,
-        "split": source.split,
-        "whole": source.whole,
-        **{key: result[key] for key in CIRCUMSTANCES},
+        "corpus": text.corpus,
+        "split": text.split,
+        "whole": text.whole,
+        **{key: result[key] for key in RECORDED},
     }
-    # The mark of the best is of this sweep only.
-    rows = [{**circumstances, **{key: row[key] for key in row if key != "best"}} for row in result["rows"]]
+    # "best" holds within one sweep only.
+    rows = [{**shared, **{key: row[key] for key in row if key != "best"}} for row in result["rows"]]
     try:
         history.record(opened.run, rows)
     except OSError as error:
         path = opened.run.folder / run_folder.EVALS
-        console.say(f"{path}: not recorded there ({error.strerror}); the run's folder cannot be written")
+        reporter.say(f"{path}: result not recorded ({error.strerror}); check that the run's folder is writable")

@@ -1,68 +1,64 @@
-"""Searches for `txl eval --mem-len auto` and `--attn-len auto`: the length on the validation split where gains end."""
+"""Searches for the length of `txl eval --mem-len auto` and `--attn-len auto` on the validation split."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txlcli import console
 from txlcli.errors import UsageError
 from txlcli.paper import effective_length, metrics
-from txlcli.workflows.evaluation import memory, texts
+from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.memory import over_memory
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.windows import over_windows
+from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
     from txlcli.config.settings import EvalSettings
     from txlcli.runs.loading import OpenRun
-    from txlcli.workflows.evaluation.evaluate import EvalWishes
 
-AUTO = "auto"
-STEPS = 16  # parts of the trained length that lengths are told apart by
+STEPS = 16  # the resolution of the search is the trained length / 16
 
 
 def search(
-    opened: "OpenRun", reading: "EvalSettings", wishes: "EvalWishes", data_dir: Path, *, shown: bool
+    opened: "OpenRun", settings: "EvalSettings", options: EvalOptions, data_dir: Path, reporter: Reporter
 ) -> dict[str, Any]:
-    """The shortest memory or window, whichever is wished, that does no worse than longer ones.
+    """Find the shortest memory, or window, beyond which longer ones hardly lower the perplexity.
 
     Raises:
-        UsageError: the run cannot be read that way.
-        StoreError: there is no valid split to search on.
+        UsageError: the run has no memory, or the stride is longer than its windows.
+        StoreError: the store has no validation split.
     """
-    train, known = opened.run.settings.train, opened.run.settings.model.longest_window
-    option, stride = wishes.searched, wishes.stride or 1
-    recurrent = option == "--mem-len"
-    if recurrent and train.mem_len == 0:
+    train, option, stride = opened.run.settings.train, options.searched, options.stride or 1
+    with_memory = option == "--mem-len"
+    if with_memory and train.mem_len == 0:
         raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
-    # The shortest window that is tried is a step long, and predicts a stride.
-    step = max(stride, (train.mem_len if recurrent else train.seg_len) // STEPS)
-    if wishes.text is not None:
-        texts.tell_learned(opened, opened.store(data_dir), "valid")
-    valid = texts.to_search_on(opened, wishes.positions, data_dir)
-    longest = len(valid.targets)
-    if not recurrent and known is not None:
-        longest = min(longest, known)
-    if stride > longest:
-        raise UsageError(
-            f"--stride {stride} is longer than the longest window that can be tried, {longest}; give at most that"
-        )
-    console.say(
-        f"searching on {len(valid.targets):,} tokens of valid, in steps of {step}, for the length beyond which "
-        f"perplexity falls by less than {effective_length.THRESHOLD:.1%}"
+    # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
+    step = max(stride, (train.mem_len if with_memory else train.seg_len) // STEPS)
+    if options.text is not None:
+        texts.warn_if_trained_on(opened, opened.store(data_dir), "valid", reporter)
+    valid = texts.validation_text(opened, options.positions, data_dir)
+    longest = _longest(opened, valid, with_memory=with_memory, stride=stride)
+    reporter.say(
+        f"searching for the shortest length beyond which perplexity falls by less than "
+        f"{effective_length.THRESHOLD:.1%}, on {len(valid.targets):,} tokens of valid, in steps of {step}"
     )
 
     def loss_at(length: int) -> float:
-        if recurrent:
-            rows = memory.over_memory(opened, valid, reading, [length], shown=shown, timed=False)
+        if with_memory:
+            rows = over_memory(opened, valid, settings, [length], reporter, timed=False)
         else:
-            rows = memory.over_windows(opened, valid, reading, [length], stride, windows=wishes.batch_size, shown=shown)
+            rows = over_windows(
+                opened, valid, settings, [length], reporter, stride=stride, batch_size=options.batch_size
+            )
         row, _ = next(rows)
-        console.say(f"{option} {length}: valid perplexity {metrics.format_measure(row['ppl'])}, {row['bpc']:.4f} bits")
+        reporter.say(f"{option} {length}: valid perplexity {metrics.format_measure(row['ppl'])}, {row['bpc']:.4f} bits")
         return float(row["loss_nats"])
 
-    # Where every query sees M keys, M = 0 is another reading: 1 to L keys, those of the segment.
-    least = 0 if recurrent and reading.same_length == "off" else step
+    # If every query sees M keys, M = 0 is not comparable: queries then see the 1 to L keys of their segment.
+    least = 0 if with_memory and settings.same_length == "off" else step
     outcome = effective_length.find(loss_at, least=least, step=step, longest=longest)
-    console.say(
-        f"found {option} {outcome.length}{'' if outcome.ended else '; the longest that could be tried still gains'}"
-    )
+    remark = "" if outcome.ended else "; the longest length tried still lowers the perplexity"
+    reporter.say(f"selected {option} {outcome.length}{remark}")
     return {
         "option": option,
         "split": "valid",
@@ -71,3 +67,19 @@ def search(
         "gains_ended": outcome.ended,
         "tried": [{"length": length, "loss_nats": loss} for length, loss in outcome.tried.items()],
     }
+
+
+def _longest(opened: "OpenRun", valid: ScoredText, *, with_memory: bool, stride: int) -> int:
+    """Return the longest length to try: the text's, or that of the learned positions.
+
+    Raises:
+        UsageError: the stride is longer.
+    """
+    longest, known = len(valid.targets), opened.run.settings.model.longest_window
+    if not with_memory and known is not None:
+        longest = min(longest, known)
+    if stride > longest:
+        raise UsageError(
+            f"--stride {stride} exceeds the longest window that can be tried, {longest}; give at most that"
+        )
+    return longest

@@ -1,15 +1,14 @@
-"""What `txl eval` scores: a split of the run's store, or any text."""
+"""Texts that are scored: a split of the run's store, or a text of the user's."""
 
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corpora.locate import printable
-from txlcli import console
 from txlcli.config import recipe
-from txlcli.errors import StoreError, UsageError, VocabularyError
-from txlcli.options import read_stdin
+from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
+from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,9 +19,18 @@ if TYPE_CHECKING:
     from txlcli.runs.run_folder import Run
 
 
+@dataclasses.dataclass(frozen=True)
+class UserText:
+    """Text of the user's."""
+
+    name: str
+    """File, as given on the command line; - is standard input."""
+    data: bytes
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredText:
-    """What is scored: inputs and targets (T,), and what the targets stand for."""
+    """Text to score: inputs and targets (T,), and the original text that the targets stand for."""
 
     title: str
     inputs: "NDArray[np.integer]"
@@ -31,78 +39,76 @@ class ScoredText:
     unit: str
     conventions: dict[str, str]
     paper: float | None = None
-    """What the paper reports for the run's recipe on this split, in the corpus's metric."""
+    """Result of the paper for the run's recipe on this split, in the corpus's metric."""
     corpus: str | None = None
-    """The corpus of the store; None for a text of the user's own."""
+    """Corpus of the store; None for a user's text."""
     split: str | None = None
-    """The split that it is, or the head of; None for a text of the user's own."""
+    """Split that this is all or the beginning of; None for a user's text."""
     whole: bool = True
-    """Whether all that can be predicted is."""
+    """True if every token that can be predicted is scored."""
     digest: str | None = None
-    """What tells the split from others; None for a text of the user's own."""
-    may_be_learned: bool | None = None
-    """Whether the split may hold text that the run was trained on; None where nobody knows."""
+    """SHA-256 of the split; None for a user's text."""
+    may_be_trained_on: bool | None = None
+    """True if the split may contain training data of the run; None if unknown."""
 
 
-def of_split(opened: "OpenRun", split: str, positions: int | None, data_dir: Path) -> ScoredText:
-    """A split of the run's store, or its first positions; says where the run may have learned it.
+def split_text(opened: "OpenRun", split: str, positions: int | None, data_dir: Path, reporter: Reporter) -> ScoredText:
+    """Return a split of the run's store, or its first positions; warn if it may contain training data.
 
     Raises:
-        StoreError: the store or the split is missing, or there is nothing to predict.
-        VocabularyError: the store has another vocabulary than the run.
+        StoreError: the store or the split is missing, or contains no token to predict.
+        VocabularyError: the vocabulary of the store is not the run's.
     """
     store = opened.store(data_dir)
-    tell_learned(opened, store, split)
-    return _head(opened, store, split, positions)
+    warn_if_trained_on(opened, store, split, reporter)
+    return _first_positions(opened, store, split, positions)
 
 
-def tell_learned(opened: "OpenRun", store: "TokenStore", split: str) -> None:
-    """Say where a split may hold text that the run was trained on."""
+def warn_if_trained_on(opened: "OpenRun", store: "TokenStore", split: str, reporter: Reporter) -> None:
+    """Warn if a split may contain text that the run was trained on."""
     if opened.trained_on_another(store):
-        console.say(
-            f"{store.path} has another train split than {opened.run.folder} was trained on: it was prepared again, and "
-            f"its {split} split may hold text that the run has learned"
+        reporter.say(
+            f"{store.path} was prepared again: its train split is not the one {opened.run.folder} was trained on, and "
+            f"its {split} split may contain training data of that run"
         )
 
 
-def to_search_on(opened: "OpenRun", positions: int | None, data_dir: Path) -> ScoredText:
-    """The valid split, or its first positions, which settle what is then applied to the text that is scored.
+def validation_text(opened: "OpenRun", positions: int | None, data_dir: Path) -> ScoredText:
+    """Return the validation split, or its first positions, to search for settings that are applied to another text.
 
     Raises:
-        StoreError: the store or the split is missing, or there is nothing to predict.
-        VocabularyError: the store has another vocabulary than the run.
+        StoreError: the store or the split is missing, or contains no token to predict.
+        VocabularyError: the vocabulary of the store is not the run's.
     """
-    return _head(opened, opened.store(data_dir), "valid", positions)
+    return _first_positions(opened, opened.store(data_dir), "valid", positions)
 
 
-def _head(opened: "OpenRun", store: "TokenStore", split: str, positions: int | None) -> ScoredText:
+def _first_positions(opened: "OpenRun", store: "TokenStore", split: str, positions: int | None) -> ScoredText:
     from txlcli.core.training.segments import scored_stream
 
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
-    scored = _scored(store, split, len(targets))
-    paper = _published(opened.run, store, split)
     predictable = len(ids) - 1 if store.vocab.boundary is None else len(ids)
     return ScoredText(
         title=f"{store.name} {split}",
         inputs=inputs,
         targets=targets,
-        scored=scored,
+        scored=_scored(store, split, len(targets)),
         unit=store.unit,
         conventions=store.conventions,
-        paper=paper,
+        paper=_published(opened.run, store, split),
         corpus=store.corpus,
         split=split,
         whole=len(targets) == predictable,
         digest=store.digest(split),
-        may_be_learned=split == "train" or opened.trained_on_another(store),
+        may_be_trained_on=split == "train" or opened.trained_on_another(store),
     )
 
 
 def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
-    """The paper's result, where this is the paper's model on the paper's corpus."""
+    """Return the paper's result if both the model and the corpus are the paper's."""
     published = run.settings.published
     same_model = (run.vocab_size, run.parameters) == (published.vocab_size, published.parameters)
     if not same_model or run.recipe_name not in recipe.packaged_names():
@@ -112,7 +118,7 @@ def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
 
 
 def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
-    """The words and bytes that the scored tokens stand for; only a whole split has them counted."""
+    """Return the words and bytes that the scored tokens stand for, where they are known: for whole splits."""
     info = store.info(split)
     whole = count == info.tokens
     words = info.words if whole and info.words else None
@@ -121,27 +127,27 @@ def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
     return metrics.Scored(tokens=count, words=words, bytes=info.bytes if whole and store.every_byte_scored else None)
 
 
-def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
-    """A text file, or standard input where the file is "-"; a vocabulary of bytes reads any bytes.
+def encode_text(opened: "OpenRun", source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
+    """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data.
 
     Raises:
-        UsageError: it cannot be read.
-        VocabularyError: it is no UTF-8, has symbols that the vocabulary lacks, or nothing to predict.
+        VocabularyError: the text is not UTF-8, contains symbols that are not in the vocabulary, or has no token to
+            predict.
     """
     from txlcli.core.training.segments import scored_stream
 
-    data, vocab = _read(file), opened.vocab
-    text = _decoded(file, data) if vocab.kind != "byte" else None
-    if text and vocab.kind == "char" and "\n" not in vocab.ids_of:
-        text = text.removesuffix("\n").removesuffix("\r")  # which editors put there; text8 knows no lines
+    vocab, data = opened.vocab, source.data
+    text = _decode(source) if vocab.tokenizer != "byte" else None
+    if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:
+        text = text.removesuffix("\n").removesuffix("\r")  # added by editors; text8 has no line ends
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
-        raise VocabularyError(f"--text {file}: no token to predict; give a longer text")
-    lost = int((targets == vocab.unknown).sum()) if vocab.unknown is not None else 0
-    if lost:
-        console.say(f"{lost:,} of {len(targets):,} tokens are unknown to the vocabulary and read as <unk>")
-    unit = "piece" if vocab.kind == "sentencepiece" else vocab.kind
+        raise VocabularyError(f"--text {source.name}: no token to predict; give a longer text")
+    unknown = int((targets == vocab.unknown).sum()) if vocab.unknown is not None else 0
+    if unknown:
+        reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
+    unit = "piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer
     words = size = None
     if text is None:
         size = None if vocab.dropped else len(targets)
@@ -149,7 +155,7 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
         words = len(text.split()) + text.count("\n") if vocab.boundary is not None else None
         size = len(data) if unit == "piece" else None
     return ScoredText(
-        title=printable(file),
+        title=printable(source.name),
         inputs=inputs,
         targets=targets,
         scored=metrics.Scored(tokens=len(targets), words=words, bytes=size),
@@ -158,15 +164,8 @@ def of_file(opened: "OpenRun", file: str, positions: int | None) -> ScoredText:
     )
 
 
-def _read(file: str) -> bytes:
+def _decode(source: UserText) -> str:
     try:
-        return read_stdin() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
-
-
-def _decoded(file: str, data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
+        return source.data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise VocabularyError(f"--text {file}: no UTF-8 at byte {error.start}; convert it first") from error
+        raise VocabularyError(f"--text {source.name}: not UTF-8 at byte {error.start}; convert it first") from error

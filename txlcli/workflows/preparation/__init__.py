@@ -1,1 +1,1 @@
-"""From the text of a corpus to a token store: planned, cut into chunks, counted, encoded, written."""
+"""Turns the text of a corpus into a token store: reads it in chunks, builds a vocabulary, writes the encoded splits."""

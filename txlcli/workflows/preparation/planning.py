@@ -1,28 +1,27 @@
-"""Turns the wishes of `txl prepare` into a plan that can be carried out."""
+"""Checks the options of `txl prepare` and turns them into a plan."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import corpora
-from corpora.corpus import Corpus, ReadWishes
+from corpora.corpus import Corpus, ReadOptions
 from txlcli.config.settings import PLAIN_NAME
-from txlcli.data.vocabulary import Kind, Vocab
+from txlcli.data.vocabulary import TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
 from txlcli.exchange import vocabularies
 from txlcli.workflows.preparation.workers import default_workers
 
-PIECES = 8000  # SentencePiece's size where none is asked for
-SHARES_SUM = 100.0
+DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
 
 
 @dataclass(frozen=True)
-class PrepareWishes:
-    """What the user asked for; None means that the corpus decides."""
+class PrepareOptions:
+    """Options of the user; None means that the corpus decides."""
 
     source: Path | None = None
     name: str | None = None
-    tokenizer: Kind | None = None
+    tokenizer: TokenizerName | None = None
     vocab_size: int | None = None
     min_count: int | None = None
     sp_type: str | None = None
@@ -34,137 +33,145 @@ class PrepareWishes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be prepared, checked: every wish can be honoured."""
+    """A preparation whose options have been checked."""
 
     corpus: Corpus
     source: Path | None
-    """The file, folder or archive to read; None means that it is downloaded."""
+    """The file, folder or archive to read; None if the corpus is downloaded."""
     store: Path
-    kind: Kind
-    own: bool
-    """Whether the benchmark's own convention holds."""
+    tokenizer: TokenizerName
+    own_convention: bool
+    """True if the benchmark's own tokenizer and vocabulary are used."""
     vocab_size: int | None
     min_count: int
     bpe: bool
-    read: ReadWishes
+    read: ReadOptions
     workers: int
     vocab: Vocab | None = None
-    """A vocabulary that is there already; None means that the text gives it."""
+    """An existing vocabulary; None if it is built from the text."""
 
     @property
     def downloads(self) -> Path:
-        """Where original files are kept."""
+        """Folder that keeps the original files."""
         return self.store.parent / "downloads" / self.corpus.name
 
 
-def make_plan(what: str, data_dir: Path, wishes: PrepareWishes, *, force: bool = False) -> Plan:
-    """Check the wishes and fill in what the corpus decides.
+def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, force: bool = False) -> Plan:
+    """Check the options and fill in what the corpus decides.
 
     Raises:
-        UsageError: an unknown corpus, or an option that is wrong or would do nothing.
-        CorpusInputError: the source is not there.
-        StoreError: the store exists and `force` is not given.
+        UsageError: an unknown corpus, or an option that is wrong or has no effect.
+        CorpusInputError: the source does not exist.
+        StoreError: the store exists and `force` is not set.
     """
-    corpus, source = _find(what, wishes)
-    vocab = _given_vocabulary(wishes)
-    kind: Kind = wishes.tokenizer or (vocab.kind if vocab else corpus.unit)
-    own = kind == corpus.unit
-    _refuse_idle(wishes, corpus, kind, own)
-    pieces = (wishes.vocab_size or PIECES) if kind == "sentencepiece" else wishes.vocab_size
-    bpe = wishes.sp_type == "bpe"
+    corpus, source = _find_source(corpus_or_path, options)
+    vocab = _given_vocabulary(options)
+    tokenizer: TokenizerName = options.tokenizer or (vocab.tokenizer if vocab else corpus.unit)
+    own_convention = tokenizer == corpus.unit
+    _refuse_unused(options, corpus, tokenizer)
+    vocab_size = options.vocab_size
+    if tokenizer == "sentencepiece" and not vocab_size:
+        vocab_size = DEFAULT_VOCAB_SIZE
+    bpe = options.sp_type == "bpe"
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"--data-dir {data_dir} is a file; give a folder")
-    suffix = f"-vocab-{vocab.fingerprint[:8]}" if vocab else _suffix(wishes, kind, own, pieces, bpe)
-    store = data_dir / f"{_store_name(wishes, corpus, source, suffix)}.h5"
+    suffix = f"-vocab-{vocab.fingerprint[:8]}" if vocab else _suffix(options, corpus, tokenizer, vocab_size)
+    store = data_dir / f"{_store_name(options, corpus, source, suffix)}.h5"
     if store.exists() and not force:
         raise StoreError(f"{store} exists already; add --force to overwrite it, or give another --name")
     return Plan(
         corpus=corpus,
         source=source,
         store=store,
-        kind=kind,
-        own=own,
-        vocab_size=_at_least(2, "--vocab-size", pieces),
-        min_count=_at_least(1, "--min-count", wishes.min_count) or 1,
+        tokenizer=tokenizer,
+        own_convention=own_convention,
+        vocab_size=_at_least(2, "--vocab-size", vocab_size),
+        min_count=_at_least(1, "--min-count", options.min_count) or 1,
         bpe=bpe,
-        read=ReadWishes(released=wishes.released_convention, shares=_shares(wishes.split)),
-        workers=_at_least(1, "--workers", wishes.workers) or default_workers(),
+        read=ReadOptions(released=options.released_convention, shares=_parse_shares(options.split)),
+        workers=_at_least(1, "--workers", options.workers) or default_workers(),
         vocab=vocab,
     )
 
 
-def _given_vocabulary(wishes: PrepareWishes) -> Vocab | None:
-    """The vocabulary of a file that the user names, which settles everything that would build one."""
-    if wishes.vocab is None:
+def _given_vocabulary(options: PrepareOptions) -> Vocab | None:
+    """Read the vocabulary file that the user named; it replaces all options that describe a vocabulary."""
+    if options.vocab is None:
         return None
-    options = {
-        "--tokenizer": wishes.tokenizer,
-        "--vocab-size": wishes.vocab_size,
-        "--min-count": wishes.min_count,
-        "--sp-type": wishes.sp_type,
-        "--released-convention": wishes.released_convention or None,
+    values = {
+        "--tokenizer": options.tokenizer,
+        "--vocab-size": options.vocab_size,
+        "--min-count": options.min_count,
+        "--sp-type": options.sp_type,
+        "--released-convention": options.released_convention or None,
     }
-    idle = [option for option, value in options.items() if value is not None]
-    if idle:
-        raise UsageError(f"{idle[0]} does nothing with --vocab, which brings all of that along; leave it out")
-    return vocabularies.read(wishes.vocab)
+    unused = [option for option, value in values.items() if value is not None]
+    if unused:
+        raise UsageError(f"{unused[0]} has no effect with --vocab, whose file includes it; leave it out")
+    return vocabularies.read(options.vocab)
 
 
-def _find(what: str, wishes: PrepareWishes) -> tuple[Corpus, Path | None]:
-    """The corpus of that name and its source, or the own text at that path."""
-    source = wishes.source
-    if what not in corpora.CORPORA:
-        if not Path(what).exists():
-            raise UnknownNameError("corpus or path", what, corpora.CORPORA)
+def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, Path | None]:
+    """Return the corpus of that name and its source, or the user's own text at that path."""
+    source = options.source
+    if corpus_or_path not in corpora.CORPORA:
+        path = Path(corpus_or_path)
+        if not path.exists():
+            raise UnknownNameError("corpus or path", corpus_or_path, corpora.CORPORA)
         if source is not None:
-            raise UsageError(f'--source goes with a corpus, and "{what}" is none; prepare the path alone')
-        if not (Path(what).is_file() or Path(what).is_dir()):
-            raise CorpusInputError(f"{what} is no regular file or folder; save its text to a file first")
-        return corpora.OWN_TEXT, Path(what)
-    corpus = corpora.CORPORA[what]
+            raise UsageError(
+                f'--source needs the name of a corpus, and "{corpus_or_path}" is not one; prepare the path without it'
+            )
+        if not (path.is_file() or path.is_dir()):
+            raise CorpusInputError(f"{path} is no regular file or folder; save its text to a file first")
+        return corpora.OWN_TEXT, path
+    corpus = corpora.CORPORA[corpus_or_path]
     if source is not None and not source.exists():
-        raise CorpusInputError(f"no file or folder at {source}; give --source an archive, folder or file of {what}")
+        raise CorpusInputError(
+            f"no file or folder at {source}; give --source an archive, folder or file of {corpus_or_path}"
+        )
     return corpus, source or (corpus.home() if corpus.home else None)
 
 
-def _refuse_idle(wishes: PrepareWishes, corpus: Corpus, kind: Kind, own: bool) -> None:
-    """Refuse options that would change nothing."""
-    fixed = f"the {kind} vocabulary of {corpus.name} is fixed" if own else f"--tokenizer is {kind}"
-    if wishes.vocab_size is not None and (own or kind not in ("word", "sentencepiece")):
-        raise UsageError(f"--vocab-size does nothing here ({fixed}); it goes with --tokenizer word or sentencepiece")
-    if wishes.min_count is not None and (own or kind not in ("word", "char")):
-        raise UsageError(f"--min-count does nothing here ({fixed}); it goes with --tokenizer word or char")
-    if wishes.sp_type is not None and kind != "sentencepiece":
-        raise UsageError(f"--sp-type does nothing with --tokenizer {kind}; it goes with --tokenizer sentencepiece")
-    if wishes.split is not None and not corpus.splittable:
-        raise UsageError(f"--split does nothing here: the splits of {corpus.name} are fixed; leave it out")
-    if wishes.released_convention and not (corpus.released_conventions and own):
-        known = ", ".join(name for name, one in corpora.CORPORA.items() if one.released_conventions)
-        raise UsageError(f"--released-convention does nothing here; it goes with {known} and their own tokenizer")
+def _refuse_unused(options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName) -> None:
+    """Refuse options that would have no effect."""
+    own = tokenizer == corpus.unit
+    reason = f"the {tokenizer} vocabulary of {corpus.name} is fixed" if own else f"--tokenizer is {tokenizer}"
+    if options.vocab_size is not None and (own or tokenizer not in ("word", "sentencepiece")):
+        raise UsageError(
+            f"--vocab-size has no effect here ({reason}); it is for --tokenizer word and --tokenizer sentencepiece"
+        )
+    if options.min_count is not None and (own or tokenizer not in ("word", "char")):
+        raise UsageError(f"--min-count has no effect here ({reason}); it is for --tokenizer word and --tokenizer char")
+    if options.sp_type is not None and tokenizer != "sentencepiece":
+        raise UsageError(f"--sp-type has no effect with --tokenizer {tokenizer}; it is for --tokenizer sentencepiece")
+    if options.split is not None and not corpus.splittable:
+        raise UsageError(f"--split has no effect here: the splits of {corpus.name} are fixed; leave it out")
+    if options.released_convention and not (corpus.released_conventions and own):
+        known = ", ".join(name for name, other in corpora.CORPORA.items() if other.released_conventions)
+        raise UsageError(f"--released-convention has no effect here; it is for {known} with their own tokenizer")
 
 
-def _suffix(wishes: PrepareWishes, kind: Kind, own: bool, pieces: int | None, bpe: bool) -> str:
-    if kind == "sentencepiece":
-        return f"-{'bpe' if bpe else 'sp'}{pieces}"
-    if wishes.released_convention:
+def _suffix(options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, vocab_size: int | None) -> str:
+    if tokenizer == "sentencepiece":
+        return f"-{'bpe' if options.sp_type == 'bpe' else 'sp'}{vocab_size}"
+    if options.released_convention:
         return "-released"
-    return "" if own else f"-{kind}"
+    return "" if tokenizer == corpus.unit else f"-{tokenizer}"
 
 
-def _store_name(wishes: PrepareWishes, corpus: Corpus, source: Path | None, suffix: str) -> str:
-    if wishes.name is not None:
-        if not re.fullmatch(PLAIN_NAME, wishes.name):
-            raise UsageError(f'--name "{wishes.name}" is no plain name; use letters, digits, ".", "-" and "_"')
-        return wishes.name
+def _store_name(options: PrepareOptions, corpus: Corpus, source: Path | None, suffix: str) -> str:
+    if options.name is not None:
+        if not re.fullmatch(PLAIN_NAME, options.name):
+            raise UsageError(f'--name "{options.name}" is no plain name; use letters, digits, ".", "-" and "_"')
+        return options.name
     if corpus is not corpora.OWN_TEXT or source is None:
         return corpus.name + suffix
     path = source.resolve()
     plain = re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("-.")
     if plain.removesuffix("-released") in corpora.CORPORA:
-        raise UsageError(
-            f'"{plain}" is what a benchmark\'s own store is called; give your text another name with --name'
-        )
-    return (plain or "text") + (suffix if wishes.vocab is not None else "")
+        raise UsageError(f'"{plain}" is the name of a benchmark\'s own store; choose another with --name')
+    return (plain or "text") + (suffix if options.vocab is not None else "")
 
 
 def _at_least(least: int, option: str, value: int | None) -> int | None:
@@ -173,15 +180,14 @@ def _at_least(least: int, option: str, value: int | None) -> int | None:
     return value
 
 
-def _shares(text: str | None) -> tuple[float, float, float] | None:
-    """Shares of train, valid and test in percent from "90,5,5"."""
+def _parse_shares(text: str | None) -> tuple[float, float, float] | None:
+    """Parse shares of train, valid and test in percent, such as "90,5,5"."""
     if text is None:
         return None
     try:
         train, valid, test = (float(part) for part in text.split(","))
     except ValueError:
         train = valid = test = -1.0
-    sound = train > 0 and min(valid, test) >= 0 and abs(train + valid + test - SHARES_SUM) < 1e-6
-    if not sound:
+    if not (train > 0 and min(valid, test) >= 0 and abs(train + valid + test - 100) < 1e-6):
         raise UsageError(f'--split "{text}" is not three shares of train, valid and test that sum to 100; try 90,5,5')
     return train, valid, test

@@ -1,15 +1,15 @@
-"""The losses behind `txl recl`: those that a file has, and those that must be computed."""
+"""Losses for `txl recl`: reads those that its file has, computes the others."""
 
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from txlcli import console
 from txlcli.errors import TrainingError
-from txlcli.workflows.evaluation import memory
+from txlcli.workflows.evaluation.record import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.recl.group import Member
+from txlcli.workflows.reporter import Reporter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """What one model has to read: for each context length, the positions without a known loss."""
+class MissingLosses:
+    """Losses of one model that its file does not have."""
 
     member: Member
     facts: dict[str, Any]
-    missing: Mapping[int, "NDArray[np.int64]"]
+    positions: Mapping[int, "NDArray[np.int64]"]
+    """Positions to score, by context length."""
 
     @property
     def tokens(self) -> int:
-        """Tokens to read."""
-        return sum(context_len * len(positions) for context_len, positions in self.missing.items())
+        """Number of tokens to read."""
+        return sum(context_len * len(positions) for context_len, positions in self.positions.items())
 
     @property
-    def losses(self) -> int:
-        """Losses to compute."""
-        return sum(map(len, self.missing.values()))
+    def count(self) -> int:
+        """Number of losses to compute."""
+        return sum(map(len, self.positions.values()))
 
 
 def group_losses(
@@ -42,17 +43,17 @@ def group_losses(
     text: ScoredText,
     positions: "NDArray[np.int64]",
     contexts: Sequence[int],
+    reporter: Reporter,
     *,
     context_file: "ContextFile",
-    windows: int | None,
-    shown: bool,
+    batch_size: int | None,
 ) -> "NDArray[np.float32]":
-    """The losses l_i(c, t) of all models, (N models, C context lengths, P positions).
+    """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
 
-    What the file lacks is computed, and kept there even if something stops it midway.
+    Losses that the file does not have are computed and added to it, also if the computation is interrupted.
 
     Raises:
-        StoreError: the losses cannot be kept.
+        StoreError: the losses cannot be saved.
         TrainingError: a loss is not finite.
     """
     import numpy as np
@@ -61,69 +62,74 @@ def group_losses(
     from txlcli.data.context_file import key_of
 
     digest = hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest()
-    works = []
+    all_missing = []
     for member in group:
         facts = member.facts(digest)
-        lengths = dict.fromkeys(read_length(member.model, member.how, context_len) for context_len in contexts)
+        lengths = dict.fromkeys(read_length(member.model, member.settings, context_len) for context_len in contexts)
         missing = {length: context_file.missing(key_of(facts), length, positions) for length in lengths}
-        works.append(Work(member, facts, {length: left for length, left in missing.items() if len(left)}))
-    _announce(works, text, positions, contexts, context_file=context_file, windows=windows)
-    for work in works:
-        _compute(work, text, context_file=context_file, windows=windows, shown=shown)
+        all_missing.append(
+            MissingLosses(member, facts, {length: part for length, part in missing.items() if len(part)})
+        )
+    _announce(all_missing, text, positions, contexts, reporter, context_file=context_file, batch_size=batch_size)
+    for missing_losses in all_missing:
+        _compute(missing_losses, text, reporter, context_file=context_file, batch_size=batch_size)
     return np.array(
         [
             [
                 context_file.losses(
-                    key_of(work.facts), read_length(work.member.model, work.member.how, context_len), positions
+                    key_of(one.facts), read_length(one.member.model, one.member.settings, context_len), positions
                 )
                 for context_len in contexts
             ]
-            for work in works
+            for one in all_missing
         ]
     )
 
 
 def _announce(
-    works: Sequence[Work],
+    all_missing: Sequence[MissingLosses],
     text: ScoredText,
     positions: "NDArray[np.int64]",
     contexts: Sequence[int],
+    reporter: Reporter,
     *,
     context_file: "ContextFile",
-    windows: int | None,
+    batch_size: int | None,
 ) -> None:
-    """Say what it will cost, after a short measurement."""
-    models = f"{len(works)} model{'s' if len(works) > 1 else ''}"
-    console.say(
+    """Report the work to do and its expected duration, after a short measurement."""
+    models = f"{len(all_missing)} model{'s' if len(all_missing) > 1 else ''}"
+    reporter.say(
         f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths "
         f"({contexts[0]:,} to {contexts[-1]:,} tokens) x {models}"
     )
-    tokens = sum(work.tokens for work in works)
+    tokens = sum(missing.tokens for missing in all_missing)
     if not tokens:
-        console.say(f"every loss is known from {context_file.path}: nothing to compute")
+        reporter.say(f"nothing to compute: {context_file.path} has every loss")
         return
     context_file.check_writable()
-    seconds = sum(work.tokens * _ms_per_token(work, text, windows) / 1e3 for work in works if work.tokens)
-    losses = sum(work.losses for work in works)
-    console.say(
-        f"{losses:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; kept in "
+    seconds = sum(
+        missing.tokens * _ms_per_token(missing, text, batch_size) / 1e3 for missing in all_missing if missing.tokens
+    )
+    count = sum(missing.count for missing in all_missing)
+    reporter.say(
+        f"{count:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; saved in "
         f"{context_file.path}"
     )
 
 
-def _ms_per_token(work: Work, text: ScoredText, windows: int | None) -> float:
+def _ms_per_token(missing: MissingLosses, text: ScoredText, batch_size: int | None) -> float:
     from txlcli.core.measures.contexts import measure_ms_per_token
     from txlcli.core.reading.windows import windows_at_once
 
     # Attention makes a token's time linear in c, so the time at the mean of c over tokens is the mean time.
-    mean = sum(context_len**2 * len(positions) for context_len, positions in work.missing.items()) / work.tokens
-    typical, member = min(work.missing, key=lambda context_len: abs(context_len - mean)), work.member
+    mean = sum(context_len**2 * len(positions) for context_len, positions in missing.positions.items()) / missing.tokens
+    typical, member = min(missing.positions, key=lambda context_len: abs(context_len - mean)), missing.member
     return measure_ms_per_token(
         member.model,
         text.inputs,
-        member.how,
+        member.settings,
         context_len=typical,
-        windows=windows or windows_at_once(member.model.device, typical),
+        windows=batch_size or windows_at_once(member.model.device, typical),
         precision=member.precision,
     )
 
@@ -135,22 +141,29 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-def _compute(work: Work, text: ScoredText, *, context_file: "ContextFile", windows: int | None, shown: bool) -> None:
-    """Compute what is missing for one model, the shortest context first; kept after each context length."""
-    with console.progress(str(work.member.run.folder), total=work.tokens, unit="tokens", shown=shown) as bar:
-        for context_len in work.missing:
+def _compute(
+    missing: MissingLosses,
+    text: ScoredText,
+    reporter: Reporter,
+    *,
+    context_file: "ContextFile",
+    batch_size: int | None,
+) -> None:
+    """Compute the missing losses of one model, the shortest context first; saved after each context length."""
+    with reporter.progress(str(missing.member.run.folder), total=missing.tokens, unit="tokens") as bar:
+        for context_len in missing.positions:
             try:
-                for positions, losses in _computed(work, text, context_len, windows):
-                    context_file.add(work.facts, context_len, positions, losses)
+                for positions, losses in _losses_at(missing, text, context_len, batch_size):
+                    context_file.add(missing.facts, context_len, positions, losses)
                     bar.advance(context_len * len(positions), f"context {context_len:,}")
-            finally:  # what stops it midway costs nothing, what kills it one context length at most
+            finally:  # an exception loses nothing, a killed process at most one context length
                 context_file.save()
 
 
-def _computed(
-    work: Work, text: ScoredText, context_len: int, windows: int | None
+def _losses_at(
+    missing: MissingLosses, text: ScoredText, context_len: int, batch_size: int | None
 ) -> "Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]":
-    """The missing losses at one context length, batch by batch: positions and nats.
+    """Yield the missing losses at one context length, batch by batch: positions and nats.
 
     Raises:
         TrainingError: a loss is not finite.
@@ -160,20 +173,20 @@ def _computed(
     from txlcli.core.measures.contexts import context_losses
     from txlcli.core.reading.windows import windows_at_once
 
-    member = work.member
+    member = missing.member
     for positions, losses in context_losses(
         member.model,
         text.inputs,
         text.targets,
-        work.missing[context_len],
-        member.how,
+        missing.positions[context_len],
+        member.settings,
         context_len=context_len,
-        windows=windows or windows_at_once(member.model.device, context_len),
+        windows=batch_size or windows_at_once(member.model.device, context_len),
         precision=member.precision,
     ):
         if not np.isfinite(losses).all():
-            step = memory.without_finite_loss(member.precision, "train it again")
+            advice = non_finite_advice(member.precision, "train it again")
             raise TrainingError(
-                f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; {step}"
+                f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; {advice}"
             )
         yield positions, losses

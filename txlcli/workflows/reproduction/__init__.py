@@ -1,1 +1,1 @@
-"""The paper's tables and figures, made again at a scale that fits the machine."""
+"""The paper's tables and figures, reproduced at one of three scales."""

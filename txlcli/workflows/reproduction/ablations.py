@@ -1,16 +1,14 @@
-"""Tables 6, 7 and 10: what recurrence, the encoding and the loss are worth."""
+"""Tables 6, 7 and 10: ablations of recurrence, encoding and loss."""
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txlcli.paper import published
 from txlcli.paper.metrics import perplexity
-from txlcli.views import plots
-from txlcli.workflows.reproduction.benchmarks import compared, read_as_recipe
-from txlcli.workflows.reproduction.report import Claim, Grid, Section
-from txlcli.workflows.reproduction.workshop import Measured, Workshop
+from txlcli.workflows.reproduction.benchmarks import compare, evaluate_as_recipe
+from txlcli.workflows.reproduction.runner import Measured, Runner
+from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
 TABLE_6 = (
     "ablation-xl-full",
@@ -27,147 +25,148 @@ STANDARD = "words-xl"
 TABLE_7 = ("short-xl", "short-shaw", "short-alone")
 TABLE_10 = ("ablation-xl-full", "ablation-xl-half", "ablation-alone-xl-full-longer", "ablation-alone-xl-half-longer")
 COLUMNS = ["model", "init", "best", "attention", "paper: init", "paper: best", "paper: attention"]
-# For Table 6: the model that is ahead in the paper, the one that is behind, what that says.
+# The model that is better in the paper, the one that is worse, and the claim.
 PAIRS_6 = (
     ("ablation-xl-full", "ablation-alone-xl-full", "Recurrence helps (full loss)"),
     ("ablation-xl-half", "ablation-alone-xl-half", "Recurrence helps (half loss)"),
-    ("ablation-xl-full", "ablation-shaw-full", "With recurrence, the paper's encoding is ahead of Shaw et al.'s"),
+    ("ablation-xl-full", "ablation-shaw-full", "With recurrence, the paper's encoding is better than Shaw et al.'s"),
     (
         "ablation-alone-xl-full",
         "ablation-alone-shaw-full",
-        "Without recurrence, the paper's encoding is ahead of Shaw et al.'s",
+        "Without recurrence, the paper's encoding is better than Shaw et al.'s",
     ),
     (
         "ablation-alone-xl-half",
         "ablation-alone-sinusoid-half",
-        "The paper's encoding is ahead of Vaswani et al.'s (half loss)",
+        "The paper's encoding is better than Vaswani et al.'s (half loss)",
     ),
     (
         "ablation-alone-xl-half",
         "ablation-alone-learned-half",
-        "The paper's encoding is ahead of Al-Rfou et al.'s (half loss)",
+        "The paper's encoding is better than Al-Rfou et al.'s (half loss)",
     ),
-    ("ablation-xl-full", "ablation-xl-half", "Full loss is ahead of half loss with recurrence"),
+    ("ablation-xl-full", "ablation-xl-half", "Full loss is better than half loss with recurrence"),
 )
-NOT_WORSE = 0.005  # of the perplexity, up to four times the trained M
+NOT_WORSE = 0.005  # largest increase of perplexity, relative, up to four times the trained M
 PAIRS_10 = (
     (
         "ablation-xl-full",
         "ablation-alone-xl-full-longer",
-        "At the same cost of memory, recurrence is ahead (full loss)",
+        "With the same training memory, recurrence is better (full loss)",
     ),
     (
         "ablation-xl-half",
         "ablation-alone-xl-half-longer",
-        "At the same cost of memory, recurrence is ahead (half loss)",
+        "With the same training memory, recurrence is better (half loss)",
     ),
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Perplexity of valid by the length of attention; an entry for each seed."""
+    """Perplexity on valid by attention length, for each seed."""
 
     init: Measured
-    """Read as in training: segments of L with a memory of M, or windows of L where there is no recurrence."""
+    """Perplexity with the training settings: segments of L with a memory of M, or windows of L without recurrence."""
     best: Measured
-    """The lowest of all readings."""
+    """Lowest perplexity of all lengths."""
     attn_lens: tuple[int, ...]
-    """The shortest beyond which perplexity falls by less than 0.1 %."""
+    """Shortest length beyond which perplexity falls by less than 0.1 %."""
     tried: tuple[dict[int, float], ...]
-    """Loss in nats by length, of the readings of the search."""
+    """Loss in nats by length, as tried by the search."""
     trained: int
-    """Keys that a query of training sees at most."""
+    """Largest number of keys that a query sees in training."""
 
     def to_table(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data for JSON."""
         return {**dataclasses.asdict(self), "init": self.init.values, "best": self.best.values}
 
 
-def table6(shop: Workshop, folder: Path) -> Section:
-    """Recurrence, encoding and loss on WikiText-103; perplexity of the validation split."""
-    by_model = {key: _lengths(shop, key) for key in (*TABLE_6, STANDARD)}
+def table6(runner: Runner) -> Section:
+    """Compare recurrence, encodings and losses on WikiText-103, by the perplexity on the validation split."""
+    by_model = {part: _lengths(runner, part) for part in (*TABLE_6, STANDARD)}
     printed = published.TABLE_6.rows
-    rows = [_row(row, by_model[key]) for row, key in zip(printed, TABLE_6, strict=False)]
+    rows = [_row(row, by_model[part]) for row, part in zip(printed, TABLE_6, strict=False)]
     standard = printed[len(TABLE_6) :]
     rows.append(_row(standard[0], by_model[STANDARD]))
-    trained = shop.model(STANDARD).settings().train.mem_len
+    trained = runner.model(STANDARD).settings().train.mem_len
     # 450 and 300 keys are three and two times the 150 of training.
     lengths = (3 * trained, 2 * trained)
-    by_seed = _read_at(shop, STANDARD, lengths)
+    by_seed = _losses_at(runner, STANDARD, lengths)
     for row, mem_len in zip(standard[1:], lengths, strict=True):
         value = Measured(tuple(perplexity(losses[mem_len]) for losses in by_seed))
         rows.append(_cells(row, "-", str(value), str(mem_len)))
     claims = [
         *_claims(by_model, PAIRS_6),
-        _longer(by_model["ablation-xl-full"]),
-        _flat(shop, by_model["ablation-xl-full"]),
+        _check_longer(by_model["ablation-xl-full"]),
+        _check_harmless(runner, by_model["ablation-xl-full"]),
     ]
-    return _section(shop, 6, published.TABLE_6.title, rows, claims, by_model, _drawn(by_model, folder, "table6"))
+    return _section(runner, 6, published.TABLE_6.title, rows, claims, by_model)
 
 
-def table10(shop: Workshop, folder: Path) -> Section:
-    """As Table 6, with longer segments where there is no recurrence, so that training needs as much memory."""
-    by_model = {key: _lengths(shop, key) for key in TABLE_10}
+def table10(runner: Runner) -> Section:
+    """Compare as in Table 6, with longer segments without recurrence, so that training needs the same memory."""
+    by_model = {part: _lengths(runner, part) for part in TABLE_10}
     rows = []
-    for row, key in zip(published.TABLE_10.rows, TABLE_10, strict=True):
-        cells = _row(row, by_model[key])
-        cells[0] += f", backprop {shop.model(key).settings().train.seg_len} (paper: {row.backprop_len})"
+    for row, part in zip(published.TABLE_10.rows, TABLE_10, strict=True):
+        cells = _row(row, by_model[part])
+        cells[0] += f", backprop {runner.model(part).settings().train.seg_len} (paper: {row.backprop_len})"
         rows.append(cells)
     claims = _claims(by_model, PAIRS_10)
-    section = _section(shop, 10, published.TABLE_10.title, rows, claims, by_model, _drawn(by_model, folder, "table10"))
-    return dataclasses.replace(section, notes=[*section.notes, _text_per_step(shop)])
+    section = _section(runner, 10, published.TABLE_10.title, rows, claims, by_model)
+    return dataclasses.replace(section, notes=[*section.notes, _text_per_step(runner)])
 
 
-def _text_per_step(shop: Workshop) -> str:
-    """How much the rows of Table 10 read: with longer segments it may be more."""
-    trained = [shop.model(key).settings().train for key in TABLE_10]
-    told = (f"{one.batch_size} lanes of {one.seg_len}" for one in trained)
-    return f"A step reads, row by row: {', '.join(told)} tokens."
+def _text_per_step(runner: Runner) -> str:
+    """Return the tokens per step of each row of Table 10, which differ with the segment length."""
+    settings = (runner.model(part).settings().train for part in TABLE_10)
+    steps = (f"{train.batch_size} x {train.seg_len}" for train in settings)
+    return f"Tokens per step (batch size x segment length), row by row: {', '.join(steps)}."
 
 
-def table7(shop: Workshop) -> Section:
-    """Recurrence and encoding on One Billion Word, whose sentences know nothing of each other."""
+def table7(runner: Runner) -> Section:
+    """Compare recurrence and encodings on One Billion Word, whose sentences are independent of each other."""
     perplexities = {
-        key: Measured(tuple(read_as_recipe(shop, key, seed, "test", "ppl") for seed in shop.seeds)) for key in TABLE_7
+        part: Measured(tuple(evaluate_as_recipe(runner, part, seed, "test", "ppl") for seed in runner.seeds))
+        for part in TABLE_7
     }
     printed = dict(zip(TABLE_7, published.TABLE_7.rows, strict=True))
-    rows = [[printed[key].name, str(perplexities[key]), str(printed[key].ppl)] for key in TABLE_7]
-    text = "{} is ahead of {}"
+    rows = [[printed[part].name, str(perplexities[part]), str(printed[part].ppl)] for part in TABLE_7]
     claims = [
-        compared(text.format("recurrence", "none"), perplexities["short-xl"], perplexities["short-alone"]),
-        compared(
-            text.format("the paper's encoding", "Shaw et al.'s"), perplexities["short-xl"], perplexities["short-shaw"]
+        compare("Recurrence helps", perplexities["short-xl"], perplexities["short-alone"]),
+        compare(
+            "The paper's encoding is better than Shaw et al.'s", perplexities["short-xl"], perplexities["short-shaw"]
         ),
     ]
+    caption = "Perplexity on the test split; the paper does not name the split."
     return Section(
         name="table7",
         title=f"Table 7: {published.TABLE_7.title}",
-        scale=shop.scale.name,
-        notes=[shop.scale.says],
-        grids=[Grid(["method", "ppl", "paper: ppl"], rows, "Perplexity of the test split; the paper names no split.")],
+        scale=runner.scale.name,
+        notes=[runner.scale.description],
+        grids=[Grid(["method", "ppl", "paper: ppl"], rows, caption)],
         claims=claims,
-        data={key: one.values for key, one in perplexities.items()},
+        data={part: measured.values for part, measured in perplexities.items()},
     )
 
 
-def _lengths(shop: Workshop, key: str) -> Lengths:
-    """A model read as in training, and at the lengths that the search for the best one tries."""
-    train = shop.model(key).settings().train
+def _lengths(runner: Runner, part: str) -> Lengths:
+    """Evaluate a model with its training settings, and at the lengths that the search for the best one tries."""
+    train = runner.model(part).settings().train
     at_training: dict[str, Any]
     if train.mem_len:
-        at_training = {"mem_len": str(train.mem_len), "seg_len": train.seg_len, "same_length": False}
+        at_training = {"mem_len": (train.mem_len,), "seg_len": train.seg_len, "same_length": False}
         auto: dict[str, Any] = {"mem_len": "auto"}
     else:
-        stride = min(shop.scale.stride, train.seg_len)
-        at_training = {"attn_len": str(train.seg_len), "stride": stride}
+        stride = min(runner.scale.stride, train.seg_len)
+        at_training = {"attn_len": (train.seg_len,), "stride": stride}
         auto = {"attn_len": "auto", "stride": stride}
     init, best, lengths, tried = [], [], [], []
-    for seed in shop.seeds:
-        run = shop.run(key, seed)
-        init.append(float(shop.evaluated(run, "valid", **at_training)["rows"][0]["ppl"]))
-        search = shop.evaluated(run, "valid", **auto)["search"]
-        tried.append({one["length"]: one["loss_nats"] for one in search["tried"]})
+    for seed in runner.seeds:
+        run = runner.run(part, seed)
+        init.append(float(runner.evaluate(run, "valid", **at_training)["rows"][0]["ppl"]))
+        search = runner.evaluate(run, "valid", **auto)["search"]
+        tried.append({trial["length"]: trial["loss_nats"] for trial in search["tried"]})
         best.append(min(init[-1], perplexity(min(tried[-1].values()))))
         lengths.append(search["found"])
     return Lengths(
@@ -179,10 +178,10 @@ def _lengths(shop: Workshop, key: str) -> Lengths:
     )
 
 
-def _read_at(shop: Workshop, key: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
-    """The loss in nats at some memory lengths, for each seed."""
-    mem_len = ",".join(map(str, mem_lens))
-    results = [shop.evaluated(shop.run(key, seed), "valid", mem_len=mem_len) for seed in shop.seeds]
+def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
+    """Return the loss in nats by memory length, for each seed."""
+    mem_len = tuple(mem_lens)
+    results = [runner.evaluate(runner.run(part, seed), "valid", mem_len=mem_len) for seed in runner.seeds]
     return [{row["mem_len"]: row["loss_nats"] for row in result["rows"]} for result in results]
 
 
@@ -203,82 +202,74 @@ def _cells(row: published.Ablation, init: str, best: str, lengths: str) -> list[
     ]
 
 
-def _claims(by_model: dict[str, Lengths], pairs: tuple[tuple[str, str, str], ...]) -> list[Claim]:
-    return [compared(text, by_model[better].best, by_model[worse].best) for better, worse, text in pairs]
+def _claims(by_model: Mapping[str, Lengths], pairs: tuple[tuple[str, str, str], ...]) -> list[Claim]:
+    return [compare(text, by_model[better].best, by_model[worse].best) for better, worse, text in pairs]
 
 
-def _longer(by_length: Lengths) -> Claim:
-    """Some length that no query of training has is better than the reading of training."""
+def _check_longer(by_length: Lengths) -> Claim:
+    """Check that an attention length beyond that of training has a lower perplexity than the training settings."""
     text = f"Attention longer than in training ({by_length.trained} keys at most) lowers the perplexity"
     longer = [[loss for length, loss in tried.items() if length > by_length.trained] for tried in by_length.tried]
     if not all(longer):
         return Claim(text, None, f"no length above {by_length.trained} was tried")
-    return compared(text, Measured(tuple(perplexity(min(losses)) for losses in longer)), by_length.init)
+    return compare(text, Measured(tuple(perplexity(min(losses)) for losses in longer)), by_length.init)
 
 
-def _flat(shop: Workshop, by_length: Lengths) -> Claim:
-    """At two and four times the trained M perplexity is within half a percent of all shorter ones, in every seed."""
-    mem_len = shop.model("ablation-xl-full").settings().train.mem_len
+def _check_harmless(runner: Runner, by_length: Lengths) -> Claim:
+    """Check that perplexity at 2 and 4 times the trained M is within 0.5 % of that of all shorter lengths."""
+    mem_len = runner.model("ablation-xl-full").settings().train.mem_len
     lengths = (2 * mem_len, 4 * mem_len)
     worse = dict.fromkeys(lengths, 0.0)
-    for losses, tried in zip(_read_at(shop, "ablation-xl-full", lengths), by_length.tried, strict=True):
+    for losses, tried in zip(_losses_at(runner, "ablation-xl-full", lengths), by_length.tried, strict=True):
         for length in lengths:
             shorter = min(loss for other, loss in (tried | losses).items() if other <= length)
             worse[length] = max(worse[length], perplexity(losses[length] - shorter) - 1)
     text = (
-        f"Up to four times the trained memory ({mem_len}) does no harm (perplexity within {NOT_WORSE:.1%} of what "
-        "shorter ones reach)"
+        f"Up to four times the trained memory ({mem_len}) does no harm (perplexity within {NOT_WORSE:.1%} of that of "
+        "shorter lengths)"
     )
-    told = " and ".join(f"{share:+.2%} at M = {length}" for length, share in worse.items())
-    of_seeds = ", the worst seed" if len(shop.seeds) > 1 else ""
-    return Claim(text, max(worse.values()) <= NOT_WORSE, f"here {told}{of_seeds}")
+    increases = " and ".join(f"{share:+.2%} at M = {length}" for length, share in worse.items())
+    remark = ", the worst seed" if len(runner.seeds) > 1 else ""
+    return Claim(text, max(worse.values()) <= NOT_WORSE, f"here {increases}{remark}")
 
 
-def _drawn(by_model: dict[str, Lengths], folder: Path, name: str) -> list[list[str]]:
-    """Perplexity by length, a curve for each model, as far as the searches went."""
+def _plot(runner: Runner, by_model: Mapping[str, Lengths], file: str) -> list[list[str]]:
+    """Plot perplexity by length, a curve for each model, for all lengths that the searches tried."""
     curves = {
-        key.removeprefix("ablation-"): (
-            [length for length in one.tried[0] if length],
-            [perplexity(loss) for length, loss in one.tried[0].items() if length],
+        part.removeprefix("ablation-"): (
+            [length for length in lengths.tried[0] if length],
+            [perplexity(loss) for length, loss in lengths.tried[0].items() if length],
         )
-        for key, one in by_model.items()
-        if key != STANDARD
+        for part, lengths in by_model.items()
+        if part != STANDARD
     }
-    file = f"{name}.png"
-    plots.draw_curves(
-        folder / file,
+    runner.plots.curves(
+        runner.folder / file,
         curves,
-        x_label="attention length (M with recurrence, the window without)",
-        y_label="perplexity of valid",
-        title="Perplexity by attention length",
-        log_x=True,
+        "attention length (M with recurrence, the window without)",
+        "perplexity on valid",
+        "Perplexity by attention length",
     )
-    return [[file, "Perplexity of valid by attention length, first seed; alone: without recurrence."]]
+    return [[file, "Perplexity on valid by attention length, first seed; alone: without recurrence."]]
 
 
 def _section(
-    shop: Workshop,
-    number: int,
-    title: str,
-    rows: list[list[str]],
-    claims: list[Claim],
-    by_model: dict[str, Lengths],
-    figures: list[list[str]],
+    runner: Runner, number: int, title: str, rows: list[list[str]], claims: list[Claim], by_model: dict[str, Lengths]
 ) -> Section:
-    seeds = len(shop.seeds)
+    seeds = len(runner.seeds)
     caption = (
-        "Perplexity per token of the validation split, as in the paper. init: read as in training (segments of L with "
-        "M before them; windows of L without recurrence). best: the lowest of all lengths read. attention: the "
+        "Perplexity per token of the validation split, as in the paper. init: with the training settings (segments of "
+        "L with M before them; windows of L without recurrence). best: the lowest of all lengths. attention: the "
         "shortest length beyond which perplexity falls by less than 0.1 %. "
-        f"{'One seed' if seeds == 1 else f'Mean and deviation of {seeds} seeds'}."
+        f"{'One seed' if seeds == 1 else f'Mean and standard deviation of {seeds} seeds'}."
     )
     return Section(
         name=f"table{number}",
         title=f"Table {number}: {title}",
-        scale=shop.scale.name,
-        notes=[shop.scale.says],
+        scale=runner.scale.name,
+        notes=[runner.scale.description],
         grids=[Grid(COLUMNS, rows, caption)],
-        figures=figures,
+        figures=_plot(runner, by_model, f"table{number}.png"),
         claims=claims,
-        data={key: one.to_table() for key, one in by_model.items()},
+        data={part: lengths.to_table() for part, lengths in by_model.items()},
     )

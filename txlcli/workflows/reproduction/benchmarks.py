@@ -2,12 +2,13 @@
 
 import itertools
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from txlcli.paper import published
-from txlcli.workflows.reproduction.report import Claim, Grid, Section
-from txlcli.workflows.reproduction.workshop import Measured, Workshop
+from txlcli.workflows.reproduction.runner import Measured, Runner
+from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
-# For each table the models that txl trains: the word of a model, and the name of its row in the paper.
+# For each table the models that txl has: the part in the paper, and the name of the paper's row.
 ROWS: dict[int, tuple[tuple[str, str], ...]] = {
     1: (
         ("words-qrnn", "QRNN"),
@@ -34,7 +35,7 @@ ROWS: dict[int, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True)
 class OurResult:
-    """What one of our models reaches."""
+    """Result of one of our models."""
 
     model: str
     parameters: int
@@ -42,51 +43,51 @@ class OurResult:
     test: Measured
 
 
-def models(number: int) -> tuple[str, ...]:
-    """The models that a table needs."""
-    return tuple(key for key, _ in ROWS[number])
+def parts(number: int) -> tuple[str, ...]:
+    """Return the models that a table needs."""
+    return tuple(part for part, _ in ROWS[number])
 
 
-def make(shop: Workshop, number: int) -> Section:
-    """One of Tables 1 to 5: every row of the paper's, with our numbers where txl has the model."""
-    table = published.BENCHMARKS[number - 1]
+def table(runner: Runner, number: int) -> Section:
+    """Make one of Tables 1 to 5: the paper's rows, with our numbers where txl has the model."""
+    benchmark = published.BENCHMARKS[number - 1]
     our_results = {}
-    for key, name in ROWS[number]:
-        splits = {split: _over_seeds(shop, key, split, table.metric) for split in ("valid", "test")}
-        our_results[name] = OurResult(key, shop.run(key).parameters, **splits)
-    rows = [_row(row, our_results.get(row.name)) for row in table.rows]
-    ours = [(row, our_results[row.name]) for row in table.rows if row.name in our_results]
+    for part, name in ROWS[number]:
+        splits = {split: _over_seeds(runner, part, split, benchmark.metric) for split in ("valid", "test")}
+        our_results[name] = OurResult(part, runner.run(part).parameters, **splits)
+    rows = [_row(row, our_results.get(row.name)) for row in benchmark.rows]
+    ours = [(row, our_results[row.name]) for row in benchmark.rows if row.name in our_results]
     return Section(
         name=f"table{number}",
-        title=f"Table {number}: {table.title}",
-        scale=shop.scale.name,
-        notes=[shop.scale.says, *_stand_ins(shop, models(number))],
-        grids=[Grid(_columns(shop, number), rows, _caption(shop, table.metric))],
-        claims=_claims(ours, table.metric),
-        data={name: asdict(one) for name, one in our_results.items()},
+        title=f"Table {number}: {benchmark.title}",
+        scale=runner.scale.name,
+        notes=[runner.scale.description, *_describe_models(runner, parts(number))],
+        grids=[Grid(_columns(runner, number), rows, _caption(runner, benchmark.metric))],
+        claims=_claims(ours, benchmark.metric),
+        data={name: asdict(result) for name, result in our_results.items()},
     )
 
 
-def read_as_recipe(shop: Workshop, key: str, seed: int, split: str, metric: str) -> float:
-    """A model's result, read as its recipe says; windows where it has no memory."""
-    run = shop.run(key, seed)
+def evaluate_as_recipe(runner: Runner, part: str, seed: int, split: str, metric: str) -> float:
+    """Return a model's result with the settings of its recipe, or by windows if it has no memory."""
+    run = runner.run(part, seed)
     train = run.settings.train
-    windows = {}
+    windows: dict[str, Any] = {}
     if train.mem_len == 0 and not run.settings.model.recurrent_state:
-        windows = {"attn_len": str(train.seg_len), "stride": min(shop.scale.stride, train.seg_len)}
-    return float(shop.evaluated(run, split, **windows)["rows"][0][metric])
+        windows = {"attn_len": (train.seg_len,), "stride": min(runner.scale.stride, train.seg_len)}
+    return float(runner.evaluate(run, split, **windows)["rows"][0][metric])
 
 
-def _columns(shop: Workshop, number: int) -> list[str]:
-    """Ours, with the text that stands for the paper's where it is another, then the paper's."""
-    (store,) = {shop.model(key).settings().corpus.store for key in models(number)}
-    of_text = "" if store == published.BENCHMARKS[number - 1].corpus else f" ({store})"
-    ours = ["parameters", f"valid{of_text}", f"test{of_text}"]
+def _columns(runner: Runner, number: int) -> list[str]:
+    """Return the columns of our results, with the name of the text if it is not the paper's, and of the paper's."""
+    (store,) = {runner.model(part).settings().corpus.store for part in parts(number)}
+    text = "" if store == published.BENCHMARKS[number - 1].corpus else f" ({store})"
+    ours = ["parameters", f"valid{text}", f"test{text}"]
     return ["system", *ours, "paper: parameters", "paper: valid", "paper: test"]
 
 
-def _over_seeds(shop: Workshop, key: str, split: str, metric: str) -> Measured:
-    return Measured(tuple(read_as_recipe(shop, key, seed, split, metric) for seed in shop.seeds))
+def _over_seeds(runner: Runner, part: str, split: str, metric: str) -> Measured:
+    return Measured(tuple(evaluate_as_recipe(runner, part, seed, split, metric) for seed in runner.seeds))
 
 
 def _row(row: published.Result, our_result: OurResult | None) -> list[str]:
@@ -97,36 +98,36 @@ def _row(row: published.Result, our_result: OurResult | None) -> list[str]:
     return [row.label, *ours, *printed]
 
 
-def _caption(shop: Workshop, metric: str) -> str:
-    seeds = len(shop.seeds)
-    said = f"{metric}, lower is better. Ours: {'one seed' if seeds == 1 else f'mean and deviation of {seeds} seeds'}"
-    scored = f", the first {shop.scale.positions:,} tokens of each split" if shop.scale.positions else ""
-    return f"{said}{scored}. Empty: a system that txl does not have."
+def _caption(runner: Runner, metric: str) -> str:
+    seeds = len(runner.seeds)
+    averaged = "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds"
+    scored = f", the first {runner.scale.positions:,} tokens of each split" if runner.scale.positions else ""
+    return f"{metric}, lower is better. Ours: {averaged}{scored}. Empty: a system that txl does not have."
 
 
-def _stand_ins(shop: Workshop, keys: tuple[str, ...]) -> list[str]:
-    """What is trained for each row."""
-    if shop.scale.name == "paper":
+def _describe_models(runner: Runner, parts_: tuple[str, ...]) -> list[str]:
+    """Return the models that are trained instead of the paper's."""
+    if runner.scale.name == "paper":
         return []
-    said = []
-    for key in keys:
-        settings = shop.model(key).settings()
-        said.append(f"{key}: {settings.model.n_layers} layers on {settings.corpus.store}")
-    return [f"Models: {'; '.join(said)}."]
+    models = []
+    for part in parts_:
+        settings = runner.model(part).settings()
+        models.append(f"{part}: {settings.model.n_layers} layers on {settings.corpus.store}")
+    return [f"Models: {'; '.join(models)}."]
 
 
 def _claims(ours: list[tuple[published.Result, OurResult]], metric: str) -> list[Claim]:
-    """The order of the paper's rows, for each two that txl has."""
+    """Compare each two rows that txl has, in the paper's order."""
     ranked = sorted(ours, key=lambda pair: pair[0].test)
     claims = []
     for (better, own), (worse, other) in itertools.combinations(ranked, 2):
         if better.test < worse.test:
-            text = f"{better.name} is ahead of {worse.name}"
-            claims.append(compared(text, own.test, other.test, f"{better.test} and {worse.test} {metric}"))
+            text = f"{better.name} is better than {worse.name}"
+            claims.append(compare(text, own.test, other.test, f"{better.test} and {worse.test} {metric}"))
     return claims
 
 
-def compared(text: str, better: Measured, worse: Measured, paper: str | None = None) -> Claim:
-    """A claim that one number is lower than another; `paper` has the paper's two."""
+def compare(text: str, better: Measured, worse: Measured, paper: str | None = None) -> Claim:
+    """Check the claim that one number is lower than another; `paper` holds the paper's two numbers."""
     detail = f"here {better} and {worse}"
     return Claim(text, better.mean < worse.mean, f"{paper} in the paper, {detail}" if paper else detail)

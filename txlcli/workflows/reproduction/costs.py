@@ -1,4 +1,4 @@
-"""What the trainings of a table or figure take."""
+"""Forecasts the cost of the trainings that a table or figure needs."""
 
 from pathlib import Path
 from typing import Any
@@ -7,41 +7,38 @@ from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.data.token_store import TokenStore
-from txlcli.options import Device
 from txlcli.runs import history, run_folder
 from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.runner import FIRST_SEED
 from txlcli.workflows.reproduction.scales import Model, Scale
-from txlcli.workflows.reproduction.workshop import FIRST_SEED
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 
 BYTES = 256
 
 
 class Costs:
-    """Costs at a scale on this machine; a large matrix product is timed once."""
+    """Costs at a scale on this machine, whose peak rate is measured once."""
 
-    def __init__(self, scale: Scale, *, seeds: int, device: Device, data_dir: Path, runs_dir: Path) -> None:
+    def __init__(self, scale: Scale, *, seeds: int, device: str, data_dir: Path, runs_dir: Path) -> None:
         self._scale, self._seeds, self._data_dir, self._runs_dir = scale, seeds, data_dir, runs_dir
-        self.peak = peak_flops_per_s(pick_device(device.value), "fp32")
+        self.peak = peak_flops_per_s(pick_device(device), "fp32")
         self.share = SHARE_OF_PEAK
 
     def of(self, item: str) -> dict[str, Any]:
-        """The trainings of an item, those of them that are missing, and what these take."""
-        keys = ITEMS[item].models
-        missing = [
-            key for key in keys for seed in range(FIRST_SEED, FIRST_SEED + self._seeds) if not self._is_there(key, seed)
-        ]
-        flops = sum(self._flops(self._scale.models[key]) for key in missing)
+        """Return the number of trainings of an item, of missing ones, and the cost of these."""
+        parts, seeds = ITEMS[item].parts, range(FIRST_SEED, FIRST_SEED + self._seeds)
+        missing = [part for part in parts for seed in seeds if not self._is_finished(part, seed)]
+        flops = sum(self._flops(self._scale.models[part]) for part in missing)
         return {
             "item": item,
-            "models": len(keys) * self._seeds,
+            "models": len(parts) * self._seeds,
             "missing": len(missing),
             "training_flops": flops,
             "seconds": flops / (self.share * self.peak),
         }
 
-    def _is_there(self, key: str, seed: int) -> bool:
-        name = self._scale.run_name(key, seed)
+    def _is_finished(self, part: str, seed: int) -> bool:
+        name = self._scale.run_name(part, seed)
         if not run_folder.is_run(name, self._runs_dir):
             return False
         return history.read(run_folder.open_run(self._runs_dir / name)).state == "finished"
@@ -59,9 +56,9 @@ class Costs:
         return train.max_steps * train.batch_size * train.seg_len * per_token
 
     def _vocab_size(self, model: Model) -> int:
-        """V of the store where it is there; otherwise what the benchmark or the options of its preparation say.
+        """Return the V of the store, or without a store that of the benchmark or of the options of `txl prepare`.
 
-        The benchmark's V stands also for that of a store of a part of it which has fewer words than the model's bands.
+        The benchmark's V is also used if the store, a part of the benchmark, has fewer words than the model's bands.
         """
         settings = model.settings()
         published = settings.published.vocab_size
@@ -70,5 +67,5 @@ class Costs:
             size = TokenStore.open(path).vocab.size
             if published is None or size > max(settings.model.cutoffs, default=0):
                 return size
-        wished = self._scale.texts[settings.corpus.store].options.get("vocab_size")
-        return published or (wished if isinstance(wished, int) else BYTES)
+        requested = self._scale.texts[settings.corpus.store].options.get("vocab_size")
+        return published or (requested if isinstance(requested, int) else BYTES)

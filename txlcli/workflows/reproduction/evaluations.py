@@ -1,4 +1,4 @@
-"""Evaluations made for a report, kept in its folder: what was read once is not read again."""
+"""Stores the evaluations of a report in its folder, so that none is repeated."""
 
 import functools
 import hashlib
@@ -17,79 +17,83 @@ FILE = "evaluations.json"
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What `txl eval` said, and how long that took."""
+class StoredEvaluation:
+    """Result of `txl eval`, and its duration."""
 
     result: dict[str, Any]
     seconds: float
 
 
-class KeptEvaluations:
-    """Evaluations of runs by what they depend on, `key_of`.
+class EvaluationStore:
+    """Evaluations of runs by everything they depend on, see `key_of`.
 
     Args:
-        folder: of the report.
+        folder: folder of the report.
 
     Raises:
-        RunError: the folder's file is damaged.
+        RunError: the file in the folder is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._by_key = self._read()
 
-    def find(self, key: str) -> Kept | None:
-        """An evaluation, if there is one."""
+    def get(self, key: str) -> StoredEvaluation | None:
+        """Return an evaluation, or None if there is none."""
         return self._by_key.get(key)
 
-    def keep(self, key: str, evaluation: Kept) -> None:
+    def add(self, key: str, evaluation: StoredEvaluation) -> None:
         """Add an evaluation.
 
         Raises:
-            TxlError: it cannot be written.
+            TxlError: the file cannot be written.
         """
         self._by_key[key] = evaluation
         try:
-            with replacing(self._path) as beside:
+            with replacing(self._path) as temporary:
                 stored = {key: asdict(one) for key, one in self._by_key.items()}
-                beside.write_text(json.dumps(stored), encoding="utf-8")
+                temporary.write_text(json.dumps(stored), encoding="utf-8")
         except OSError as error:
             raise TxlError(
                 f"{self._path}: cannot be written ({error.strerror}); check the folder and the free space"
             ) from error
 
-    def _read(self) -> dict[str, Kept]:
+    def _read(self) -> dict[str, StoredEvaluation]:
         try:
             stored = json.loads(self._path.read_text(encoding="utf-8"))
-            by_key = {str(key): Kept(dict(one["result"]), float(one["seconds"])) for key, one in stored.items()}
+            return {
+                str(key): StoredEvaluation(dict(one["result"]), float(one["seconds"])) for key, one in stored.items()
+            }
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(f"{self._path}: damaged ({error}); remove it") from error
-        return by_key
 
 
-def key_of(run: Run, store: TokenStore, split: str, options: dict[str, Any], *, machine: str) -> str:
-    """What an evaluation depends on, as one word.
+def key_of(
+    run: Run, store: TokenStore, split: str, options: dict[str, Any], *, machine: str, code: str | None = None
+) -> str:
+    """Return a digest of everything that an evaluation depends on.
 
     Args:
-        run: its weights and settings.
-        store: all its splits, since lengths and shares are searched on valid.
-        split: that is scored.
-        options: how it is read.
-        machine: what computes: device and PyTorch.
+        run: its weights and settings count.
+        store: all its splits count, since lengths and parameters are searched on valid.
+        split: split that is scored.
+        options: options of the evaluation.
+        machine: device and PyTorch version.
+        code: digest of the program; `code_digest()` by default.
     """
     with run.best_or_last.open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
     texts = {name: store.digest(name) for name in store.splits}
     text = [texts, store.fingerprint, store.conventions, split]
-    said = [_code(), machine, weights, asdict(run.settings), text, options]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    facts = [code or code_digest(), machine, weights, asdict(run.settings), text, options]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @functools.cache
-def _code() -> str:
-    """Digest of txl itself."""
+def code_digest() -> str:
+    """Return a digest of the source files of txl."""
     folder = Path(txlcli.__file__).parent
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

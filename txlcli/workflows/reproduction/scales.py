@@ -1,6 +1,6 @@
-"""What stands for each text, model and length of the paper at each scale."""
+"""Texts, models and lengths that take the place of the paper's at each scale."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -10,57 +10,59 @@ from txlcli.config.settings import Settings
 
 @dataclass(frozen=True)
 class ScaleText:
-    """A token store, and how it is made where it is not there."""
+    """A token store, and the options that prepare it."""
 
     store: str
     source: str
-    """Of `txl prepare`."""
+    """Corpus, the argument of `txl prepare`."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """Of `txl prepare`, by their names in Python."""
+    """Options of `txl prepare`, by their names in Python."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A training: a recipe with changes."""
+    """A model to train: a recipe with changes."""
 
     key: str
-    """Its word in names of runs."""
+    """Name in the names of its runs."""
     recipe: str
     changes: tuple[str, ...] = ()
 
     def settings(self) -> Settings:
-        """The recipe, resolved."""
+        """Return the resolved recipe."""
         return recipe.load(self.recipe, self.changes)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One of the sizes at which the paper can be made again."""
+    """A size at which the paper can be reproduced."""
 
     name: str
-    says: str
-    """What its numbers are worth, in plain words."""
+    description: str
+    """Meaning of its numbers, for the report."""
     texts: Mapping[str, ScaleText]
-    """By store."""
+    """Texts by store."""
     models: Mapping[str, Model]
-    """By the part that they play in the paper."""
+    """Models by the part in the paper whose place they take."""
     positions: int | None
-    """Tokens that an evaluation scores; None is the whole split."""
+    """Tokens to score per evaluation; None is the whole split."""
     stride: int
-    """Tokens that a window predicts where models have no memory; 1 is exact."""
+    """Tokens predicted per window for models without memory; 1 is exact."""
     attn_lens: tuple[int, ...]
-    """Of Table 9."""
+    """Attention lengths of Table 9."""
     recl_start: int
-    """The first context length of Table 8, and the step."""
+    """First context length of Table 8, and step."""
     recl_longest: int
     recl_positions: int
     sample_tokens: tuple[int, ...]
     """Lengths of the samples of Appendix E."""
     context: int
-    """Tokens that a sample goes on from."""
+    """Tokens of context of a sample."""
+    timed_recipe: str = "enwik8"
+    """Recipe of Table 9."""
 
     def run_name(self, part: str, seed: int) -> str:
-        """The run of what plays a part; parts that one model plays share it."""
+        """Return the name of the run for a part; parts with the same model share it."""
         return f"{self.name}-{self.models[part].key}-{seed}"
 
 
@@ -72,37 +74,37 @@ NO_MEMORY = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
 
 
 def _alone(seg_len: int) -> tuple[str, ...]:
-    """No recurrence: distances are those of a segment, in evaluation too."""
+    """Return changes for a model without recurrence, whose distances are those of a segment in evaluation as well."""
     return (*NO_MEMORY, f"eval.max_distance={seg_len}")
 
 
-ALONE_ABSOLUTE = (*NO_MEMORY, "eval.max_distance=none")  # positions that know no distances
+ALONE_ABSOLUTE = (*NO_MEMORY, "eval.max_distance=none")  # absolute positions
 HALF = "train.loss_part=half"
 
 
-def _ablation(
+def ablation_models(
     prefix: str, base: tuple[str, ...], name: str, seg_len: int, longer: tuple[int, int], *more: str
 ) -> dict[str, Model]:
-    """The rows of Tables 6 and 10: changes of one recipe; `more` are those of the longer segments of Table 10."""
-    of_a_segment, of_two = f"model.n_positions={seg_len}", f"model.n_positions={2 * seg_len}"
+    """Return the rows of Tables 6 and 10 as changes of one recipe, with `more` for the longer segments of Table 10."""
+    one_segment, two_segments = f"model.n_positions={seg_len}", f"model.n_positions={2 * seg_len}"
     rows = {
         "xl-full": (),
-        "shaw-full": ("model.position=shaw", of_two),
+        "shaw-full": ("model.position=shaw", two_segments),
         "xl-half": (HALF,),
         "alone-xl-full": _alone(seg_len),
         "alone-xl-half": (*_alone(seg_len), HALF),
-        "alone-shaw-full": (*_alone(seg_len), "model.position=shaw", of_a_segment),
-        "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", of_a_segment),
+        "alone-shaw-full": (*_alone(seg_len), "model.position=shaw", one_segment),
+        "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", one_segment),
         "alone-sinusoid-half": (*ALONE_ABSOLUTE, HALF, "model.position=sinusoid"),
-        "alone-learned-half": (*ALONE_ABSOLUTE, HALF, "model.position=learned", of_a_segment),
+        "alone-learned-half": (*ALONE_ABSOLUTE, HALF, "model.position=learned", one_segment),
         "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}", *more),
         "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}", *more),
     }
     return dict(_model(f"{prefix}-{key}", name, *base, *changes) for key, changes in rows.items())
 
 
-def _sentences(base: tuple[str, ...], name: str, seg_len: int) -> dict[str, Model]:
-    """The rows of Table 7."""
+def sentence_models(base: tuple[str, ...], name: str, seg_len: int) -> dict[str, Model]:
+    """Return the rows of Table 7."""
     return dict(
         [
             _model("short-xl", name, *base),
@@ -133,14 +135,14 @@ PAPER_MODELS = {
             _model("ptb-xl", "ptb"),
         ]
     ),
-    **_ablation("ablation", (), "wt103-ablation", 128, (176, 172)),
-    **_sentences((), "lm1b-ablation", 32),
+    **ablation_models("ablation", (), "wt103-ablation", 128, (176, 172)),
+    **sentence_models((), "lm1b-ablation", 32),
 }
 BENCHMARKS = {name: ScaleText(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb")}
 
 PAPER = Scale(
     name="paper",
-    says="The paper's own corpora, sizes and steps.",
+    description="The paper's own corpora, sizes and steps.",
     texts=BENCHMARKS,
     models=MappingProxyType(PAPER_MODELS),
     positions=None,
@@ -157,7 +159,7 @@ SMALL_STEPS, SMALL_SHARE = 20_000, 3
 
 
 def _smaller(model: Model) -> Model:
-    """A third of the layers and at most 20,000 steps, of which the warm-up keeps its share."""
+    """Return the model with a third of the layers and at most 20,000 steps; the warm-up keeps its share of them."""
     settings = model.settings()
     steps = min(settings.train.max_steps, SMALL_STEPS)
     warmup = settings.train.warmup_steps * steps // settings.train.max_steps
@@ -169,13 +171,13 @@ def _smaller(model: Model) -> Model:
 
 
 def small() -> Scale:
-    """The paper's corpora, with a third of its layers and a fraction of its steps."""
+    """Return the scale with the paper's corpora, a third of its layers and a fraction of its steps."""
     return replace(
         PAPER,
         name="small",
-        says=(
-            "The paper's corpora, with a third of its layers and at most 20,000 steps: an afternoon of one data-centre "
-            "GPU for most models. The numbers are not the paper's; the order of the rows should be."
+        description=(
+            "The paper's corpora, with a third of its layers and at most 20,000 steps: hours on one data-centre GPU "
+            "for most models. The numbers are not the paper's; the order of the rows should be."
         ),
         models=MappingProxyType({key: _smaller(model) for key, model in PAPER_MODELS.items()}),
         positions=100_000,
@@ -184,8 +186,8 @@ def small() -> Scale:
     )
 
 
-# At tiny scale the source of Python's standard library stands for every corpus: bytes for enwik8, characters for text8,
-# words for the others, and Penn Treebank itself where it has been prepared.
+# At tiny scale the source of Python's standard library replaces every corpus: as bytes enwik8, as characters text8, as
+# words the others, except for Penn Treebank if that has been prepared.
 WORDS = ScaleText("tiny-words", "stdlib", {"tokenizer": "word", "vocab_size": 8000})
 CHARS = ScaleText("tiny-chars", "stdlib", {"tokenizer": "char", "min_count": 20})
 TINY_STEPS = (
@@ -197,16 +199,16 @@ TINY_STEPS = (
 ON_WORDS = ("corpus.store=tiny-words", *TINY_STEPS)
 ON_CHARS = ("corpus.store=tiny-chars", *TINY_STEPS)
 DEEPER = "model.n_layers=6"
-WIDER = ("model.d_model=192", "model.n_heads=6", "model.d_inner=768")  # the paper's large models are wider above all
-# Shorter than what a model makes use of after 500 steps (16 to 30 words), so that a memory has something to add.
+WIDER = ("model.d_model=192", "model.n_heads=6", "model.d_inner=768")  # the paper's large models are mainly wider
+# Shorter than the context that a model uses after 500 steps (16 to 30 words), so that memory can help.
 SHORT = ("train.seg_len=16", "train.mem_len=16", "eval.seg_len=16", "eval.mem_len=16", "train.batch_size=64")
 TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "train.seg_len=64", "train.batch_size=16")
 
 
 def _tiny_models(ptb: str) -> dict[str, Model]:
     on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
-    # 46 lanes of 22 words are as much text as 64 of 16: so short a training would rather show what more text is worth.
-    ablation = _ablation("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22), "train.batch_size=46")
+    # 46 x 22 words per step are as much text as 64 x 16: in so short a training, more text would decide the result.
+    ablation = ablation_models("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22), "train.batch_size=46")
     regularised = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
     return {
         **dict(
@@ -229,7 +231,7 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
         ),
         "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularised)),
         **ablation,
-        # One text stands for WikiText-103 and for One Billion Word, so that one model plays several parts.
+        # One text replaces both WikiText-103 and One Billion Word, so that one model can take several parts.
         "sentences-xl": ablation["ablation-xl-full"],
         "short-xl": ablation["ablation-xl-full"],
         "short-shaw": ablation["ablation-shaw-full"],
@@ -237,17 +239,17 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
     }
 
 
-def tiny(*, ptb_is_here: bool) -> Scale:
-    """Minutes per table on two processor cores, without a network."""
-    ptb = ScaleText("ptb", "ptb") if ptb_is_here else WORDS
+def tiny(*, has_ptb: bool) -> Scale:
+    """Return the scale that takes minutes per table on two processor cores, without a network."""
+    ptb = ScaleText("ptb", "ptb") if has_ptb else WORDS
     texts = {text.store: text for text in (WORDS, CHARS, ScaleText("stdlib", "stdlib"), ptb)}
     return Scale(
         name="tiny",
-        says=(
+        description=(
             "Tiny scale: models of about a million parameters, trained for a minute each on the source of Python's "
-            "standard library, which stands for the paper's corpora. This shows the mechanism; the numbers are not "
-            "comparable with the paper's, rows that lie close together may change places with the seed, and deeper "
-            "models need more steps than these before they pull ahead."
+            "standard library, which replaces the paper's corpora. This shows the mechanism; the numbers are not "
+            "comparable with the paper's, the order of similar rows may depend on the seed, and deeper models need "
+            "more steps than these to be better."
         ),
         texts=MappingProxyType(texts),
         models=MappingProxyType(_tiny_models(ptb.store)),
@@ -262,11 +264,14 @@ def tiny(*, ptb_is_here: bool) -> Scale:
     )
 
 
-SCALES = ("tiny", "small", "paper")
+SCALES: dict[str, Callable[[bool], Scale]] = {
+    "tiny": lambda has_ptb: tiny(has_ptb=has_ptb),
+    "small": lambda _: small(),
+    "paper": lambda _: PAPER,
+}
+"""Scales by name; the argument is True if Penn Treebank has been prepared."""
 
 
-def get(name: str, *, ptb_is_here: bool) -> Scale:
-    """The scale of that name, one of SCALES."""
-    if name == "paper":
-        return PAPER
-    return small() if name == "small" else tiny(ptb_is_here=ptb_is_here)
+def get(name: str, *, has_ptb: bool) -> Scale:
+    """Return a scale by its name, one of SCALES."""
+    return SCALES[name](has_ptb)

@@ -1,61 +1,125 @@
-"""Take part in a training that rank 0 carries out; `txlcli.system.torchrun` gives the rank."""
+"""Trains in several processes: starts them on this machine, and runs those that follow rank 0."""
 
+import logging
+import os
 import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli.config.settings import Settings
-from txlcli.errors import StoreError
-from txlcli.options import Device
+from txlcli.errors import StoreError, TrainingError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
-from txlcli.system import torchrun
-from txlcli.workflows.training import messages, plan
+from txlcli.system import processors, torchrun
+from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.training import plan, text
+from txlcli.workflows.training.resume import change_settings
+from txlcli.workflows.training.start import load_settings
 
 if TYPE_CHECKING:
     from txlcli.core.training.data_parallel import World
     from txlcli.data.token_store import TokenStore
 
+SECONDS_TO_SAVE = "600"
+"""Time after Ctrl-C or SIGTERM until a process that has not ended is killed."""
 
-def follow(settings: Settings, *, going_on: Run | None, device: Device, data_dir: Path) -> None:
-    """Take the steps of another process's training.
+
+def start_processes(processes: int, arguments: Sequence[str]) -> int:
+    """Run a command line of txl in several processes, as torchrun does, and return their exit code.
+
+    Raises:
+        TrainingError: a process was killed, so that it could not report an error itself.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.disable(logging.ERROR)  # the processes report their own errors
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_SAVE)
+    # Auxiliary classifiers stop taking part in the loss during training, which PyTorch would warn about.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
+    with tempfile.TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=str(uuid.uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
+        except ChildFailedError as error:
+            rank, first = error.get_first_failure()
+            if first.exitcode < 0:
+                raise TrainingError(
+                    f"process {rank} was killed by signal {-first.exitcode}; resume from the last checkpoint with "
+                    "--resume, if there is one"
+                ) from error
+            return first.exitcode
+        except SignalException as stopped:
+            return 128 + stopped.sigval
+    return 0
+
+
+def follow_new(recipe_source: str, changes: list[str], *, device: str, data_dir: Path) -> None:
+    """Take part in the training of a new run; see `_follow`."""
+    _follow(load_settings(recipe_source, changes), resumed_from=None, device=device, data_dir=data_dir)
+
+
+def follow_resumed(run_name: str, changes: list[str], *, device: str, data_dir: Path, runs_dir: Path) -> None:
+    """Take part in the training of a resumed run; see `_follow`."""
+    run = change_settings(run_folder.find(run_name, runs_dir), changes)
+    _follow(run.settings, resumed_from=run, device=device, data_dir=data_dir)
+
+
+def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_dir: Path) -> None:
+    """Take part in a training as a process of another rank than 0, until rank 0 ends it.
 
     Args:
         settings: of the training.
-        going_on: the run whose last checkpoint it begins from; None for a new one.
+        resumed_from: run whose last checkpoint the training begins with; None for a new one.
         device: of this process.
-        data_dir: where the store is.
+        data_dir: folder of the token stores.
 
     Raises:
-        StoreError: the store here holds another text.
-        TrainingError: the other process has ended before it said so.
+        StoreError: the store on this machine holds another text.
+        TrainingError: rank 0 died.
     """
     from txlcli.core.training import checkpoint, data_parallel
     from txlcli.core.training.loop import Training, new_model
     from txlcli.runs.loading import open_store
 
-    there = plan.checked_device(settings, device, processes=torchrun.world_size())
-    with torchrun.at_signals(signal.SIG_DFL):
-        world = data_parallel.join(there)  # the leading process comes once the store is there
+    torch_device = plan.checked_device(settings, device, processes=torchrun.world_size())
+    with torchrun.handle_signals(signal.SIG_DFL):
+        world = data_parallel.join(torch_device)  # rank 0 joins once the store is there
         store = open_store(settings.corpus.store, data_dir)
-        _check_text(store, world)
-        segments, _ = messages.text_of(settings, store)
+        check_text_of_rank_0(store, world)
+        segments, _ = text.read_splits(settings, store, SilentReporter())
         saved = None
-        if going_on is None:
-            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=there)
+        if resumed_from is None:
+            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=torch_device)
         else:
-            path = going_on.folder / run_folder.LAST
+            path = resumed_from.folder / run_folder.LAST
             saved = checkpoint.load(path)
-            model = checkpoint.build_model(settings.model, going_on.vocab_size, saved, path).to(there)
+            model = checkpoint.build_model(settings.model, resumed_from.vocab_size, saved, path).to(torch_device)
         training = Training(model, settings.train, segments, None, Path(), {}, world)
         if saved is not None:
             training.restore(saved)
-        with torchrun.at_signals(signal.SIG_IGN):  # the leading process hears them as well, and decides
-            training.follow()
+        with torchrun.handle_signals(signal.SIG_IGN):  # rank 0 receives them, too, and decides
+            training.execute_commands()
 
 
-def _check_text(store: "TokenStore", world: "World") -> None:
-    """Refuse another text than the leading process reads, perhaps on another machine."""
+def check_text_of_rank_0(store: "TokenStore", world: "World") -> None:
+    """Refuse another text than rank 0 reads, perhaps on another machine."""
     digest = store.info("train").sha256
-    if world.share(digest) != digest:
-        raise StoreError(f"{store.path} on this machine holds another train split than on the leading one; copy that")
+    if world.broadcast(digest) != digest:
+        raise StoreError(f"{store.path}: not the train split that rank 0 reads; copy the store from its machine")

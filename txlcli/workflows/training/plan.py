@@ -1,11 +1,10 @@
-"""What a training will do: sizes, text, device, for people and machines."""
+"""States what a training will do: its sizes, its text, its device."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, UsageError
-from txlcli.options import Device
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +24,7 @@ def plan(
     device: "torch.device",
     processes: int,
 ) -> dict[str, Any]:
-    """What will be done, for people and machines; the last step may come before the recipe's."""
+    """Return the sizes of a training; `steps` counts up to `until_step` if that is earlier than the recipe's end."""
     from txlcli.core.training.segments import lane_length, segments_per_epoch
 
     train = settings.train
@@ -52,52 +51,57 @@ def plan(
 
 
 def devices(device: "torch.device", processes: int) -> str:
-    """Where a training runs, in a few words."""
+    """Describe the devices of a training in a few words."""
     from txlcli.core.kernels.device import describe
 
     return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 
 
 def in_words(plan: dict[str, Any]) -> str:
-    """The plan as one line."""
-    text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a text that is not here"
+    """Return a plan as one line of text."""
+    text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a corpus that is not prepared"
     steps = "{steps:,} steps" if plan["steps"] == plan["max_steps"] else "{steps:,} of {max_steps:,} steps"
     epochs = " ({epochs:.3g} epochs)" if plan["store"] else ""
-    memory = "a state carried along" if plan["mem_len"] is None else f"memory {plan['mem_len']}"
+    memory = "recurrent state" if plan["mem_len"] is None else f"memory {plan['mem_len']}"
     return (
-        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", {lanes} lanes x {seg_len} tokens, "
-        "{memory}, " + steps + epochs + ", {precision}, {device}, into {folder}"
+        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", batches of {lanes} x {seg_len} "
+        "tokens, {memory}, " + steps + epochs + ", {precision}, {device}, into {folder}"
     ).format(**plan, memory=memory)
 
 
-def parameters(settings: Settings, vocab_size: int, source: str) -> int:
-    """Parameters at a vocabulary size.
+def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
+    """Return the number of parameters of a model.
+
+    Args:
+        settings: of the model.
+        vocab_size: number of symbols.
+        source: where that number is from, for the error message.
 
     Raises:
-        RecipeError: the model's bands do not fit that size; `source` is where it is from.
+        RecipeError: the cutoffs do not fit the vocabulary.
     """
-    from txlcli.core.model.registry import count_parameters
+    from txlcli.core.model import registry
 
     try:
-        return count_parameters(settings.model, vocab_size)
+        return registry.count_parameters(settings.model, vocab_size)
     except RecipeError as error:
         raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
 
 
-def checked_device(settings: Settings, device_choice: Device, *, processes: int) -> "torch.device":
-    """The device, once it is known to manage what the settings ask for."""
+def checked_device(settings: Settings, device: str, *, processes: int) -> "torch.device":
+    """Return the device by its name, after checking that it supports the settings."""
     from txlcli.core.kernels.device import pick_device
 
-    device = pick_device(device_choice.value)
-    check_device(settings, device, processes=processes)
-    return device
+    torch_device = pick_device(device)
+    check_device(settings, torch_device, processes=processes)
+    return torch_device
 
 
 def check_device(settings: Settings, device: "torch.device", *, processes: int) -> None:
-    """Refuse a precision, a kind of attention or a CUDA graph that a device does not manage, before a run is made.
+    """Refuse a precision, an attention backend or a CUDA graph that a device does not support, before a run is made.
 
     Raises:
-        UsageError: it does not, or several processes would record graphs.
+        UsageError: it does not, or several processes would capture CUDA graphs.
     """
     from txlcli.core.kernels.compilation import check_attention
     from txlcli.core.kernels.device import check_precision
@@ -109,4 +113,4 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
             "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"
         )
     if settings.train.cuda_graph and processes > 1:
-        raise UsageError("train.cuda_graph is for one process; leave it out, or train without --processes")
+        raise UsageError("train.cuda_graph needs a single process; leave it out, or train without --processes")

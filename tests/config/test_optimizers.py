@@ -1,0 +1,41 @@
+"""The table of optimizers, and one that is registered from outside the package."""
+
+import pytest
+
+from txlcli.config.optimizers import OPTIMIZERS, OptimizerTraits, register_optimizer
+from txlcli.config.recipe import section
+from txlcli.errors import RecipeError
+
+SIZES = {"seg_len": 5, "mem_len": 7, "batch_size": 3, "max_steps": 11}
+
+
+@pytest.fixture
+def register():
+    before = dict(OPTIMIZERS)
+    yield register_optimizer
+    OPTIMIZERS.clear()
+    OPTIMIZERS.update(before)
+
+
+def test_a_registered_optimizer_is_accepted(register):
+    with pytest.raises(RecipeError, match="optimizer must be one of adam, adamw, muon, sgd, not 'lion'"):
+        section("train", {**SIZES, "optimizer": "lion"})
+    register("lion", OptimizerTraits(settings=frozenset({"momentum"})))
+    assert section("train", {**SIZES, "optimizer": "lion", "momentum": 0.5}).momentum == 0.5
+    with pytest.raises(RecipeError, match=r'momentum must be 0 unless optimizer = "muon" or "sgd" or "lion", not 0\.5'):
+        section("train", {**SIZES, "momentum": 0.5})
+    with pytest.raises(
+        RecipeError, match=r'weight_decay must be 0 unless optimizer = "adam" or "adamw" or "muon" or "sgd", not 0\.1'
+    ):
+        section("train", {**SIZES, "optimizer": "lion", "weight_decay": 0.1})
+
+
+def test_a_name_is_registered_once(register):
+    with pytest.raises(ValueError, match='"sgd" is registered already'):
+        register("sgd", OptimizerTraits())
+
+
+@pytest.mark.parametrize("value", [3, False, ["adam"]])
+def test_an_optimizer_that_is_not_text_is_refused(value):
+    with pytest.raises(RecipeError, match="optimizer must be a word, not"):
+        section("train", {**SIZES, "optimizer": value})

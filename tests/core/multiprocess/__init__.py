@@ -1,0 +1,1 @@
+"""Checks that several processes run together."""

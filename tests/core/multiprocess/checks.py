@@ -1,0 +1,119 @@
+"""Checks of several processes that train together; the results of rank 0 count."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from tests.core.builders import V, model_settings
+from tests.core.device_cases import CASES, build, load, start
+from tests.core.training.test_loop import CPU, new_training, run, steps_of
+from txlcli.core.training import checkpoint
+from txlcli.core.training.data_parallel import join
+from txlcli.core.training.loop import new_model
+from txlcli.errors import TrainingError
+
+WORLD = join(CPU)
+MODELS = [case for case in CASES if case != "adaptive softmax"]  # its vocabulary is too large to train on a CPU
+
+
+def trained(folder, **changed):
+    """Train six steps with validations in all processes; return reports and weights."""
+    training = _training(folder, **changed)
+    reports = _run(training)
+    return {
+        "losses": [report.loss_nats for report in steps_of(reports)],
+        "reports": [[report.kind, report.step, report.loss_nats] for report in reports],
+        "weights": _flat_weights(training).tolist(),
+        "difference": _difference_of_weights(training),
+    }
+
+
+def stopped_and_resumed(folder, steps, **changed):
+    """Train as `trained` does, with a stop and a resumed run."""
+    first = _training(folder, **changed)
+    _run(first, until=steps)
+    second = _training(folder, **changed)
+    saved = checkpoint.load(second.last_path)
+    second.model.load_state_dict(saved.group("model"))
+    second.restore(saved)
+    reports = _run(second)
+    return {"losses": [report.loss_nats for report in steps_of(reports)], "weights": _flat_weights(second).tolist()}
+
+
+def saved_after(folder, steps, **changed):
+    """Save a checkpoint and return the names of its tensors."""
+    _run(_training(folder, **changed), until=steps)
+    return sorted(checkpoint.load(Path(folder) / "last.safetensors").tensors) if WORLD.is_rank_zero else []
+
+
+def updates_of_all_models():
+    """Take two steps of each case; return the losses and the largest difference of weights between processes."""
+    results = {}
+    for case in MODELS:
+        training = training_of_case(case, WORLD)
+        losses = [float(training.update()[0]) for _ in range(2)]
+        results[case] = {"difference": _difference_of_weights(training), "losses": losses}
+    return results
+
+
+def training_of_case(case, world):
+    """Return a training of one of the cases without dropout."""
+    settings = load(case, "train.max_steps=2", "train.seg_len=8")
+    off = {field.name: 0.0 for field in dataclasses.fields(settings.model) if field.name.endswith("_dropout")}
+    settings = dataclasses.replace(settings, model=dataclasses.replace(settings.model, dropout=0.0, **off))
+    torch.manual_seed(7)
+    return start(settings, build(case, settings, CPU), world=world)
+
+
+def masks(folder):
+    """Return the largest differences of random numbers and of weights between processes."""
+    training = _training(folder, dropout=0.5)
+    return {"difference": _difference(torch.rand(5)), "weights_difference": _difference_of_weights(training)}
+
+
+def non_finite_loss(folder):
+    """End all processes, rank 0 with an error; return its message."""
+    training = _training(folder, lr=1e30)
+    try:
+        _run(training)
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def _training(folder, **changed):
+    """Return a training with other initial weights in each process; those of rank 0 replace them."""
+    settings = {"max_steps": 6, "valid_every": 3, "average": "exponential", **changed}
+    model = new_model_of(seed=1 + WORLD.rank, dropout=settings.pop("dropout", 0.0))
+    return new_training(Path(folder), model=model, world=WORLD, **settings)
+
+
+def new_model_of(*, seed, dropout=0.0):
+    """Return the model that these checks train."""
+    return new_model(model_settings(dropout=dropout, attention_dropout=dropout), V, seed=seed, device=CPU)
+
+
+def _run(training, **until):
+    if WORLD.is_rank_zero:
+        return run(training, **until)
+    training.execute_commands()
+    return []
+
+
+def _flat_weights(training):
+    return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
+
+
+def _difference_of_weights(training):
+    return _difference(_flat_weights(training))
+
+
+def _difference(tensor):
+    """Return the largest difference between any process and rank 0."""
+    first = tensor.clone()
+    distributed.broadcast(first, src=0)
+    largest = (first - tensor).abs().max()
+    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX)
+    return float(largest)

@@ -1,1 +1,0 @@
-"""Checks that several processes carry out together."""

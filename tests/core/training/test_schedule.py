@@ -1,0 +1,132 @@
+"""The learning rate of every schedule against values computed by hand."""
+
+import math
+
+import pytest
+
+from txlcli.config.settings import TrainSettings
+from txlcli.core.training.schedule import Plateau, scheduled_lr
+
+
+def train_settings(**changed):
+    return TrainSettings(**{"seg_len": 5, "mem_len": 7, "batch_size": 2, "max_steps": 100, "lr": 0.8, **changed})
+
+
+def rates(steps, **changed):
+    return [scheduled_lr(train_settings(**changed), step) for step in steps]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau"])
+def test_warm_up_rises_linearly_from_zero(schedule):
+    given = rates([1, 2, 5, 10], schedule=schedule, warmup_steps=10)
+    assert given == pytest.approx([0.08, 0.16, 0.4, 0.8])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau"])
+def test_without_warm_up_the_first_step_has_the_full_rate(schedule):
+    assert rates([1], schedule=schedule) == [0.8]
+
+
+def test_cosine_at_its_start_quarter_middle_and_end():
+    # Step number s has 1 + cos(pi (s - 1) / 100) over 2: s = 26 is a quarter, 51 the half, 101 would be the end.
+    quarter = (1 + math.sqrt(0.5)) / 2
+    assert rates([1, 26, 51, 101], schedule="cosine") == pytest.approx([0.8, 0.8 * quarter, 0.4, 0.0])
+
+
+def test_cosine_includes_the_steps_of_the_warm_up():
+    assert rates([51], schedule="cosine", warmup_steps=10) == pytest.approx([0.4])
+
+
+def test_cosine_falls_to_its_floor():
+    # From 0.8 to a tenth of it: in the middle 0.08 + 0.72 / 2.
+    assert rates([1, 51, 101], schedule="cosine", min_lr_ratio=0.1) == pytest.approx([0.8, 0.44, 0.08])
+
+
+@pytest.mark.parametrize(
+    ("cosine_from", "shares"),
+    [
+        # After 20 steps of warm-up, (s - 1 - 20) / 80 of a half turn: full rate at 21, a quarter at 41, the half at 61.
+        ("warmup", [0.5, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
+        # (s - 1) / 100: step 21 is already a fifth of a half turn down.
+        ("start", [0.5, 1.0, *((1 + math.cos(math.pi * done)) / 2 for done in (0.2, 0.4, 0.6, 1.0))]),
+    ],
+)
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from, shares, floor):
+    given = rates([10, 20, 21, 41, 61, 101], cosine_from=cosine_from, warmup_steps=20, min_lr_ratio=floor)
+    # The floor lifts the cosine, not the warm-up.
+    expected = shares[:2] + [floor + (1 - floor) * share for share in shares[2:]]
+    assert given == pytest.approx([0.8 * share for share in expected])
+
+
+def test_without_warm_up_the_cosine_falls_from_the_start_in_either_case():
+    steps = [1, 26, 51, 101]
+    assert rates(steps, cosine_from="warmup") == rates(steps, cosine_from="start")
+
+
+@pytest.mark.parametrize("max_steps", [7, 20])
+def test_a_run_that_ends_within_its_warm_up_only_rises(max_steps):
+    given = rates([1, max_steps], cosine_from="warmup", warmup_steps=20, max_steps=max_steps)
+    assert given == pytest.approx([0.04, 0.04 * max_steps])
+
+
+def test_inverse_sqrt_halves_when_the_steps_quadruple():
+    given = rates([16, 17, 64, 1600], schedule="inverse_sqrt", warmup_steps=16)
+    assert given == pytest.approx([0.8, 0.8 * math.sqrt(16 / 17), 0.4, 0.08])
+    assert rates([4, 100], schedule="inverse_sqrt") == pytest.approx([0.4, 0.08])
+
+
+def test_inverse_sqrt_stops_at_its_floor():
+    assert rates([4, 100, 10_000], schedule="inverse_sqrt", min_lr_ratio=0.25) == pytest.approx([0.4, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "plateau"])
+def test_constant_does_not_change(schedule):
+    assert rates([1, 50, 10_000], schedule=schedule) == [0.8] * 3
+
+
+def scales(improvements, **changed):
+    """Return the scale of the learning rate after each validation."""
+    plateau = Plateau(train_settings(schedule="plateau", **changed))
+    given = []
+    for improved in improvements:
+        plateau.on_validation(improved=improved)
+        given.append(plateau.scale)
+    return given
+
+
+def test_plateau_reduces_the_rate_at_every_validation_without_a_better_loss():
+    assert scales([True, False, False, True, False]) == [1, 0.5, 0.25, 0.25, 0.125]
+
+
+def test_plateau_counts_its_patience_again_after_each_better_loss_and_each_reduction():
+    given = scales([False, False, False, True, False, False, False, False], plateau_patience=2, plateau_factor=0.1)
+    assert given == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_plateau_stops_at_its_floor():
+    assert scales([False] * 4, min_lr_ratio=0.2) == [0.5, 0.25, 0.2, 0.2]
+
+
+def test_plateau_does_nothing_for_other_schedules():
+    plateau = Plateau(train_settings(schedule="cosine"))
+    for _ in range(5):
+        plateau.on_validation(improved=False)
+    assert plateau.scale == 1
+
+
+def test_plateau_resumes_from_its_saved_state():
+    saved, resumed = (Plateau(train_settings(schedule="plateau", plateau_patience=1)) for _ in range(2))
+    saved.on_validation(improved=False)
+    resumed.restore(saved.state())
+    for plateau in (saved, resumed):
+        plateau.on_validation(improved=False)
+    assert saved.scale == resumed.scale == 0.5
+
+
+def test_another_schedule_does_not_resume_with_the_scale_of_a_plateau():
+    plateau, constant = Plateau(train_settings(schedule="plateau")), Plateau(train_settings(schedule="constant"))
+    plateau.on_validation(improved=False)
+    assert plateau.scale == 0.5
+    constant.restore(plateau.state())
+    assert constant.scale == 1

@@ -1,0 +1,102 @@
+"""The report says everything, in Markdown and in HTML, whatever the texts hold."""
+
+import dataclasses
+import html.parser
+import json
+
+import pytest
+
+from txlcli.views.reproduction_report import to_html, to_markdown
+from txlcli.workflows.reproduction.section import Claim, Grid, Section
+
+SECTION = Section(
+    name="table6",
+    title="Table 6: what <recurrence> is worth",
+    scale="tiny",
+    notes=["A note & more."],
+    grids=[Grid(["model", "ppl"], [["a | b", "1.5"], ["<c>", "2.5"]], "caption")],
+    figures=[["curve.png", "The curve"]],
+    texts=[["Sample", "code:\n```\nx < y\n```"]],
+    claims=[
+        Claim("one is ahead", True, "here 1 and 2"),
+        Claim("two is ahead", False, "here 3 and 2"),
+        Claim("three is", None, "-"),
+    ],
+    commands=["txl train stdlib", "txl eval runs/stdlib"],
+    seconds=90.0,
+    hardware="a machine",
+    data={"one": [1.0]},
+)
+
+
+class Visible(html.parser.HTMLParser):
+    """The text of a page, and that every element is closed in order."""
+
+    VOID = ("meta", "img", "!doctype")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text, self.images = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "img":
+            self.images.append(dict(attrs)["src"])
+        elif tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture
+def page(tmp_path):
+    (tmp_path / "curve.png").write_bytes(b"\x89PNG picture")
+    parser = Visible()
+    parser.feed(to_html("The report", [SECTION], "the end", tmp_path))
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_a_verdict_has_its_colour(tmp_path):
+    text = to_html("The report", [dataclasses.replace(SECTION, figures=[])], "the end", tmp_path)
+    for kind, verdict in (("held", "as in the paper"), ("failed", "NOT as in the paper"), ("note", "undecided")):
+        assert f'<span class="{kind}">{verdict}</span>' in text
+
+
+def test_the_page_holds_every_word_and_the_figure_itself(page):
+    text = " ".join("".join(page.text).split())
+    for words in (
+        "Table 6: what <recurrence> is worth",
+        "A note & more.",
+        "a | b",
+        "<c>",
+        "caption",
+        "as in the paper: one is ahead (here 1 and 2)",
+        "NOT as in the paper: two is ahead (here 3 and 2)",
+        "code: ``` x < y ```",
+        "1.5 minutes on a machine, without trainings that had already finished. Commands",
+        "txl eval runs/stdlib",
+        "the end",
+    ):
+        assert words in text
+    assert page.images == ["data:image/png;base64,iVBORyBwaWN0dXJl"]
+
+
+def test_markdown_holds_the_same_and_no_text_breaks_out_of_its_place():
+    lines = to_markdown("The report", [SECTION], "the end").splitlines()
+    assert lines[0] == "# The report"
+    assert lines[lines.index("| model | ppl |") + 1] == "| --- | ---: |"
+    assert "| a \\| b | 1.5 |" in lines
+    assert "![The curve](curve.png)" in lines
+    assert "- **NOT as in the paper**: two is ahead (here 3 and 2)" in lines
+    fences = [number for number, line in enumerate(lines) if line == "````"]
+    assert lines[fences[0] + 1 : fences[1]] == ["code:", "```", "x < y", "```"]  # a longer fence than the text's own
+    assert lines[lines.index("```sh") + 1 : lines.index("```sh") + 3] == SECTION.commands
+
+
+def test_a_section_comes_back_from_json():
+    assert Section.from_table(json.loads(json.dumps(SECTION.to_table()))) == SECTION

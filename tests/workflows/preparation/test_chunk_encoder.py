@@ -1,0 +1,73 @@
+import io
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpora.corpus import whole
+from txlcli.errors import CorpusInputError
+from txlcli.workflows.preparation.chunk_encoder import SEARCHED_HEAD, ChunkEncoder, Job, count_lines, count_words
+
+BLANKS = "ab \n\r\t\x0b\x1c\x85\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\u00e9\u2014\u65e5"
+
+
+@given(st.text(BLANKS))
+def test_words_are_counted_like_str_split(text):
+    assert count_words(text.encode()) == len(text.split())
+
+
+@given(st.text("a\r\n"))
+def test_lines_are_counted_like_universal_newlines(text):
+    read = io.TextIOWrapper(io.BytesIO(text.encode()), newline=None).read()
+    assert count_lines(text.encode()) == read.count("\n")
+
+
+def run(tmp_path: Path, encoder: ChunkEncoder, data: bytes):
+    (tmp_path / "text").write_bytes(data)
+    encoded = encoder(Job(whole(tmp_path / "text"), tmp_path / "ids"))
+    return encoded, np.fromfile(encoded.path, dtype=encoded.dtype).tolist()
+
+
+@given(st.binary(min_size=1))
+def test_bytes_are_numbered_in_first_seen_order(tmp_path_factory, data):
+    encoded, ids = run(tmp_path_factory.mktemp("chunk"), ChunkEncoder("byte"), data)
+    assert encoded.symbols == [chr(value) for value in dict.fromkeys(data)]
+    assert bytes(ord(encoded.symbols[number]) for number in ids) == data
+    assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(map(chr, data))
+
+
+def test_bytes_first_seen_beyond_the_head_are_in_order_too(tmp_path):
+    encoded, _ = run(tmp_path, ChunkEncoder("byte"), b"a" * (SEARCHED_HEAD + 1) + bytes([9, 7, 9, 8]))
+    assert encoded.symbols == ["a", "\x09", "\x07", "\x08"]
+
+
+@given(st.text("ab\n\u00e9\u3042\U0001f600", min_size=1))
+def test_characters_are_numbered_in_first_seen_order(tmp_path_factory, text):
+    encoded, ids = run(tmp_path_factory.mktemp("chunk"), ChunkEncoder("char"), text.encode())
+    assert encoded.symbols == list(dict.fromkeys(text))
+    assert "".join(encoded.symbols[number] for number in ids) == text
+    assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(text)
+
+
+def test_words_are_numbered_in_first_seen_order(tmp_path):
+    encoded, ids = run(tmp_path, ChunkEncoder("word", "<eos>", lower_case=True), b" B a\nA c")
+    assert encoded.symbols == ["b", "a", "<eos>", "c"]
+    assert ids == [0, 1, 2, 1, 3, 2]
+    assert (encoded.counts.tolist(), encoded.words, encoded.lines, encoded.bytes) == ([1, 2, 2, 1], 4, 2, 8)
+
+
+def test_without_a_boundary_every_id_is_a_word(tmp_path):
+    encoded, ids = run(tmp_path, ChunkEncoder("word"), b" B a\nA c\n\n")
+    assert encoded.symbols == ["B", "a", "A", "c"]
+    assert ids == [0, 1, 2, 3]
+    assert (encoded.words, encoded.lines) == (4, 3)
+
+
+def test_an_error_about_invalid_utf8_names_the_file_and_the_byte(tmp_path):
+    with pytest.raises(
+        CorpusInputError, match=r"text: byte 2 is not valid UTF-8; repair the file or use --tokenizer byte"
+    ):
+        run(tmp_path, ChunkEncoder("char"), b"ab\xffc")

@@ -1,0 +1,67 @@
+"""Executing a training: limits and signals, and what is saved."""
+
+import os
+import signal
+
+import pytest
+
+from tests.commands.novel import HERE, RecordingReporter
+from txlcli.errors import Interrupted
+from txlcli.workflows.training import resume, start
+from txlcli.workflows.training.execution import NO_LIMITS, Limits
+
+EVERY_STEP = ["log.every=1"]
+
+
+def send_twice(number):
+    def send(report):
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+
+    return send
+
+
+def interrupted(workflow, *arguments, **options):
+    """Run a workflow that must be interrupted; return the error and the last message before it."""
+    reporter = options.pop("reporter", RecordingReporter())
+    with pytest.raises(Interrupted) as caught:
+        workflow(*arguments, **HERE, reporter=reporter, **options)
+    return caught.value, reporter.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "hint"),
+    [
+        (NO_LIMITS, 'resume with "txl train --resume runs/byte"'),
+        (Limits(resume_hint="repeat the same command"), "repeat the same command"),
+    ],
+)
+def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, limits, hint):
+    before = (here / "runs/byte/last.safetensors").read_bytes()
+    changes = ["train.max_steps=90", *EVERY_STEP]
+    error, message = interrupted(resume.resume, "byte", changes, limits=limits, on_report=send_twice(signal.SIGINT))
+    assert message == "stopping after this step; saving"
+    assert str(error) == f"stopped at once, without saving; the last checkpoint is kept; {hint}"
+    assert error.exit_code == 130
+    assert (here / "runs/byte/last.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_signal_that_came_twice_determines_the_exit_code(here, number, code):
+    error, _ = interrupted(start.train, "tiny.toml", EVERY_STEP, on_report=send_twice(number))
+    assert str(error) == "stopped at once, without saving; there is no checkpoint"
+    assert error.exit_code == code
+    assert not (here / "runs/tiny").exists()
+
+
+def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(here):
+    class Interrupting(RecordingReporter):
+        def progress(self, *description):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().progress(*description)
+
+    before = {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()}
+    error, _ = interrupted(start.train, "tiny.toml", [], name="byte", force=True, reporter=Interrupting())
+    assert (str(error), error.exit_code) == ("no step was taken; the earlier run runs/byte was kept", 130)
+    assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
+    assert not list((here / "runs").glob(".byte*"))

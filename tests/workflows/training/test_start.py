@@ -1,0 +1,69 @@
+"""Starting a training: which folder the run gets, and what is left of a run without a checkpoint."""
+
+import dataclasses
+
+import pytest
+from filelock import FileLock, Timeout
+
+from tests.commands.novel import HERE, RecordingReporter, card, done, refusal
+from txlcli.errors import BusyError
+from txlcli.runs import run_folder
+from txlcli.workflows.training import start
+from txlcli.workflows.training.execution import Limits
+
+
+@pytest.fixture
+def new_run(here):
+    """Return a run "tiny" whose folder does not exist yet."""
+    run = run_folder.open_run(here / "runs/byte")
+    return dataclasses.replace(run, folder=here / "runs/tiny", recipe_name="tiny")
+
+
+def test_trainings_that_start_together_get_different_folders(here):
+    class Rival(RecordingReporter):
+        """Creates the folder of the run before the training does; the next folder is only locked."""
+
+        def say(self, message):
+            super().say(message)
+            if message.startswith("training "):
+                (here / "runs/tiny").mkdir()
+
+    reporter = Rival()
+    with FileLock("runs/.locks/tiny-2"):
+        start.train("tiny.toml", [], **HERE, limits=Limits(max_steps=1), reporter=reporter)
+    assert "runs/tiny was taken by another process; this run is runs/tiny-3" in reporter.messages
+    assert card("runs/tiny-3")["recipe"] == "tiny"
+    assert list((here / "runs/tiny").iterdir()) == []
+    assert not (here / "runs/tiny-2").exists()
+    with FileLock("runs/.locks/tiny", blocking=False), FileLock("runs/.locks/tiny-3", blocking=False):
+        pass
+    done("train", "--resume", "tiny-3")
+
+
+def test_the_search_for_a_folder_ends_if_every_folder_is_locked(here, new_run):
+    locks = [FileLock(here / "runs/.locks" / name) for name in ("tiny", "tiny-2", "tiny-3", "tiny-4")]
+    for lock in locks:
+        lock.acquire()
+    reporter = RecordingReporter()
+    with pytest.raises(BusyError, match=r"runs/tiny-2 is being written by another process"):
+        start.claim_run_folder(new_run, is_required=False, reporter=reporter, most_taken=2).__enter__()
+    with pytest.raises(BusyError, match=r"runs/tiny is being written by another process"):
+        start.claim_run_folder(new_run, is_required=True, reporter=reporter).__enter__()
+
+
+def test_a_folder_is_locked_before_it_is_made(here, new_run):
+    with start.claim_run_folder(new_run, is_required=True, reporter=RecordingReporter()) as run:
+        assert not run.folder.exists()
+        with pytest.raises(Timeout):
+            FileLock("runs/.locks/tiny").acquire(blocking=False)
+
+
+def test_a_run_in_training_cannot_be_replaced_and_is_discarded_without_a_checkpoint(here):
+    def interrupt(report):
+        message = refusal("train", "tiny.toml", "--name", "new", "--force", code=1)
+        assert message == "runs/new is being written by another process; wait for it, or choose another --name"
+        raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        start.train("tiny.toml", [], name="new", **HERE, reporter=RecordingReporter(), on_report=interrupt)
+    assert not (here / "runs/new").exists()

@@ -1,0 +1,65 @@
+"""Traits of the position encodings, without torch: what settings, forecasts and views need to know of each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from txlcli.config.ranges import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingTraits:
+    """Properties of one encoding; the computation is a class of `core/model/encodings.py` with the same name."""
+
+    scores_distances: bool = False
+    """The score depends on the distance between query and key, so `max_distance` applies."""
+    absolute_positions: bool = False
+    """Positions count from the start of the segment, so a memory can only be used if the model was trained with one."""
+    learned_vectors: bool = False
+    """It learns `n_positions` vectors, one per distance or per position; a segment has no more positions than that."""
+    score_terms: tuple[str, ...] = ()
+    """Terms of the score (section 3.3) that `txl attention` compares; empty if the score is term (a) alone."""
+    projects_distances: bool = False
+    """Each layer projects the distance encodings (W_kR), once per segment."""
+    transformer_xl: bool = False
+    """It is the encoding of the paper, as the released code and Hugging Face implement it."""
+    check: Callable[[Any], None] | None = None
+    """Requirements of its own: gets the `TransformerSettings`, raises RecipeError."""
+
+    @property
+    def has_biases(self) -> bool:
+        """True if the score has the trained biases u and v, so that `tie_biases` applies."""
+        return "d" in self.score_terms
+
+
+def _check_pairs(model: Any) -> None:
+    """Refuse an odd head width: rotary encodings rotate pairs."""
+    require(model.d_head % 2 == 0, "model", "d_head", model.d_head, f'even with position = "{model.position}"')
+
+
+ENCODINGS: dict[str, EncodingTraits] = {
+    "relative": EncodingTraits(
+        scores_distances=True, score_terms=("a", "b", "d"), projects_distances=True, transformer_xl=True
+    ),
+    "shaw": EncodingTraits(scores_distances=True, learned_vectors=True, score_terms=("a", "b")),
+    "sinusoid": EncodingTraits(absolute_positions=True),
+    "learned": EncodingTraits(absolute_positions=True, learned_vectors=True),
+    "rotary": EncodingTraits(check=_check_pairs),
+}
+"""Traits for each value of `model.position`."""
+
+
+def register_encoding(name: str, traits: EncodingTraits) -> None:
+    """Add an encoding, so that `model.position` accepts its name.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in ENCODINGS:
+        raise ValueError(f'the encoding "{name}" is registered already')
+    ENCODINGS[name] = traits
+
+
+def scores_distances(position: object) -> bool:
+    """Return True if `position`, read from a file, names an encoding to which `max_distance` applies."""
+    return isinstance(position, str) and position in ENCODINGS and ENCODINGS[position].scores_distances

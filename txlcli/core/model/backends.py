@@ -1,0 +1,51 @@
+"""The choice among implementations of attention: the definition in `core.model.attention`, or a faster one."""
+
+import torch
+from torch import Tensor, nn
+
+from txlcli.config.settings import AttentionBackend
+from txlcli.core.kernels.attention_lanes import LaneAttention
+from txlcli.core.kernels.attention_torch import flex, sdpa
+from txlcli.core.kernels.distance_space import Workspace
+from txlcli.core.kernels.linear import Linear, Packed, should_pack
+from txlcli.core.model import attention as definition
+from txlcli.core.model.attention import Attend, Attention, Product
+
+
+def choose(name: AttentionBackend, workspace: Workspace, *, recompute: bool) -> tuple[Attend, Product]:
+    """Return the functions that compute attention and its projections with a backend.
+
+    Args:
+        name: "reference" is the definition alone, without any module of `core.kernels`.
+        workspace: score buffers that all layers share; "auto" only.
+        recompute: keep no probabilities for the backward pass; "auto" only.
+    """
+    if name == "reference":
+        return definition.attend, definition.plain_product
+    attend: dict[str, Attend] = {"auto": LaneAttention(workspace, recompute=recompute), "sdpa": sdpa, "flex": flex}
+    return attend[name], _own_product
+
+
+def _own_product(module: nn.Linear, rows: Tensor) -> Tensor:
+    """Multiply rows (..., in) as the class of the module does."""
+    product: Tensor = module(rows)
+    return product
+
+
+def pack(attention: Attention, dtype: torch.dtype) -> None:
+    """Lay out the matrices of attention for reading in a dtype, as long as no weight changes."""
+    if attention.product is definition.plain_product:
+        return  # the definition reads the parameters themselves
+    matrices = [attention.w_q, attention.w_k_content, attention.w_v]
+    if should_pack(attention.w_q.weight, dtype):
+        packed = Packed.of(torch.cat([matrix.weight for matrix in matrices]).to(dtype))
+
+        def project_all(segment: Tensor) -> tuple[Tensor, ...]:
+            return packed.multiply(segment).chunk(3, dim=-1)
+
+        attention.project_all = project_all
+    for matrix in matrices:  # they still project segments of which only the last positions attend
+        assert isinstance(matrix, Linear)
+        matrix.cast(dtype)
+    assert isinstance(attention.w_o, Linear)
+    attention.w_o.pack(dtype)

@@ -1,0 +1,57 @@
+"""The reader of each model, and evaluation settings cut to what a text can fill."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.rnn import RecurrentModel
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.state_reader import StateReader
+
+
+def _decoder(model: Any, settings: EvalSettings, *, batch_size: int, precision: str) -> Reader:
+    return Decoder(
+        model,
+        batch_size=batch_size,
+        mem_len=settings.mem_len,
+        seg_len=settings.seg_len,
+        same_length=settings.same_length,
+        max_distance=settings.max_distance,
+        precision=precision,
+    )
+
+
+def _state_reader(model: Any, settings: EvalSettings, *, batch_size: int, precision: str) -> Reader:
+    return StateReader(model, batch_size=batch_size, seg_len=settings.seg_len, precision=precision)
+
+
+READERS: dict[type[LanguageModel], Callable[..., Reader]] = {TransformerXL: _decoder, RecurrentModel: _state_reader}
+"""The function that makes the reader of each class of models."""
+
+
+def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32") -> Reader:
+    """Return a reader of text, segment by segment.
+
+    Args:
+        model: in any mode.
+        settings: L, M and the limits on distance; of a model that carries a state only L counts.
+        batch_size: B, in place of that of the settings.
+        precision: of matrix products.
+
+    Raises:
+        UsageError: the model has learned fewer positions than a segment has.
+    """
+    return READERS[type(model)](model, settings, batch_size=batch_size, precision=precision)
+
+
+def sized_for(model: LanguageModel, settings: EvalSettings, length: int) -> EvalSettings:
+    """Cut L and M to what `length` tokens can fill: the rest would stay empty.
+
+    A memory that starts as zeros keeps its length.
+    """
+    mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
+    return dataclasses.replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)

@@ -1,0 +1,28 @@
+"""Shows what was imported or exported."""
+
+import shlex
+from typing import Any
+
+from txlcli import console
+
+
+def show_import(result: dict[str, Any]) -> None:
+    """Print what was imported as a table."""
+    rows = [
+        ["weights of", f"{result['system']} ({result['source']})"],
+        ["vocabulary", f"{result['vocab_size']:,} symbols"],
+        ["line end, unknown", ", ".join(result[key] or "none" for key in ("boundary", "unknown"))],
+        ["token store", result["store"] or "none with this vocabulary yet"],
+        ["next", result["next"]],
+    ]
+    console.show_table(f"{result['run']}: {result['parameters']:,} parameters", ("", ""), rows)
+
+
+def show_export(result: dict[str, Any]) -> None:
+    """Print what was exported as a table."""
+    rows = [
+        ["files", ", ".join(result["files"])],
+        *(["note", note] for note in result["notes"]),
+        ["import again", shlex.join(["txl", "import", result["folder"]])],
+    ]
+    console.show_table(f"{result['run']} as {result['folder']}", ("", ""), rows)

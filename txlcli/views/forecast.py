@@ -1,0 +1,48 @@
+"""Shows the forecast of a training."""
+
+from typing import Any
+
+from txlcli import console
+from txlcli.workflows.training import plan as plans
+
+UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+
+def show(forecast: dict[str, Any]) -> None:
+    """Print the plan of a training as one line and its cost as a table."""
+    console.show_text(f"would train {plans.in_words(forecast)}")
+    rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast["parameters_by_part"].items() if count]
+    rows.append(["parameters", f"{forecast['parameters']:,}"])
+    memory = "memory of a step" if forecast["processes"] == 1 else "memory of a process"
+    rows += [[f"{memory}, {purpose}", _bytes(size)] for purpose, size in forecast["step_bytes"].items() if size]
+    rows.append(["operations per token", f"{forecast['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
+    is_whole = forecast["steps"] == forecast["max_steps"]
+    extent = "the whole recipe" if is_whole else f"{forecast['steps']:,} steps"
+    rows.append([f"operations of {extent}", f"{forecast['training_flops']:.3g} FLOP"])
+    rows.append(["tokens/s expected", f"{forecast['tokens_per_s']:,.0f}"])
+    rows.append([f"time of {extent}", duration(forecast["seconds"])])
+    published = forecast["published"]
+    rows += [
+        [f"the paper's {split} result", f"{published[split]}"] for split in ("valid", "test") if split in published
+    ]
+    console.show_table("", ("", ""), rows, _caption(forecast))
+
+
+def _caption(forecast: dict[str, Any]) -> str:
+    peak = f"{forecast['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s"
+    lines = [f"Expected: {forecast['share_of_peak']:.0%} of the {peak} of a matrix product measured just now."]
+    if forecast["tails"]:
+        lines.append(f"Share of tokens in each tail band: from {forecast['tails_by']}.")
+    return "\n".join([*lines, "Workspace of single operations is not counted in the memory."])
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in a suitable unit."""
+    for unit, length in UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} seconds"

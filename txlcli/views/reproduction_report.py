@@ -1,0 +1,161 @@
+"""Shows a reproduction on the terminal, and as a Markdown and a self-contained HTML report."""
+
+import base64
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from txlcli import __version__, console
+from txlcli.workflows.reproduction.costs import Costs
+from txlcli.workflows.reproduction.scales import Scale
+from txlcli.workflows.reproduction.section import Section
+
+MARKDOWN, HTML = "report.md", "report.html"
+CLASSES = {True: "held", False: "failed", None: "note"}
+STYLE = """
+body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
+h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1.5rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #888; }
+pre { background: #f5f5f3; padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; white-space: pre-wrap; }
+img { max-width: 100%; } .held { color: #17692c; } .failed { color: #a11; font-weight: 600; }
+nav a { margin-right: .8rem; white-space: nowrap; } .note { color: #555; }
+@media (prefers-color-scheme: dark) { body { background: #16181c; color: #e4e4e2; } pre { background: #22252b; }
+th, td, h2 { border-color: #3a3d44; } img { background: #fff; } .held { color: #6fcf87; } .failed { color: #ff8a80; }
+.note { color: #a8a8a4; } a { color: #8ab4f8; } }
+"""
+
+
+def render(sections: Sequence[Section], scale_name: str, folder: Path) -> dict[str, str]:
+    """Return the text of each file of the report by name; the figures are in `folder`."""
+    title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale_name} scale"
+    footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
+    return {MARKDOWN: to_markdown(title, sections, footer), HTML: to_html(title, sections, footer, folder)}
+
+
+def to_json(folder: Path, sections: Sequence[Section]) -> dict[str, Any]:
+    """Return the object that --json prints."""
+    tables = {section.name: section.to_table() for section in sections}
+    return {"report": [str(folder / MARKDOWN), str(folder / HTML)], "sections": tables}
+
+
+def show(folder: Path, sections: Sequence[Section]) -> None:
+    """Write tables and claims to stdout."""
+    for section in sections:
+        for grid in section.grids:
+            console.show_table(section.title, grid.columns, grid.rows, grid.caption)
+        for claim in section.claims:
+            console.show_text(f"{claim.verdict}: {claim.text} ({claim.detail})")
+        if section.grids or section.claims:
+            console.show_text("")
+    console.show_text(f"report: {folder / MARKDOWN}, {folder / HTML}")
+
+
+def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> None:
+    """Write the costs of the missing trainings to stdout."""
+    from txlcli.views.forecast import duration
+
+    lines = [
+        [
+            row["item"],
+            f"{row['models']}",
+            f"{row['missing']}",
+            f"{row['training_flops']:.2g}",
+            duration(row["seconds"]) if row["missing"] else "-",
+        ]
+        for row in rows
+    ]
+    caption = (
+        f"{scale.description}\nTime: of the missing trainings, at {costs.share:.0%} of the {costs.peak / 1e9:,.0f} "
+        "GFLOP/s that a matrix product has just\nreached. Models that several items need count for each. Evaluation "
+        "is not included."
+    )
+    console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, caption)
+
+
+def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
+    """Return the report as Markdown; figures are links to files in its folder."""
+    parts = [f"# {title}", ""]
+    for section in sections:
+        parts += [f"## {section.title}", ""]
+        for note in section.notes:
+            parts += [note, ""]
+        for grid in section.grids:
+            parts += [_markdown_row(grid.columns), _markdown_row(["---", *["---:"] * (len(grid.columns) - 1)])]
+            parts += [_markdown_row(row) for row in grid.rows]
+            parts += ["", *([grid.caption, ""] if grid.caption else [])]
+        for file, caption in section.figures:
+            parts += [f"![{caption}]({file})", "", caption, ""]
+        for claim in section.claims:
+            parts.append(f"- **{claim.verdict}**: {claim.text} ({claim.detail})")
+        parts += [""] if section.claims else []
+        for name, text in section.texts:
+            parts += [f"### {name}", "", _fenced(text), ""]
+        parts += [*(f"- Evaluation: {sentence}" for sentence in section.readings), ""] if section.readings else []
+        parts += [f"{_cost(section)} Commands:", "", _fenced("\n".join(section.commands), "sh"), ""]
+    return "\n".join([*parts, footer, ""])
+
+
+def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) -> str:
+    """Return the report as one page that contains the figures, which are in `folder`."""
+    esc = html.escape
+    links = " ".join(f'<a href="#{section.name}">{esc(section.title.partition(":")[0])}</a>' for section in sections)
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{esc(title)}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{STYLE}</style></head><body>",
+        f"<h1>{esc(title)}</h1><nav>{links}</nav>",
+    ]
+    for section in sections:
+        parts.append(f'<h2 id="{section.name}">{esc(section.title)}</h2>')
+        parts += [f"<p>{esc(note)}</p>" for note in section.notes]
+        for grid in section.grids:
+            head = "".join(f"<th>{esc(cell)}</th>" for cell in grid.columns)
+            body = "".join("<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in row) + "</tr>" for row in grid.rows)
+            parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+            parts += [f'<p class="note">{esc(grid.caption)}</p>'] if grid.caption else []
+        for file, caption in section.figures:
+            parts.append(f"<figure>{_image(folder / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
+        if section.claims:
+            items = "".join(
+                f'<li><span class="{CLASSES[claim.held]}">{claim.verdict}</span>: '
+                f"{esc(claim.text)} ({esc(claim.detail)})</li>"
+                for claim in section.claims
+            )
+            parts.append(f"<ul>{items}</ul>")
+        for name, text in section.texts:
+            parts.append(f"<h3>{esc(name)}</h3><pre>{esc(text)}</pre>")
+        if section.readings:
+            parts.append("".join(f'<p class="note">Evaluation: {esc(text)}</p>' for text in section.readings))
+        commands = esc("\n".join(section.commands))
+        parts.append(
+            f'<details><summary class="note">{esc(_cost(section))} Commands</summary><pre>{commands}</pre></details>'
+        )
+    return "\n".join([*parts, f'<p class="note">{esc(footer)}</p></body></html>', ""])
+
+
+def _image(path: Path, caption: str) -> str:
+    """Return an embedded figure, or a note if the file is missing."""
+    if not path.is_file():
+        return f"<p>{html.escape(path.name)} is missing; repeat txl reproduce</p>"
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """Return a fenced block whose fence does not occur in the text."""
+    longest = max((len(backticks) for backticks in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _cost(section: Section) -> str:
+    return f"{section.seconds / 60:.1f} minutes on {section.hardware}, without trainings that had already finished."

@@ -1,0 +1,151 @@
+"""Options of an evaluation, checked for range and for options that exclude each other."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.settings import AttentionBackend
+from txlcli.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from txlcli.config.settings import EvalSettings
+    from txlcli.workflows.evaluation.texts import UserText
+
+AUTO: Literal["auto"] = "auto"
+Lengths = tuple[int, ...] | Literal["auto"] | None
+"""Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptationSearch:
+    """Size and candidates of the search for the parameters of `--cache` and `--dynamic`, on the validation split."""
+
+    cache_tokens: int = 50_000
+    """Fewest tokens for the cache; more change the parameters little."""
+    cache_fills: int = 2
+    """Number of times that the tokens of one lane fill the cache, at least."""
+    dynamic_tokens: int = 10_000
+    """Fewest tokens for dynamic evaluation."""
+    dynamic_steps: int = 50
+    """Fewest steps of dynamic evaluation; with fewer, the decay has no effect."""
+    learning_rates: tuple[float, ...] | None = None
+    """Candidates; None selects those of `core.measures.adaptation`."""
+    larger_learning_rates: tuple[float, ...] | None = None
+    """Candidates tried one by one for as long as each improves on the last; None as above."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Text to score and settings of the evaluation; None selects the setting of the recipe.
+
+    Raises:
+        UsageError: a value is out of range, or two options exclude each other.
+        UnknownNameError: unknown split.
+    """
+
+    split: str | None = None
+    """One of the corpora's SPLITS; test by default, unless `text` is given."""
+    text: "UserText | None" = None
+    """Text to score instead of a split."""
+    positions: int | None = None
+    """Score the first N tokens only; None scores all."""
+    mem_len: Lengths = None
+    """Memory lengths M."""
+    attn_len: Lengths = None
+    """Window lengths of an evaluation without memory."""
+    stride: int | None = None
+    """Tokens predicted per window; None is 1, which is exact."""
+    seg_len: int | None = None
+    """Segment length L."""
+    max_distance: int | Literal["none"] | None = None
+    """Distances beyond it share one encoding; "none" removes the limit."""
+    same_length: bool | None = None
+    """True if every query sees the same number of keys."""
+    batch_size: int | None = None
+    """Number of lanes, or of windows, evaluated side by side."""
+    cache: int | None = None
+    """Size of the continuous cache in tokens."""
+    dynamic: bool = False
+    """True for dynamic evaluation."""
+    attention: AttentionBackend | None = None
+    """Attention backend."""
+    plotted: bool = False
+    """True if the results are to be plotted over the length."""
+    timed: bool = True
+    """True to time a vanilla model as well (slowdown)."""
+    search: AdaptationSearch = AdaptationSearch()
+    """Search for the parameters of `cache` and `dynamic`."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges, and that no two options exclude each other."""
+        from corpora.corpus import SPLITS
+
+        if self.text is not None and self.split is not None:
+            raise UsageError("--text is scored instead of a split; leave out --text or --split")
+        if self.split is not None and self.split not in SPLITS:
+            raise UnknownNameError("split", self.split, SPLITS)
+        for name, count in (("seg-len", self.seg_len), ("batch-size", self.batch_size), ("stride", self.stride)):
+            if count is not None and count > MOST_COUNT:
+                raise UsageError(f"--{name} {count}: give at most {MOST_COUNT}")
+        if self.stride is not None and self.attn_len is None:
+            raise UsageError("--stride is the number of tokens predicted per window; add --attn-len, or leave it out")
+        if self.stride is not None and self.windows and self.stride > min(self.windows):
+            raise UsageError(f"--stride {self.stride} exceeds the window length {min(self.windows)}; give at most that")
+        if self.adapts and (self.attn_len is not None or self.searched or len(self.mem_lens) > 1):
+            raise UsageError("--cache and --dynamic take one --mem-len and no --attn-len")
+        if self.adapts and self.plotted:
+            raise UsageError(
+                "--plot plots a curve over lengths, but --cache and --dynamic take one length; leave it out"
+            )
+        ignored = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, self.same_length_option: self.same_length}
+        if self.attn_len is not None and (option := first_option(ignored)):
+            raise UsageError(f"--attn-len evaluates windows without memory; {option} has no effect there, leave it out")
+
+    @property
+    def mem_lens(self) -> tuple[int, ...]:
+        """Memory lengths given; empty for that of the recipe or a search."""
+        return () if self.mem_len is None or self.mem_len == AUTO else self.mem_len
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Window lengths given; empty for an evaluation with memory or a search."""
+        return () if self.attn_len is None or self.attn_len == AUTO else self.attn_len
+
+    @property
+    def searched(self) -> str | None:
+        """Option whose length is searched for."""
+        if self.mem_len == AUTO:
+            return "--mem-len"
+        return "--attn-len" if self.attn_len == AUTO else None
+
+    @property
+    def same_length_option(self) -> str:
+        """`--same-length` or `--no-same-length`, as given."""
+        return "--no-same-length" if self.same_length is False else "--same-length"
+
+    @property
+    def adapts(self) -> bool:
+        """True if the model adapts to the text by more than its memory."""
+        return self.cache is not None or self.dynamic
+
+    def with_length(self, length: int) -> "EvalOptions":
+        """Replace "auto" by the length that a search has selected."""
+        if self.searched == "--mem-len":
+            return dataclasses.replace(self, mem_len=(length,))
+        return dataclasses.replace(self, attn_len=(length,))
+
+    def apply_to(self, settings: "EvalSettings") -> "EvalSettings":
+        """Return a recipe's evaluation settings with these options applied."""
+        given = {"seg_len": self.seg_len, "batch_size": self.batch_size}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        if self.max_distance is not None:
+            changes["max_distance"] = None if self.max_distance == "none" else self.max_distance
+        if self.same_length is not None and self.same_length != (settings.same_length != "off"):  # keep "m_plus_one"
+            changes["same_length"] = "m" if self.same_length else "off"
+        return dataclasses.replace(settings, **changes)
+
+
+def first_option(options: Mapping[str, object]) -> str | None:
+    """Return the name of the first option that has a value."""
+    return next((option for option, value in options.items() if value is not None), None)

@@ -1,0 +1,1 @@
+"""Imports weights of other systems as runs, and exports runs."""

@@ -1,0 +1,273 @@
+"""Makes a run of weights that another system trained."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli.config import recipe
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
+from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
+from txlcli.paper import metrics
+from txlcli.runs import run_folder
+from txlcli.runs.run_folder import Run
+from txlcli.workflows.command_lines import command_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from txlcli.data.token_store import TokenStore
+    from txlcli.data.vocabulary import Vocab
+    from txlcli.exchange.weights import System
+
+SYSTEMS = {
+    "hugging_face": "Hugging Face TransfoXL",
+    "pytorch": "the released PyTorch code",
+    "tf": "the released TF code",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Options of an import."""
+
+    source: Path
+    """Hugging Face folder, or a file of weights."""
+    recipe_source: str | None = None
+    """Recipe with the settings that the source does not contain."""
+    vocab: Path | None = None
+    """File with the vocabulary of the weights."""
+    store: str | None = None
+    """Name of a token store with that vocabulary."""
+    name: str | None = None
+    """Name of the run; None for the name of the source."""
+    changes: tuple[str, ...] = ()
+    """Overrides of settings, as --set takes them."""
+    force: bool = False
+    """True if an earlier run of that name may be replaced."""
+
+
+def import_run(options: ImportOptions, data_dir: Path, runs_dir: Path) -> dict[str, Any]:
+    """Make a run of weights that another system trained, and return what was imported.
+
+    Raises:
+        RunError: the weights are missing, damaged, or of another model; the run's folder is taken.
+        UsageError: an option is wrong or missing.
+        VocabularyError: no vocabulary, or not the one of the weights.
+    """
+    from txlcli.exchange import weights
+
+    source = options.source
+    _check_options(options)
+    folder = runs_dir / (options.name or _run_name(source))
+    run_folder.check_free(folder, force=options.force, instead="choose another --name")
+    path = weights.in_folder(source) if source.is_dir() else source
+    settings = _settings(options)
+    imported = weights.plain_names(weights.read(path))
+    system = weights.system_of(imported, path)
+    vocab, token_store = _vocabulary(options, settings, data_dir)
+    if source.is_dir():
+        _check_vocabulary(_configured_size(source), vocab.size, source / "config.json")
+    settings = _with_store(settings, token_store.path.stem if token_store else _free_store(folder.name, data_dir))
+    tensors = _converted(system, imported, settings, vocab.size, path)
+    run = Run(
+        folder=folder,
+        recipe_name=recipe.read_text(options.recipe_source)[0] if options.recipe_source else folder.name,
+        settings=settings,
+        vocab_fingerprint=vocab.fingerprint,
+        vocab_size=vocab.size,
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        metric=metrics.metric_of(vocab.tokenizer),
+    )
+    _write(run, vocab, tensors, path, force=options.force)
+    return _result(run, vocab, system, source, token_store, data_dir)
+
+
+def _check_options(options: ImportOptions) -> None:
+    source = options.source
+    if not source.exists():
+        raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
+    if (source / run_folder.CARD).is_file():
+        raise RunError(f'{source} is already a run; evaluate it with "{command_line("eval", str(source))}"')
+    if options.name is not None and not re.fullmatch(PLAIN_NAME, options.name):
+        raise UsageError(f'--name "{options.name}" is not a plain name; use letters, digits, ".", "-" and "_"')
+    if any(change.partition("=")[0].strip() == "corpus.store" for change in options.changes):
+        raise UsageError("--set corpus.store: name the store with --store, or leave it out to find it by vocabulary")
+
+
+def _run_name(source: Path) -> str:
+    """Derive the name of a run from the name of its source."""
+    path = source.resolve()
+    return re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("+-.")[:100] or "imported"
+
+
+def _settings(options: ImportOptions) -> Settings:
+    """Return the settings: the model from a folder's configuration and the rest from the recipe, or all from it."""
+    from txlcli.exchange import huggingface
+
+    source, recipe_source = options.source, options.recipe_source
+    if not source.is_dir():
+        if recipe_source is None:
+            raise UsageError(
+                f"{source}: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
+                "name its recipe, e.g. --recipe wt103-large-tf"
+            )
+        return recipe.load(recipe_source, options.changes)
+    config, where = huggingface.read_config(source), source / huggingface.CONFIG
+    if recipe_source is not None:
+        table: dict[str, Any] = recipe.to_table(recipe.load(recipe_source))
+    else:
+        evaluation = huggingface.eval_settings(config, where)
+        plain = Settings(
+            corpus=CorpusSettings(store=_run_name(source)),
+            model=huggingface.model_settings(config, where),
+            # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
+            train=TrainSettings(seg_len=evaluation.seg_len, mem_len=evaluation.mem_len, batch_size=1, max_steps=1),
+            eval=evaluation,
+        )
+        table = recipe.to_table(plain)
+    model = recipe.to_keys(huggingface.model_settings(config, where))
+    return recipe.resolve(recipe.override({**table, "model": model}, options.changes), where=str(where))
+
+
+def _vocabulary(options: ImportOptions, settings: Settings, data_dir: Path) -> tuple["Vocab", "TokenStore | None"]:
+    """Return the vocabulary of the weights, and a store that has it; None if there is no such store."""
+    from txlcli.exchange import vocabularies
+    from txlcli.runs.loading import open_store
+
+    source = options.source
+    path = options.vocab or (vocabularies.find(source) if source.is_dir() else None)
+    named = open_store(options.store, data_dir) if options.store else None
+    if path is not None:
+        vocab = vocabularies.read(path)
+        if named is not None and named.fingerprint != vocab.fingerprint:
+            raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out --store or --vocab")
+        return vocab, named or _store_with(vocab, settings.corpus.store, data_dir)
+    if named is None:
+        try:
+            named = open_store(settings.corpus.store, data_dir)
+        except StoreError as error:
+            raise VocabularyError(
+                f"{source}: the weights come without a vocabulary; give --vocab FILE, or --store with the token "
+                "store of their corpus"
+            ) from error
+    return named.vocab, named
+
+
+def _store_with(vocab: "Vocab", preferred: str, data_dir: Path) -> "TokenStore | None":
+    """Return the store with exactly this vocabulary; among several, the one of the preferred name.
+
+    Raises:
+        UsageError: several have it, none of them of that name.
+    """
+    from txlcli.data.token_store import TokenStore, stores_in
+
+    stores = {}
+    for path in stores_in(data_dir):
+        try:
+            store = TokenStore.open(path)
+        except StoreError:
+            continue  # a damaged store does not prevent an import
+        if store.fingerprint == vocab.fingerprint:
+            stores[path.stem] = store
+    if len(stores) > 1 and preferred not in stores:
+        raise UsageError(
+            f"{data_dir}: {len(stores)} token stores have this vocabulary ({', '.join(stores)}); "
+            "name the one with the text of the weights with --store"
+        )
+    return stores.get(preferred) or next(iter(stores.values()), None)
+
+
+def _free_store(name: str, data_dir: Path) -> str:
+    """Return a name that no store in the data folder has."""
+    free, number = name, 2
+    while (data_dir / f"{free}.h5").exists():
+        free, number = f"{name}-{number}", number + 1
+    return free
+
+
+def _with_store(settings: Settings, store: str) -> Settings:
+    table = recipe.to_table(settings)
+    return recipe.resolve({**table, "corpus": {**table["corpus"], "store": store}}, where="--store")
+
+
+def _converted(
+    system: "System", imported: "Mapping[str, Tensor]", settings: Settings, vocab_size: int, path: Path
+) -> "dict[str, Tensor]":
+    """Return the weights under txl's names and in its shapes."""
+    from txlcli.exchange import conversion
+
+    model = settings.model
+    if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
+        raise RecipeError(f"{path}: Transformer-XL weights need a Transformer-XL recipe; do not change model.position")
+    try:
+        shapes = conversion.our_shapes(model, vocab_size)
+        layout = (
+            conversion.tf_layout(model, vocab_size)
+            if system == "tf"
+            else conversion.pytorch_layout(model, vocab_size, hugging_face=system == "hugging_face")
+        )
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    _check_vocabulary(layout.vocab_size_of(imported), vocab_size, path)
+    return layout.read(imported, shapes, str(path))
+
+
+def _configured_size(source: Path) -> int:
+    from txlcli.exchange import huggingface
+
+    return huggingface.vocab_size(huggingface.read_config(source), source / huggingface.CONFIG)
+
+
+def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> None:
+    if weights_size is not None and weights_size != vocab_size:
+        raise VocabularyError(
+            f"{path}: the weights have {weights_size:,} ids and the vocabulary {vocab_size:,}; "
+            "give the vocabulary that they were trained with"
+        )
+
+
+def _write(run: Run, vocab: "Vocab", tensors: "dict[str, Tensor]", source: Path, *, force: bool) -> None:
+    from txlcli.core.training import checkpoint
+    from txlcli.core.training.checkpoint import Checkpoint
+
+    state = {
+        "recipe": run.recipe_name,
+        "vocab_fingerprint": run.vocab_fingerprint,
+        "step": 0,
+        "imported_from": source.name,
+    }
+    with run_folder.locked(run.folder):
+        run_folder.create(run, vocab.to_json(), force=force)
+        try:
+            checkpoint.save(run.folder / run_folder.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
+        except BaseException:
+            run_folder.restore_replaced(run)
+            raise
+        run_folder.delete_replaced(run)
+
+
+def _result(
+    run: Run, vocab: "Vocab", system: "System", source: Path, token_store: "TokenStore | None", data_dir: Path
+) -> dict[str, Any]:
+    store = run.settings.corpus.store
+    boundary, unknown = (None if i is None else vocab.symbol(i) for i in (vocab.boundary, vocab.unknown))
+    prepare = None
+    if token_store is None:
+        words = ["prepare", "CORPUS", "--vocab", str(run.folder / run_folder.VOCAB), "--name", store]
+        prepare = command_line(*words, data_dir=data_dir)
+    return {
+        "run": str(run.folder),
+        "source": str(source),
+        "system": SYSTEMS[system],
+        "parameters": run.parameters,
+        "vocab_size": run.vocab_size,
+        "store": str(token_store.path) if token_store else None,
+        "prepare": prepare,
+        "boundary": boundary,
+        "unknown": unknown,
+        "next": prepare or command_line("eval", str(run.folder), data_dir=data_dir),
+    }

@@ -1,0 +1,93 @@
+"""Collects the results of the chunks: symbol numbers, counts per split, and the files with the encoded ids."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.workflows.preparation.chunk_encoder import EncodedChunk
+
+
+class SymbolCounts:
+    """All symbols of a text, numbered in first-seen order and counted per split."""
+
+    def __init__(self) -> None:
+        self.numbers: defaultdict[str, int] = defaultdict()
+        self.numbers.default_factory = self.numbers.__len__  # a new symbol gets the next number
+        self._counts: dict[str, NDArray[np.int64]] = {}
+
+    def add(self, split: str, chunk: EncodedChunk) -> NDArray[np.int64]:
+        """Count one chunk and return the number of each of the chunk's own symbols."""
+        if chunk.symbols is None:
+            table = np.arange(chunk.counts.size)
+            size = chunk.counts.size
+        else:
+            table = np.fromiter(map(self.numbers.__getitem__, chunk.symbols), np.int64, len(chunk.symbols))
+            size = len(self.numbers)
+        counts = self.counts(split, size)
+        counts[table] += chunk.counts
+        self._counts[split] = counts
+        return table
+
+    def counts(self, split: str, size: int | None = None) -> NDArray[np.int64]:
+        """Return the counts of a split by symbol number; at least `size` entries, by default one per symbol."""
+        counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
+        size = len(self.numbers) if size is None else size
+        if counts.size >= size:
+            return counts
+        grown = np.zeros(max(size, 2 * counts.size), dtype=np.int64)  # doubled, so that it seldom grows
+        grown[: counts.size] = counts
+        return grown
+
+    def by_frequency(self, splits: tuple[str, ...], least: int = 1) -> list[str]:
+        """Return the symbols that occur at least `least` times in the splits, most frequent first.
+
+        Ties are in first-seen order.
+        """
+        size = len(self.numbers)
+        total = sum((self.counts(split)[:size] for split in splits), np.zeros(size, np.int64))
+        names = list(self.numbers)
+        order = np.argsort(-total, kind="stable").tolist()
+        return [names[number] for number in order if total[number] >= max(least, 1)]
+
+
+class SpooledIds:
+    """The ids of one split on disk, chunk by chunk, each with a table of the numbers of its symbols."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[Path, np.dtype[Any]]] = []
+
+    def add(self, chunk: EncodedChunk, table: NDArray[np.int64]) -> None:
+        """Add a chunk whose own symbols have the numbers in `table`."""
+        _table_path(chunk.path).write_bytes(table.astype(np.uint32).data)
+        self._chunks.append((chunk.path, chunk.dtype))
+
+    def blocks(self, final: NDArray[np.int64], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+        """Yield the ids of each chunk, with every symbol number replaced by `final[number]`; drop negative ones.
+
+        Each file is removed after it has been read.
+        """
+        for path, own_dtype in self._chunks:
+            table = final[np.fromfile(_table_path(path), dtype=np.uint32)]
+            yield _replace(np.fromfile(path, dtype=own_dtype), table, dtype)
+            path.unlink()
+            _table_path(path).unlink()
+
+
+def _table_path(path: Path) -> Path:
+    return path.with_suffix(".table")
+
+
+def _replace(ids: NDArray[Any], table: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    dropped = np.flatnonzero(table < 0)
+    if ids.dtype == dtype == np.uint8:
+        # bytes.translate is several times faster than an index array.
+        whole = np.zeros(256, dtype=np.uint8)
+        whole[: table.size] = table.astype(np.uint8)
+        return np.frombuffer(ids.tobytes().translate(whole.tobytes(), dropped.astype(np.uint8).tobytes()), np.uint8)
+    if dropped.size:
+        ids = ids[~np.isin(ids, dropped)]
+    return table.astype(dtype)[ids]

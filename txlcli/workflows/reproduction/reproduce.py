@@ -1,0 +1,97 @@
+"""Reproduces tables and figures one after the other, and keeps the report in its folder up to date."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from txlcli.errors import RunError, TxlError, UsageError
+from txlcli.system import locks
+from txlcli.system.atomic_files import replacing
+from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.runner import Runner
+from txlcli.workflows.reproduction.section import Section
+
+SECTIONS, LOCK = "reproduction.json", ".lock"
+Render = Callable[[Sequence[Section]], Mapping[str, str]]
+"""Returns the text of each file of the report, by name."""
+
+
+def reproduce(
+    names: Sequence[str], folder: Path, scale_name: str, make_runner: Callable[[], Runner], render: Render
+) -> list[Section]:
+    """Reproduce items into the report in a folder, which keeps the sections of earlier calls.
+
+    Args:
+        names: items, in the paper's order.
+        folder: folder of the report; created if necessary.
+        scale_name: name of the scale, which must be that of the report.
+        make_runner: called once the folder is locked.
+        render: makes the files of the report from its sections.
+
+    Raises:
+        UsageError: the folder is not a report, or one at another scale.
+        BusyError: another process writes to the folder.
+        RunError: the report is damaged.
+        TxlError: the report cannot be written.
+    """
+    _make_folder(folder)
+    new_sections = []
+    with locks.exclusive(folder / LOCK, f"another process writes to {folder}; wait for it, or give another --out"):
+        by_name = _read_sections(folder, scale_name, render)
+        runner = make_runner()
+        for number, name in enumerate(names, 1):
+            runner.reporter.say(f"\n{name} ({number} of {len(names)}), {scale_name} scale")
+            with runner.recording() as provenance:
+                section = ITEMS[name].make(runner)
+            section = dataclasses.replace(section, **dataclasses.asdict(provenance), hardware=runner.machine)
+            new_sections.append(section)
+            by_name[name] = section
+            _write(folder, scale_name, by_name, render)  # after each item, so that an interruption loses only one
+    return new_sections
+
+
+def _make_folder(folder: Path) -> None:
+    if (folder / SECTIONS).is_file():
+        return
+    contents = [path for path in folder.iterdir() if path.name != LOCK] if folder.is_dir() else [folder]
+    if folder.exists() and contents:
+        raise UsageError(f"{folder} exists and is not a reproduction; give another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TxlError(f"{folder}: cannot be created ({error.strerror}); give another --out") from error
+
+
+def _read_sections(folder: Path, scale_name: str, render: Render) -> dict[str, Section]:
+    """Return the sections of a report; write an empty report into a new folder."""
+    path = folder / SECTIONS
+    if not path.is_file():
+        _write(folder, scale_name, {}, render)
+        return {}
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        sections = {name: Section.from_table(table) for name, table in stored["sections"].items()}
+        stored_scale = str(stored["scale"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another --out"
+        ) from error
+    if stored_scale != scale_name:
+        raise UsageError(f"{folder} is a reproduction at {stored_scale} scale; give another --out")
+    return sections
+
+
+def _write(folder: Path, scale_name: str, by_name: Mapping[str, Section], render: Render) -> None:
+    """Write the sections and the files of the report."""
+    tables = {name: section.to_table() for name, section in by_name.items()}
+    texts = {
+        SECTIONS: json.dumps({"scale": scale_name, "sections": tables}),
+        **render([by_name[name] for name in ITEMS if name in by_name]),
+    }
+    try:
+        for name, text in texts.items():
+            with replacing(folder / name) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TxlError(f"{folder}: the report cannot be written ({error.strerror}); free some space") from error

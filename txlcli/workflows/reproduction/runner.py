@@ -1,0 +1,250 @@
+"""Provides the tables with results: prepares texts, trains models and evaluates runs, each only once."""
+
+import dataclasses
+import functools
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli.config import recipe
+from txlcli.core.kernels.device import describe_machine, pick_device
+from txlcli.data.token_store import TokenStore
+from txlcli.errors import RunError
+from txlcli.runs import history, run_folder
+from txlcli.runs.run_folder import Run
+from txlcli.workflows import generation, speed
+from txlcli.workflows.evaluation.evaluate import evaluate
+from txlcli.workflows.evaluation.options import EvalOptions
+from txlcli.workflows.evaluation.record import describe_settings
+from txlcli.workflows.preparation.planning import PrepareOptions
+from txlcli.workflows.preparation.preparing import prepare
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
+from txlcli.workflows.reproduction.scales import Model, Scale
+from txlcli.workflows.training import resume, start
+from txlcli.workflows.training.execution import Limits
+
+if TYPE_CHECKING:
+    from txlcli.workflows.attention import AttentionResult
+
+FIRST_SEED = 1111
+USUAL_FOLDERS = {"--data-dir": Path("data"), "--runs-dir": Path("runs")}
+LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to continue")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plots:
+    """Functions that plot results to a file, from `views`."""
+
+    curves: Callable[[Path, Mapping[str, Any], str, str, str], None]
+    """Path, curves by name, x label, y label, title; the x axis is logarithmic."""
+    recl_gains: Callable[[Path, dict[str, Any]], None]
+    recl_perplexities: Callable[[Path, dict[str, Any]], None]
+    attention: "Callable[[AttentionResult, int, Path], None]"
+    """Result, number of the figure, path."""
+
+
+@dataclasses.dataclass
+class Provenance:
+    """Commands, settings and duration of a table or figure."""
+
+    commands: list[str] = dataclasses.field(default_factory=list)
+    """Commands that reproduce it by hand."""
+    readings: list[str] = dataclasses.field(default_factory=list)
+    """Settings of the evaluations, in sentences, each once."""
+    seconds: float = 0.0
+    """Duration; stored evaluations count with their original duration."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Runner:
+    """Texts, runs and measurements of one reproduction.
+
+    Raises:
+        RunError: the evaluations in the folder are damaged.
+    """
+
+    scale: Scale
+    n_seeds: int
+    """Number of trainings per model, whose results are averaged."""
+    device: str
+    """Device of all computations: auto, cpu or cuda."""
+    data_dir: Path
+    """Folder of the token stores."""
+    runs_dir: Path
+    """Folder of the runs; finished runs are reused, others resumed."""
+    folder: Path
+    """Folder of the report; its evaluations are reused."""
+    plots: Plots
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
+        """Load the evaluations of the report."""
+        self.provenance = Provenance()
+        self._evaluations = EvaluationStore(self.folder)
+
+    @property
+    def seeds(self) -> range:
+        """Seeds of the trainings of each model."""
+        return range(FIRST_SEED, FIRST_SEED + self.n_seeds)
+
+    @functools.cached_property
+    def machine(self) -> str:
+        """Device and software, in words."""
+        return describe_machine(pick_device(self.device))
+
+    @contextmanager
+    def recording(self) -> Iterator[Provenance]:
+        """Record the commands, settings and duration of the block."""
+        self.provenance = Provenance()
+        started = time.monotonic()
+        yield self.provenance
+        self.provenance.seconds += time.monotonic() - started
+
+    def model(self, part: str) -> Model:
+        """Return the model for a part of the paper at this scale."""
+        return self.scale.models[part]
+
+    def run(self, part: str, seed: int = FIRST_SEED) -> Run:
+        """Return the finished run of a model; train or resume it if necessary.
+
+        Raises:
+            RunError: a run of that name was trained with other settings.
+        """
+        model = self.model(part)
+        name = self.scale.run_name(part, seed)
+        folder = self.runs_dir / name
+        changes = [*model.changes, f"train.seed={seed}"]
+        self._prepare(model.settings().corpus.store)
+        words = [word for change in model.changes for word in ("--set", change)]
+        self.record_command("train", model.recipe, "--name", name, "--seed", str(seed), *words)
+        options: dict[str, Any] = {
+            "device": self.device,
+            "data_dir": self.data_dir,
+            "runs_dir": self.runs_dir,
+            "limits": LIMITS,
+            "reporter": self.reporter,
+        }
+        if not run_folder.has_weights(folder):  # a training that was killed before its first save leaves a folder
+            replaces = (folder / run_folder.CARD).is_file()
+            start.train(model.recipe, changes, name=name, force=replaces, **options)
+            return run_folder.open_run(folder)
+        run = run_folder.open_run(folder)
+        if run.settings != recipe.load(model.recipe, changes):
+            raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
+        if history.read(run).state != "finished":
+            resume.resume(str(folder), [], **options)
+        return run
+
+    def evaluate(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
+        """Return the result of `txl eval`, with options as in `EvalOptions`."""
+        options = {"positions": self.scale.positions, **options}
+        self.record_command("eval", str(run.folder), "--split", split, *_command_options(options))
+        store = TokenStore.open(self.data_dir / f"{run.settings.corpus.store}.h5")
+        key = key_of(run, store, split, options, machine=self.machine)
+        evaluation = self._evaluations.get(key)
+        if evaluation is None:
+            evaluation = self._evaluate(run, split, options)
+            self._evaluations.add(key, evaluation)
+        else:
+            self.reporter.say(f"{run.folder}, {split}: already evaluated")
+            self.provenance.seconds += evaluation.seconds
+        sentence = describe_settings(evaluation.result)
+        if sentence not in self.provenance.readings:
+            self.provenance.readings.append(sentence)
+        return evaluation.result
+
+    def _evaluate(self, run: Run, split: str, options: dict[str, Any]) -> StoredEvaluation:
+        started = time.monotonic()
+        evaluation = evaluate(
+            str(run.folder),
+            EvalOptions(split=split, timed=False, **options),
+            device=self.device,
+            data_dir=self.data_dir,
+            runs_dir=self.runs_dir,
+            reporter=self.reporter,
+        )
+        evaluation.record(self.reporter)
+        evaluation.raise_pending()
+        return StoredEvaluation(evaluation.result, time.monotonic() - started)
+
+    def measure_speed(self, subject: str) -> dict[str, Any]:
+        """Return the result of `txl speed` for a recipe."""
+        self.record_command("speed", subject, "--attn-len", ",".join(map(str, self.scale.attn_lens)))
+        return speed.measure(
+            subject,
+            speed.SpeedOptions(attn_lens=self.scale.attn_lens),
+            device=self.device,
+            data_dir=self.data_dir,
+            runs_dir=self.runs_dir,
+            reporter=self.reporter,
+        )
+
+    def generate(self, run: Run, *, tokens: int, seed: int) -> dict[str, Any]:
+        """Return the result of `txl generate --reference`."""
+        options: dict[str, Any] = {"context": self.scale.context, "tokens": tokens, "seed": seed}
+        self.record_command("generate", str(run.folder), "--reference", *_command_options(options))
+        return generation.prepare_generation(
+            str(run.folder),
+            generation.GenerationOptions(reference=True, **options),
+            device=self.device,
+            data_dir=self.data_dir,
+            runs_dir=self.runs_dir,
+            reporter=self.reporter,
+        ).result()
+
+    def _prepare(self, store: str) -> None:
+        text = self.scale.texts[store]
+        options = {**text.options, **({"name": store} if store != text.source else {})}
+        self.record_command("prepare", text.source, *_command_options(options))
+        if not (self.data_dir / f"{store}.h5").exists():
+            self.reporter.say(f"preparing {store}")
+            wanted = PrepareOptions(**options)  # type: ignore[arg-type]
+            prepare(text.source, self.data_dir, wanted, reporter=self.reporter)
+
+    def record_command(self, *words: str) -> None:
+        """Record a command line; unusual folders and the device are added as options."""
+        folders = {"--data-dir": self.data_dir, "--runs-dir": self.runs_dir}
+        if words[0] != "train":  # the other commands get the run's folder, or need no run
+            del folders["--runs-dir"]
+        options = [word for option, folder in folders.items() if folder != USUAL_FOLDERS[option]
+                   for word in (option, str(folder))]  # fmt: skip
+        if self.device != "auto" and words[0] != "prepare":
+            options += ["--device", self.device]
+        line = shlex.join(["txl", *words, *options])
+        if line not in self.provenance.commands:
+            self.provenance.commands.append(line)
+
+
+def _command_options(options: Mapping[str, Any]) -> list[str]:
+    """Convert keyword arguments to options of a command line."""
+    words = []
+    for key, value in options.items():
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        elif value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [f"--{option}", text]
+    return words
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A number for each seed."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return sum(self.values) / len(self.values)
+
+    def __str__(self) -> str:
+        if len(self.values) == 1:
+            return f"{self.mean:.3f}"
+        deviation = (sum((value - self.mean) ** 2 for value in self.values) / (len(self.values) - 1)) ** 0.5
+        return f"{self.mean:.3f} \N{PLUS-MINUS SIGN} {deviation:.3f}"

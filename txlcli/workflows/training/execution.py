@@ -1,0 +1,197 @@
+"""Runs a training until its end, a limit or a signal, and saves its state in every case."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from txlcli.errors import Interrupted, TxlError, UsageError
+from txlcli.runs import run_folder
+from txlcli.runs.run_folder import Run
+from txlcli.system import torchrun
+from txlcli.workflows.command_lines import command_line
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.training import training_log
+
+if TYPE_CHECKING:
+    import torch
+
+    from txlcli.core.model.base import LanguageModel
+    from txlcli.core.training.data_parallel import World
+    from txlcli.core.training.loop import Training
+    from txlcli.core.training.segments import TrainingSegments
+    from txlcli.core.training.validation import ValidSplit
+    from txlcli.data.token_store import TokenStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that may end a training before its recipe does, and what the caller does afterwards."""
+
+    max_steps: int | None = None
+    """Last step to take; the schedule does not change."""
+    max_minutes: float | None = None
+    caller_continues: bool = False
+    """True if the caller has more to do, so that a signal during the last step has to stop the caller, too."""
+    resume_hint: str | None = None
+    """How to resume after a stop; None for `txl train --resume`."""
+
+    def check(self, schedule_steps: int) -> None:
+        """Raise a UsageError if `max_steps` lies beyond the schedule."""
+        if self.max_steps is not None and self.max_steps > schedule_steps:
+            raise UsageError(
+                f"--max-steps {self.max_steps}: the schedule ends at step {schedule_steps:,}, and this option can only "
+                f"stop earlier; for a longer schedule give --set train.max_steps={self.max_steps}"
+            )
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """State of a run when its training stopped."""
+
+    run: Run
+    step: int
+    epoch: float
+    best_nats: float
+    """Lowest validation loss; infinite before the first validation."""
+    next_command: str
+    """Command that evaluates a finished run, or resumes an unfinished one."""
+
+
+def join_processes(store: "TokenStore", device: "torch.device") -> "World":
+    """Join the other processes of this training and tell them which text rank 0 reads."""
+    from txlcli.core.training.data_parallel import join
+
+    world = join(device)
+    world.broadcast(store.info("train").sha256)
+    return world
+
+
+def build_training(
+    model: "LanguageModel",
+    run: Run,
+    store: "TokenStore",
+    splits: "tuple[TrainingSegments, ValidSplit | None]",
+    world: "World",
+) -> "Training":
+    """Build the training of a run on rank 0."""
+    from txlcli.core.training.loop import Training
+
+    identity = {
+        "recipe": run.recipe_name,
+        "vocab_fingerprint": run.vocab_fingerprint,
+        "train_sha256": store.digest("train"),
+        "valid_sha256": store.digest("valid"),
+    }
+    return Training(model, run.settings.train, *splits, run.folder, identity, world)
+
+
+def execute(
+    run: Run,
+    training: "Training",
+    data_dir: Path,
+    limits: Limits,
+    *,
+    reporter: Reporter,
+    on_report: Callable[[dict[str, Any]], None] | None,
+) -> TrainingResult:
+    """Take the steps of a training, and save its state at the end.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM stopped it. If it came with the last step, only where the caller continues.
+    """
+    next_command = _next_command(training, data_dir)
+    resume_hint = limits.resume_hint or f'resume with "{next_command}"'
+    with _collect_signals(reporter) as caught, _explain_second_interrupt(training, caught, resume_hint):
+        _take_steps(run, training, limits, caught, reporter, on_report)
+    last = run.settings.train.max_steps
+    saved = f"saved {training.last_path} at step {training.step:,}"
+    if replaced_without_progress(run, training):
+        code = 128 + caught[0] if caught else TxlError.exit_code
+        raise Interrupted(f"no step was taken; the earlier run {run.folder} was kept", code)
+    if caught and (limits.caller_continues or not training.has_ended):
+        finished = f"{run.folder} has finished its {last:,} steps"
+        raise Interrupted(f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}", 128 + caught[0])
+    if training.has_ended:
+        next_command = command_line("eval", str(run.folder), data_dir=data_dir)
+    else:
+        reporter.say(f"{saved} of {last:,}; {resume_hint}")
+    return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command)
+
+
+def replaced_without_progress(run: Run, training: "Training") -> bool:
+    """Return True if the run is to replace another one and has not taken a step."""
+    return training.step == 0 and run_folder.replaces(run)
+
+
+def _next_command(training: "Training", data_dir: Path) -> str:
+    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
+    return command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
+
+
+def _take_steps(
+    run: Run,
+    training: "Training",
+    limits: Limits,
+    caught: list[int],
+    reporter: Reporter,
+    on_report: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    deadline = time.monotonic() + 60 * limits.max_minutes if limits.max_minutes is not None else None
+
+    def should_stop() -> bool:
+        out_of_time = deadline is not None and time.monotonic() >= deadline
+        return bool(caught) or out_of_time or torchrun.is_orphan()
+
+    with training_log.opened(run, after=training.step, reporter=reporter, on_report=on_report) as log:
+        for report in training.run(
+            report_every=run.settings.log.every,
+            should_stop=should_stop,
+            until_step=limits.max_steps,
+            on_valid_tokens=log.show_validation,
+        ):
+            try:
+                log.record(report)
+            except (OSError, TxlError):  # the reader of stdout has left, or the disk is full
+                with suppress(TxlError):
+                    training.save_last()
+                raise
+
+
+@contextmanager
+def _explain_second_interrupt(training: "Training", caught: list[int], resume_hint: str) -> Iterator[None]:
+    """Turn the KeyboardInterrupt of a second signal into a message: the save that the first one began is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = (
+            f"the last checkpoint is kept; {resume_hint}" if training.last_path.exists() else "there is no checkpoint"
+        )
+        raise Interrupted(f"stopped at once, without saving; {kept}", 128 + caught[0]) from None
+
+
+@contextmanager
+def _collect_signals(reporter: Reporter) -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM while the block runs; a second one raises KeyboardInterrupt."""
+    caught: list[int] = []
+
+    def catch(number: int, _: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        reporter.say("stopping after this step; saving")
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, catch) for number in numbers]
+    try:
+        yield caught
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

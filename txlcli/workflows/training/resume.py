@@ -1,0 +1,139 @@
+"""Resumes the training of a run from its last checkpoint."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txlcli.config import recipe
+from txlcli.errors import RecipeError, RunError, UsageError
+from txlcli.runs import run_folder
+from txlcli.runs.run_folder import Run
+from txlcli.system import torchrun
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.training import execution, plan, text, training_log
+from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
+
+if TYPE_CHECKING:
+    from txlcli.core.training.loop import Training
+
+FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
+VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
+
+
+def resume(
+    run_name: str,
+    changes: list[str],
+    *,
+    device: str,
+    data_dir: Path,
+    runs_dir: Path,
+    limits: Limits = NO_LIMITS,
+    reporter: Reporter,
+    on_report: Callable[[dict[str, Any]], None] | None = None,
+) -> TrainingResult:
+    """Train a run that was stopped from exactly where it stopped, until its end or a limit.
+
+    Args:
+        run_name: name or folder of the run.
+        changes: overrides of settings, as --set takes them.
+        device: auto, cpu or cuda.
+        data_dir: folder of the token stores.
+        runs_dir: folder of the runs.
+        limits: when to stop before the end.
+        reporter: receives messages and progress.
+        on_report: receives every line of metrics.jsonl.
+
+    Raises:
+        Interrupted: see `execution.execute`.
+    """
+    run = run_folder.find(run_name, runs_dir)
+    with run_folder.locked(run.folder):
+        run, training = _restore(run, changes, data_dir, device, limits, reporter)
+        run_folder.delete_replaced(run)  # a replacement that was killed is resumed, so its run is the one to keep
+        return execution.execute(run, training, data_dir, limits, reporter=reporter, on_report=on_report)
+
+
+def change_settings(run: Run, changes: list[str]) -> Run:
+    """Return the run with changed settings.
+
+    Raises:
+        RecipeError: a setting that the weights, the memory or the position in the text depend on.
+    """
+    for change in changes:
+        section, _, key = change.partition("=")[0].strip().partition(".")
+        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
+            raise RecipeError(f"--set {change}: a resumed run keeps its {section}.{key}; start a new run instead")
+    table = recipe.override(recipe.to_table(run.settings), changes)
+    return dataclasses.replace(run, settings=recipe.resolve(table, where=recipe.with_changes(str(run.folder), changes)))
+
+
+def _restore(
+    before: Run, changes: list[str], data_dir: Path, device: str, limits: Limits, reporter: Reporter
+) -> tuple[Run, "Training"]:
+    """Restore the training from the last checkpoint; the run is written only after all checks."""
+    from txlcli.core.training import checkpoint
+    from txlcli.runs.loading import check_checkpoint, check_vocabulary, open_store
+
+    run = change_settings(before, changes)
+    settings = run.settings
+    training_log.check_tensorboard(settings.log)
+    limits.check(settings.train.max_steps)
+    torch_device = plan.checked_device(settings, device, processes=torchrun.world_size())
+    store = open_store(settings.corpus.store, data_dir)
+    check_vocabulary(run, store)
+    path = run.folder / run_folder.LAST
+    saved = checkpoint.load(path)
+    check_checkpoint(run, saved, path)
+    text.check_same_text(run, saved, store)
+    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(torch_device)
+    splits = text.read_splits(settings, store, reporter)
+    training = execution.build_training(model, run, store, splits, execution.join_processes(store, torch_device))
+    training.restore(saved)
+    _check_unfinished(run, training, limits.max_steps)
+    _check_valid_batch_size(run, before, validated=training.validated)
+    run.drop_metrics_after(training.step, validated=training.validated)
+    run = _record_changes(run, before, training.step, reporter)
+    run_folder.update(run)
+    reporter.say(
+        f"resuming {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
+        f"{plan.devices(torch_device, torchrun.world_size())}"
+    )
+    return run, training
+
+
+def _check_unfinished(run: Run, training: "Training", until_step: int | None) -> None:
+    """Refuse to resume if nothing is left to do; a validation that was interrupted is left to do."""
+    last, due = run.settings.train.max_steps, training.validation_is_due()
+    if training.step > last:
+        raise RecipeError(f"{run.folder} is already at step {training.step:,}; train.max_steps cannot be {last:,}")
+    if training.step == last and not due:
+        raise RunError(f"{run.folder} has finished its {last:,} steps; to train it longer add --set train.max_steps=N")
+    if until_step is not None and (training.step > until_step or (training.step == until_step and not due)):
+        raise UsageError(
+            f"--max-steps {until_step}: {run.folder} is already at step {training.step:,}; give a later step, or leave "
+            "out --max-steps"
+        )
+
+
+def _check_valid_batch_size(run: Run, before: Run, *, validated: int) -> None:
+    """Refuse another batch size for validation after the first one; `validated` is the step of the last validation."""
+    batch_size = run.settings.train.valid_batch_size
+    if validated and batch_size != before.settings.train.valid_batch_size:
+        raise RecipeError(
+            f"--set train.valid_batch_size={batch_size}: the run was validated with another one, and losses are not "
+            "comparable, since each part of a batch begins without context; start a new run instead"
+        )
+
+
+def _record_changes(run: Run, before: Run, step: int, reporter: Reporter) -> Run:
+    """Return the run with the changes of its settings after `step`, and report them."""
+    new = recipe.differences([recipe.to_table(version.settings) for version in (before, run)])
+    if not new:
+        return run
+    for name, (old, value) in new.items():
+        reporter.say(f"{name} is now {recipe.format_value(value)}; it was {recipe.format_value(old)}")
+    *earlier, last = (*run.changes, run_folder.Change(step, new))
+    if earlier and earlier[-1].step == step:  # no step was taken with the settings before these
+        last = earlier.pop().followed_by(new)
+    return dataclasses.replace(run, changes=(*earlier, *([last] if last.settings else [])))

@@ -1,0 +1,86 @@
+"""Opens the text of a training: its store, the segments of the train split, the valid split."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txlcli.config.settings import Settings
+from txlcli.errors import RecipeError, StoreError, TrainingError
+from txlcli.runs.run_folder import Run
+from txlcli.workflows.reporter import Reporter
+
+if TYPE_CHECKING:
+    from txlcli.core.training.checkpoint import Checkpoint
+    from txlcli.core.training.segments import TrainingSegments
+    from txlcli.core.training.validation import ValidSplit
+    from txlcli.data.token_store import TokenStore
+
+
+def open_or_prepare_store(settings: Settings, data_dir: Path, reporter: Reporter) -> "TokenStore":
+    """Open the store of a recipe; a corpus that every machine has is prepared if its store is missing."""
+    import corpora
+    from txlcli.runs.loading import open_store
+    from txlcli.workflows.preparation.preparing import prepare
+
+    name = settings.corpus.store
+    corpus = corpora.CORPORA.get(name)
+    if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
+        reporter.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
+        return prepare(name, data_dir, reporter=reporter)
+    return open_store(name, data_dir)
+
+
+def read_splits(
+    settings: Settings, store: "TokenStore", reporter: Reporter
+) -> "tuple[TrainingSegments, ValidSplit | None]":
+    """Read the segments of the train split, and the valid split; None for a store without one.
+
+    Raises:
+        RecipeError: a setting needs what the store does not have.
+        TrainingError: a split is too short.
+    """
+    from txlcli.core.training.segments import TrainingSegments, scored_stream
+    from txlcli.core.training.validation import ValidSplit
+
+    starts = None
+    if settings.corpus.shuffle_sentences:
+        starts = store.sentence_starts("train")
+        if starts is None:
+            raise RecipeError(
+                f"corpus.shuffle_sentences: {store.path} does not record where sentences start; set it to false"
+            )
+    segments = TrainingSegments(
+        store.ids("train"),
+        batch_size=settings.train.batch_size,
+        seg_len=settings.train.seg_len,
+        sentence_starts=starts,
+        seed=settings.train.seed,
+    )
+    if "valid" not in store.splits:
+        for key, value in (("schedule", "plateau"), ("average", "asgd")):
+            if getattr(settings.train, key) == value:
+                raise RecipeError(
+                    f'train.{key} = "{value}" needs a valid split, and {store.path} has none; prepare a text with one, '
+                    f"or set another train.{key}"
+                )
+        reporter.say(f"{store.path} has no valid split: training without validation")
+        return segments, None
+    inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
+    if not len(targets):
+        raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
+    return segments, ValidSplit(inputs, targets)
+
+
+def check_same_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
+    """Refuse another text than the one that the checkpoint's position, losses and memory belong to."""
+    train, valid = store.digest("train"), store.digest("valid")
+    if saved.state.get("train_sha256", train) != train:
+        raise StoreError(
+            f"{store.path} holds another train split than the one {run.folder} was trained on; prepare that text "
+            "again, or start a new run"
+        )
+    was_validated = saved.state.get("best_nats") is not None
+    if was_validated and saved.state.get("valid_sha256", valid) != valid:
+        raise StoreError(
+            f"{store.path} holds another valid split than the one {run.folder} was validated on, and the losses are "
+            "not comparable; prepare that text again, or start a new run"
+        )
