@@ -32,7 +32,7 @@ def two_updates(case, precision):
 
 
 def reading(case, precision):
-    """Return the operations that waited for the device: while reading segments, then from one sampled token to the next."""
+    """Return the operations that waited for the device: while reading segments, and between two sampled tokens."""
     settings = load(case)
     with pretending() as of_segments:
         model = build(case, settings, CUDA)
@@ -101,7 +101,7 @@ def resumed(precision):
 
 
 def seeds_of_resumed_runs():
-    """Return how many different seeds the device's generator gets when runs of two seeds resume after one and two steps."""
+    """Count the different seeds that runs of two seeds set when they resume after one and after two steps."""
     seeds = set()
     for seed, steps in itertools.product((3, 4), (1, 2)):
         settings = load("relative", f"train.seed={seed}", "model.n_layers=1")

@@ -56,7 +56,7 @@ ARGUMENTS = ("query", "key", "value", "content_bias", "position_bias", "position
 
 
 def differences(seg_len, key_len, reach, rows):
-    """Return the largest differences of FlexAttention's output and gradients from the default attention, relative to their largest values.
+    """Return how far FlexAttention's output and gradients are from the default attention, relative to their maxima.
 
     Args:
         seg_len: L.
