@@ -388,11 +388,11 @@ def test_a_full_disk_is_found_before_anything_is_computed(here):
         (["--top-r", "a tenth"], "--top-r a tenth: write numbers like 0.1,0.5,1.0"),
         (
             ["--threshold", 1],
-            "--threshold 1: it is a share of the perplexity, 0.01 for 1 %; give a number between 0 and 1",
+            "--threshold 1: a share of the perplexity, such as 0.01 for 1 %; give a number between 0 and 1",
         ),
         (
             ["--longest", 6],
-            "--longest 6 leaves no step from --start 3 by --step 4; give at least 7",
+            "--longest 6 is less than one --step 4 above --start 3; give at least 7",
         ),
         (["--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: valid, test)'),
         (["--plot", "gains.jpg"], "--plot gains.jpg: unknown figure format; use the extension .png, .svg or .pdf"),

@@ -70,7 +70,10 @@ def test_evaluation_has_one_row_without_memory_length_or_slowdown(here, arch):
     assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token"]
     (line,) = cells(table)
     assert line[:4] == ["-", "state", f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
-    assert "A state is carried along the text. L = 5, fp32; 3 lanes, of which 2 start without context." in table.stdout
+    assert (
+        "The recurrent state is carried along the text. L = 5, fp32; 3 lanes, 2 of them start without context."
+        in table.stdout
+    )
     assert "vanilla:" not in table.stdout
     assert (row["attn_len_min"], row["attn_len_max"], row["slowdown"]) == (None, None, None)
     assert (told["max_distance"], told["same_length"]) == (None, None)

@@ -74,7 +74,7 @@ def test_the_header_states_the_table_and_the_command(name):
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())
-def test_every_recipe_states_its_cost(name):
+def test_the_parts_of_every_recipe_sum_to_its_parameter_count(name):
     settings = recipe.load(name)
     parts = parameters_by_part(settings.model, settings.published.vocab_size or 256)
     assert sum(parts.values()) == count_parameters(settings.model, settings.published.vocab_size or 256)

@@ -63,7 +63,9 @@ def generate(
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
-    """Generate text with a trained model, from a prompt or from a passage of the test split.
+    """Generate text with a trained model.
+
+    Continues a prompt, or a passage of the test split.
 
     Example: txl generate --prompt "def main(" --tokens 300
     """

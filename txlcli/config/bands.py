@@ -1,4 +1,4 @@
-"""The bands of a vocabulary, in which adaptive embedding and adaptive softmax divide the ids (Grave et al. 2016)."""
+"""The bands into which adaptive embedding and adaptive softmax divide a vocabulary (Grave et al. 2016)."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,13 +9,13 @@ from txlcli.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """The ids `first` .. `end` - 1, embedded `width` wide."""
+    """The ids from `first` to `end` - 1, whose embeddings have the width `width`."""
 
     first: int
     end: int
     width: int
     projection: int | None
-    """Number of the embedding's projection to model width, or None."""
+    """Index of the embedding's projection to model width; None without projection."""
     shared: bool
     """True if the softmax uses the embedding's projection."""
 
@@ -29,7 +29,7 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     """Return the bands of a vocabulary, the head first.
 
     Raises:
-        RecipeError: a cutoff lies beyond the vocabulary.
+        RecipeError: a cutoff is beyond the vocabulary.
     """
     if settings.cutoffs and settings.cutoffs[-1] >= vocab_size:
         raise RecipeError(
@@ -41,7 +41,7 @@ def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
     for number, ((first, end), shared) in enumerate(zip(edges, tied, strict=True)):
         width = settings.embed_width // settings.div_val**number
         always = settings.div_val > 1 and settings.project_same_width
-        # Bands of equal width are parts of one embedding, with one projection.
+        # Bands of the same width are parts of one embedding, with one projection.
         projection = (number if settings.div_val > 1 else 0) if always or width != settings.d_model else None
         all_bands.append(Band(first=first, end=end, width=width, projection=projection, shared=shared))
     return all_bands

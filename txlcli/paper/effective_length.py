@@ -1,33 +1,33 @@
-"""The shortest length beyond which more context gains next to nothing: the effective context length of section 4.3."""
+"""Search for the effective context length (section 4.3): the length beyond which more context gains almost nothing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from txlcli.paper.metrics import perplexity
 
-THRESHOLD = 0.001  # relative gain of perplexity that still counts
+THRESHOLD = 0.001  # smallest relative gain of perplexity that counts
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found."""
+    """Result of a search."""
 
     length: int
-    """The shortest length whose perplexity no longer length that was tried lowers by the threshold."""
+    """Shortest length such that no longer one that was tried lowers the perplexity by the threshold."""
     tried: dict[int, float]
-    """Mean loss in nats by length, rising."""
+    """Mean loss in nats by length, in rising order."""
     ended: bool
-    """Whether the gains ended; otherwise the longest length that can be had still gains."""
+    """True if the gains ended; False if the longest possible length still gains."""
 
 
 def find(loss_at: Callable[[int], float], *, least: int, step: int, longest: int) -> Search:
-    """Double the length until two doublings together gain too little, then halve the interval in which gains end.
+    """Double the length until two doublings together gain too little, then bisect the interval in which gains end.
 
     Args:
-        loss_at: mean loss in nats at a length; asked once for each.
+        loss_at: returns the mean loss in nats at a length; called once per length.
         least: shortest length.
-        step: granularity; the second length.
-        longest: the last length that may be asked for, at least `least`.
+        step: granularity, and the second length.
+        longest: longest length, at least `least`.
     """
     tried = {least: loss_at(least)}
     ended, length = False, max(step, 2 * least)
@@ -39,7 +39,7 @@ def find(loss_at: Callable[[int], float], *, least: int, step: int, longest: int
         length *= 2
     while True:
         shortest = _shortest(tried)
-        below = max((one for one in tried if one < shortest), default=shortest)
+        below = max((length for length in tried if length < shortest), default=shortest)
         middle = (below + shortest) // 2 // step * step
         if not below < middle < shortest:
             return Search(shortest, dict(sorted(tried.items())), ended)
@@ -47,12 +47,12 @@ def find(loss_at: Callable[[int], float], *, least: int, step: int, longest: int
 
 
 def relative_gain(before_nats: float, after_nats: float) -> float:
-    """The share of the perplexity that more context takes away."""
+    """Return the relative reduction of perplexity."""
     return 1 - perplexity(after_nats - before_nats)
 
 
 def _shortest(tried: dict[int, float]) -> int:
-    """The shortest length that no longer one beats by the threshold."""
+    """Return the shortest length that no longer one improves on by the threshold."""
     return min(
         length
         for length, loss in tried.items()

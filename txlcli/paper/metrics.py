@@ -1,6 +1,6 @@
-"""Sums of nats -> bits per character, bits per byte, perplexities: pure arithmetic.
+"""Converts sums of nats to bits per character, bits per byte and perplexities, and formats them.
 
-Losses are summed in nats everywhere else; they are converted here and nowhere else.
+Losses are summed in nats everywhere else and converted only here.
 """
 
 import math
@@ -18,23 +18,23 @@ METRIC_TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What a sum of losses covers."""
+    """Counts of the text that a sum of losses covers."""
 
     tokens: int
-    """Tokens predicted."""
+    """Number of predicted tokens."""
     words: int | None = None
-    """Original words they stand for, line ends counted as the benchmark does; None where that cannot be said."""
+    """Number of original words, with line ends counted as in the benchmark; None if unknown."""
     bytes: int | None = None
-    """Original bytes they stand for; None unless all bytes of the text are scored."""
+    """Number of original bytes; None unless all bytes of the text are scored."""
 
 
 def bits(nats: float) -> float:
-    """Nats -> bits."""
+    """Convert nats to bits."""
     return nats / math.log(2)
 
 
 def perplexity(mean_nats: float) -> float:
-    """exp(nats); infinite where that overflows."""
+    """Return exp(nats), or infinity if it overflows."""
     try:
         return math.exp(mean_nats)
     except OverflowError:
@@ -42,12 +42,12 @@ def perplexity(mean_nats: float) -> float:
 
 
 def finite(value: float) -> float | None:
-    """The number, or None where JSON has no word for it: an infinite perplexity, a loss that is not a number."""
+    """Return the number, or None if it is infinite or not a number, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
 def without_infinities(result: Any) -> Any:
-    """A result as JSON can say it: `finite` of every number in it, however deep."""
+    """Apply `finite` to every number in a nested result, so that it can be written as JSON."""
     if isinstance(result, Mapping):
         return {key: without_infinities(value) for key, value in result.items()}
     if isinstance(result, list | tuple):
@@ -56,12 +56,12 @@ def without_infinities(result: Any) -> Any:
 
 
 def in_metric(mean_nats: float, metric: str) -> float:
-    """A mean loss in the corpus's metric: "bpc" or "ppl"."""
+    """Convert a mean loss to the metric of the corpus: "bpc" or "ppl"."""
     return bits(mean_nats) if metric == "bpc" else perplexity(mean_nats)
 
 
 def measures(total_nats: float, scored: Scored) -> dict[str, float]:
-    """Every measure that the counts allow, by name: bpc, ppl, ppl_per_word, bits_per_byte."""
+    """Compute all measures for which there are counts, by name: bpc, ppl, ppl_per_word, bits_per_byte."""
     mean = total_nats / scored.tokens
     result = {"bpc": bits(mean), "ppl": perplexity(mean)}
     if scored.words:
@@ -72,18 +72,18 @@ def measures(total_nats: float, scored: Scored) -> dict[str, float]:
 
 
 def metric_of(unit: str) -> str:
-    """What losses per token of a unit are shown as; a tokenizer may stand for its unit.
+    """Return the metric of a token unit, which may be given as the tokenizer.
 
-    bpc is per character or byte, so words and pieces show perplexity instead.
+    bpc is per character or byte, so the metric of words and pieces is perplexity.
     """
     return "bpc" if unit in ("byte", "char") else "ppl"
 
 
 def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
-    """The measures that make sense for a token's unit, its metric first.
+    """Return the measures to show for a token unit, its metric first.
 
-    Pieces also show what is comparable between tokenizers. Characters have no bits per byte: the first one has no
-    context and is not scored, so some bytes never are.
+    Pieces have the measures that are comparable between tokenizers. Characters have no bits per byte: the first one has
+    no context and is not scored, so some bytes never are.
     """
     if metric_of(unit) == "bpc":
         names = ["bpc", "ppl"]
@@ -95,7 +95,7 @@ def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
 
 
 SHORTENED_FROM = 1e7
-"""Measures from here on are written with an exponent: more digits carry no information."""
+"""Smallest measure that is written with an exponent, since more digits carry no information."""
 
 
 def format_measure(value: float | None) -> str:

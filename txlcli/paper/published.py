@@ -1,7 +1,7 @@
 """The paper's numbers, Tables 1 to 10 of Dai et al. (2019), as data.
 
-Names and numbers are those of the ACL paper, as printed. The validation results of Tables 1 and 5 stand in the paper's
-first version only (arXiv 1901.02860v1), which has the same test results. What no version prints is None.
+Names and numbers are printed as in the ACL paper. Only the first version of the paper (arXiv 1901.02860v1) has the
+validation results of Tables 1 and 5; its test results are the same. Values that no version prints are None.
 """
 
 import re
@@ -14,7 +14,7 @@ from txlcli.errors import UsageError
 
 CONTEMPORARY, FINETUNED = "\N{LOZENGE}", "\N{DAGGER}"  # the marks of Tables 1, 4 and 5
 TOP_R = (0.1, 0.5, 1.0)
-"""The shares r of hard examples that Table 8 has a column for."""
+"""Shares r of hard examples, one per column of Table 8."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Result:
 
     @property
     def ours(self) -> bool:
-        """Whether it is a Transformer-XL of the paper."""
+        """True for the Transformer-XL models of the paper."""
         return self.citation is None
 
     @property
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The row's first cell, the paper's own rows by their authors."""
+        """First cell of the row; the paper's own rows are labelled with its authors."""
         return f"{self.citation or 'Dai et al. (2019)'} - {self.name}"
 
 
@@ -57,17 +57,17 @@ class Ablation:
     loss_part: Literal["full", "half"]
     """Table 10 prints "Partial" for half."""
     ppl_init: float | None
-    """At the length of training; None for the rows that Table 6 adds to its last one."""
+    """At the training length; None for the rows that Table 6 adds to its last one."""
     ppl_best: float
     """At the best attention length."""
     attn_len: int
     """The shortest attention length that gives `ppl_best`."""
     backprop_len: int | None = 128
-    """Tokens that gradients reach back in training; None for the 151M model, where the paper does not say."""
+    """Tokens through which gradients flow back in training; None for the 151M model, since the paper omits it."""
 
     @property
     def position(self) -> str:
-        """The encoding as `model.position` of a recipe."""
+        """Encoding as a value of `model.position`."""
         return POSITIONS[self.encoding]
 
 
@@ -83,7 +83,7 @@ POSITIONS = MappingProxyType(
 
 @dataclass(frozen=True)
 class Method:
-    """A row of Table 7: perplexity on One Billion Word, of a split that the paper does not name."""
+    """A row of Table 7: perplexity on One Billion Word; the paper does not name the split."""
 
     name: str
     ppl: float
@@ -95,7 +95,7 @@ class ContextLength:
 
     model: str
     group: int
-    """1 or 2: models are compared within their group only."""
+    """1 or 2: models are compared only within their group."""
     recl: tuple[int, int, int]
     """For each r of TOP_R."""
 
@@ -118,10 +118,10 @@ class Table(Generic[Row]):
     number: int
     title: str
     corpus: str | None
-    """Its name in `corpora`; None where the paper does not say."""
+    """Name in `corpora`; None if the paper does not say."""
     metric: Literal["ppl", "bpc", "recl", "slowdown"]
     split: Literal["valid", "test"] | None
-    """Of the numbers that do not say it themselves; None where the paper does not."""
+    """Split of numbers that do not state it themselves; None if the paper does not say."""
     rows: tuple[Row, ...]
 
 
@@ -309,14 +309,14 @@ ABLATIONS_AND_COSTS: tuple[Table[Any], ...] = (TABLE_6, TABLE_7, TABLE_8, TABLE_
 TABLES: Mapping[int, Table[Any]] = MappingProxyType({one.number: one for one in (*BENCHMARKS, *ABLATIONS_AND_COSTS)})
 
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLE_9.rows)}
-"""Table 9 by attention length, the shortest first."""
+"""Slowdown (Table 9) by attention length, in rising order."""
 
 
 def table(number: int) -> Table[Any]:
-    """The table of that number.
+    """Return the table with that number.
 
     Raises:
-        UsageError: the paper has no such table of numbers.
+        UsageError: the paper has no such table.
     """
     if number not in TABLES:
         raise UsageError(f"table {number}: the paper's tables of numbers are 1 to {max(TABLES)}")
@@ -324,5 +324,5 @@ def table(number: int) -> Table[Any]:
 
 
 def benchmark(corpus: str) -> Table[Result] | None:
-    """The table of Tables 1 to 5 for a corpus, None where the paper has none."""
+    """Return the benchmark table (1 to 5) of a corpus; None if the paper has none."""
     return next((one for one in BENCHMARKS if one.corpus == corpus), None)

@@ -74,7 +74,7 @@ def check_figures(run: "Run", options: AttentionOptions) -> tuple[int, ...]:
     """Return the figures to make, before any weights are loaded.
 
     Raises:
-        UsageError: the model has no attention, or lacks the heads or the score terms.
+        UsageError: the model has no attention, or lacks the heads, the score terms or the memory.
     """
     from txlcli.core.measures.attention_maps import terms_of
 
@@ -91,6 +91,7 @@ def check_figures(run: "Run", options: AttentionOptions) -> tuple[int, ...]:
             "nothing to compare; give --figure 5,6"
         )
     _check_heads(run, settings, options)
+    _eval_settings(run, options)
     return options.figures or (FIGURES if has_terms else FIGURES[:-1])
 
 
@@ -116,19 +117,23 @@ def measure(opened: "OpenRun", options: AttentionOptions, *, data_dir: Path, rep
         UsageError: see `check_figures`; or the split has fewer positions.
     """
     figures = check_figures(opened.run, options)
-    settings = _settings(opened, options)
+    settings = _eval_settings(opened.run, options)
     text, positions = _text(opened, options, settings, data_dir, reporter)
     maps = _observe(opened, text, settings, options, positions, reporter, by_term=7 in figures)
     heads = options.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(options.widest or WIDEST))
     return AttentionResult(opened, text, settings, figures, heads, maps)
 
 
-def _settings(opened: "OpenRun", options: AttentionOptions) -> "EvalSettings":
-    """Return the settings of `txl eval` with one lane."""
+def _eval_settings(run: "Run", options: AttentionOptions) -> "EvalSettings":
+    """Return the settings of `txl eval` with one lane.
+
+    Raises:
+        UsageError: the model was not trained with memory and cannot use it.
+    """
     lengths = {"mem_len": options.mem_len, "seg_len": options.seg_len}
     changes = {key: value for key, value in lengths.items() if value is not None}
-    settings = opened.run.settings.evaluation_settings(batch_size=1, **changes)
-    opened.run.settings.check_memory(settings.mem_len, run=opened.run.folder, instead="give --mem-len 0")
+    settings = run.settings.evaluation_settings(batch_size=1, **changes)
+    run.settings.check_memory(settings.mem_len, run=run.folder, instead="give --mem-len 0")
     return settings
 
 

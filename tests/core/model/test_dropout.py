@@ -76,7 +76,7 @@ def test_a_16_bit_mask_does_not_round_the_scale():
 
 
 def occurrences():
-    """Return tokens (B, L) that repeat, with V first in every lane and nowhere else, and vectors without zeros."""
+    """Return tokens (B, L) whose words repeat, V only at the first position of each lane, and vectors without zeros."""
     tokens = torch.arange(B * L).view(B, L) % V
     tokens[:, 0] = V
     return tokens, torch.full((B, L, D), 3.0)

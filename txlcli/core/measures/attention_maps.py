@@ -88,6 +88,9 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
             b = (query @ position_key.mT).masked_fill_(no_key, -math.inf)
             if (v := biased(terms.position_bias)) is not None:
                 d = (v @ position_key.mT).masked_fill(no_key, -math.inf)
+        if terms.distance_bias is not None:  # like (d), it depends on the distance alone
+            bias = terms.distance_bias.to(dtype)[:, None]  # (H, 1, n)
+            d = (bias if d is None else d + bias).masked_fill(a.isneginf(), -math.inf)
     return TermScores(a, b, c, d)
 
 
