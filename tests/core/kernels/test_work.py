@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels import attention_lanes
+from txlcli.core.kernels import attention_tiles
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.windows import WindowReader
@@ -31,8 +31,8 @@ FLOAT = 4
 @pytest.fixture(autouse=True)
 def one_lane_at_a_time(monkeypatch):
     """Compute one lane at a time, as for models of published sizes with short segments on a CPU."""
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", 1)
-    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", L)
+    monkeypatch.setattr(attention_tiles, "CACHE_BYTES", 1)
+    monkeypatch.setattr(attention_tiles, "FEWEST_QUERIES", L)
 
 
 def floats(*sizes):
@@ -87,7 +87,7 @@ def test_a_training_step_multiplies_as_much_as_the_formula():
 
 @pytest.mark.parametrize("queries", [17, 1])
 def test_blocks_of_queries_skip_most_keys_that_no_query_sees(monkeypatch, queries):
-    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", queries)
+    monkeypatch.setattr(attention_tiles, "FEWEST_QUERIES", queries)
     step = training()
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     blocks = [23, 23, 21] if queries == 17 else [1] * L

@@ -5,7 +5,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels import attention_lanes
+from txlcli.core.kernels import attention_tiles
 from txlcli.core.kernels.private import onednn_has_bf16
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.model.registry import make_model
@@ -120,8 +120,8 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
 
 
 def test_a_gpu_keeps_scores_that_blocks_of_queries_skip_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", 1)
-    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", 1)
+    monkeypatch.setattr(attention_tiles, "CACHE_BYTES", 1)
+    monkeypatch.setattr(attention_tiles, "FEWEST_QUERIES", 1)
     settings = model_settings()
     on_cpu, on_gpu = (
         step_bytes(settings, V, train_settings(), device=torch.device(name))["activations"] for name in ("cpu", "cuda")

@@ -157,6 +157,11 @@ class DenseScoreBuffer:
 
 ScoreBuffer = PaddedScoreBuffer | DenseScoreBuffer
 
+CACHE_BYTES = 4 << 20
+"""Scores that stay in a CPU's cache while they are used (measured: more is slower, less is no faster)."""
+MIN_QUERIES = 128
+"""Smaller blocks of queries gain nothing on a CPU (measured)."""
+
 
 class Workspace:
     """Score buffers of a model, reused by all layers and segments: to allocate and fill one takes time.
@@ -165,13 +170,17 @@ class Workspace:
     large, and filling them is fast.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cache_bytes: int = CACHE_BYTES, min_queries: int = MIN_QUERIES) -> None:
         self._idle: dict[str, ScoreBuffer] = {}  # the last released buffer of each purpose
+        self.cache_bytes = cache_bytes
+        """Scores that are computed together on a CPU take at most so many bytes."""
+        self.min_queries = min_queries
+        """Smallest block of queries into which a segment is divided on a CPU."""
         self.at_once = False
-        """True if all scores are computed in one pass, as on a GPU; set to forecast the memory of another device."""
+        """True if all scores are computed together, as on a GPU; set to forecast the memory of another device."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
-        return Workspace()
+        return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 
     def acquire(
         self,
