@@ -17,6 +17,9 @@ is its end, where distance 0 is; a view of a DenseScoreBuffer arranges the same 
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
@@ -157,6 +160,18 @@ class DenseScoreBuffer:
 
 ScoreBuffer = PaddedScoreBuffer | DenseScoreBuffer
 
+_at_once = ContextVar("_at_once", default=False)
+
+
+@contextmanager
+def scores_at_once() -> Iterator[None]:
+    """Score the whole batch in one pass inside this block, as on a GPU: to forecast its memory on a CPU."""
+    before = _at_once.set(True)
+    try:
+        yield
+    finally:
+        _at_once.reset(before)
+
 
 class Workspace:
     """Score buffers of a model, reused by all layers and segments: to allocate and fill one takes time.
@@ -167,8 +182,11 @@ class Workspace:
 
     def __init__(self) -> None:
         self._idle: dict[str, ScoreBuffer] = {}  # the last released buffer of each purpose
-        self.at_once = False
-        """True if all scores are computed in one pass, as on a GPU; set to forecast the memory of another device."""
+
+    @property
+    def at_once(self) -> bool:
+        """True if the scores of the whole batch are computed in one pass on a CPU, too."""
+        return _at_once.get()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
         return Workspace()
