@@ -10,7 +10,7 @@ import typer
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import MOST_SEED
 from txlcli.errors import UsageError
-from txlcli.workflows import command_lines
+from txlcli.system import command_lines
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 

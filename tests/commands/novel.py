@@ -58,10 +58,11 @@ HERE = {"device": "cpu", "data_dir": Path("data"), "runs_dir": Path("runs")}
 
 
 class RecordingReporter:
-    """Keeps the messages of a workflow; a subclass can act on them or on its progress."""
+    """Keeps the messages and the progress of a workflow; a subclass can act on them."""
 
     def __init__(self):
         self.messages = []
+        self.reached = []
 
     def say(self, message):
         self.messages.append(message)
@@ -69,10 +70,11 @@ class RecordingReporter:
     def progress(self, description, total=None, unit=""):
         return contextlib.nullcontext(self)
 
-    def reach(self, done, detail=""):
+    def advance(self, amount, detail=""):
         pass
 
-    advance = reach
+    def reach(self, done, detail=""):
+        self.reached.append((done, detail))
 
     def describe(self, detail):
         pass

@@ -45,7 +45,7 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     ]
     positions = [result.stdout.index(part) for part in parts]
     assert positions == sorted(positions)
-    shown, _, listed = result.stderr.partition("These commands did all of that; repeat them with other words:\n")
+    shown, _, listed = result.stderr.partition("These commands did all of this; repeat them with other options:\n")
     ran = commands_in(listed)
     assert [words[0] for words in ran] == ["prepare", "train", "eval", "speed", "generate"]
     assert all(f"$ {shlex.join(['txl', *words])}\n" in shown for words in ran)

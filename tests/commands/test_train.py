@@ -26,15 +26,14 @@ from tests.commands.novel import (
     reports,
     txl,
 )
-from txlcli import console
 from txlcli.config import recipe
-from txlcli.core.kernels.attention_torch import sdpa
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
 from txlcli.runs import run_folder
 from txlcli.workflows.training import plan, start
+from txlcli.workflows.training.execution import Limits
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
 
@@ -213,16 +212,16 @@ def test_max_steps_beyond_the_schedule_is_refused(here, dry):
         assert refusal("train", "--resume", "tiny", "--max-steps", 50) == message
 
 
-def test_a_long_validation_shows_its_progress(here, monkeypatch):
-    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
-    result = train("--max-steps", 4)
-    lines = [line for line in result.stderr.splitlines() if "validating" in line]
-    scored = [int(re.search(r"validating, ([\d,]+) tokens", line)[1].replace(",", "")) for line in lines]
+def test_a_long_validation_shows_its_progress(here):
+    reporter = RecordingReporter()
+    start.train("tiny.toml", [], **HERE, limits=Limits(max_steps=4), reporter=reporter)
+    validating = [(done, detail) for done, detail in reporter.reached if "validating" in detail]
+    scored = [int(re.search(r"validating, ([\d,]+) tokens", detail)[1].replace(",", "")) for _, detail in validating]
     tokens = reports("runs/tiny")[-1]["tokens"]
     assert scored == sorted(scored)
     assert len(set(scored)) > 1
     assert scored[-1] == tokens
-    assert lines[0].startswith("training: 57%, ")  # of the steps
+    assert {done for done, _ in validating} == {4}  # steps
 
 
 def test_a_validation_that_fails_costs_no_step(here):
@@ -417,18 +416,19 @@ def test_a_run_is_trained_by_one_process_at_a_time(here):
 
 
 def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):
-    used = []
+    calls = []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
 
-    def noted(inputs, **options):
-        used.append(inputs.seg_len)
-        return sdpa(inputs, **options)
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return sdpa(*arguments, **options)
 
-    monkeypatch.setattr("txlcli.core.model.attention.sdpa", noted)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
     train("--name", "fused", "--attention", "sdpa")
-    assert used
+    assert calls
     assert card("runs/fused")["settings"]["train"]["attention"] == "sdpa"
-    assert [one["loss_nats"] for one in reports("runs/fused")] == pytest.approx(
-        [one["loss_nats"] for one in reports("runs/byte")], rel=1e-4
+    assert [line["loss_nats"] for line in reports("runs/fused")] == pytest.approx(
+        [line["loss_nats"] for line in reports("runs/byte")], rel=1e-4
     )
     message = refusal("train", "tiny.toml", "--attention", "flex")
     assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"

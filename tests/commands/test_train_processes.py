@@ -117,9 +117,9 @@ def test_an_error_of_rank_0_alone_ends_all_processes_quickly(here):
 def test_another_text_than_rank_0_reads_is_refused(here):
     store = TokenStore.open(here / "data/novel.h5")
     digest = store.info("train").sha256
-    follow.check_text_of_rank_0(store, SimpleNamespace(share=lambda text: digest))
+    follow.check_text_of_rank_0(store, SimpleNamespace(broadcast=lambda text: digest))
     with pytest.raises(StoreError, match=r"novel.h5: not the train split that rank 0 reads"):
-        follow.check_text_of_rank_0(store, SimpleNamespace(share=lambda text: "another"))
+        follow.check_text_of_rank_0(store, SimpleNamespace(broadcast=lambda text: "another"))
 
 
 @on_linux
@@ -152,5 +152,5 @@ def test_a_dry_run_counts_the_memory_of_one_process(here):
     memory = [plan["step_bytes"]["memory"] for plan in (alone, one_of_two)]
     assert memory[1] * 3 == memory[0] * 2  # the larger part of three lanes
     assert one_of_two["training_flops"] == alone["training_flops"]
-    assert refusal("train", "tiny.toml", "--dry-run", "--processes", 4).startswith("train.batch_size = 3 is too few")
+    assert refusal("train", "tiny.toml", "--dry-run", "--processes", 4).startswith("train.batch_size = 3 is too small")
     assert "2 processes" in done("train", "tiny.toml", "--dry-run", "--processes", 2).stdout

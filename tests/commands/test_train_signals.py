@@ -11,7 +11,6 @@ import pytest
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, txl, wait_for
 from txlcli import __main__
 from txlcli.core.training import checkpoint
-from txlcli.runs import loading
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -144,7 +143,7 @@ def test_an_interrupt_of_any_command_is_one_line(here, monkeypatch, words):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "open_run", interrupt)
+    monkeypatch.setattr(Path, "read_text", interrupt)  # which reads run.json
     result = txl(*words)
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
 

@@ -158,7 +158,6 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
     if settings.norm == "pre":
         raise RecipeError('[model] norm = "pre" needs a final norm that these weights do not have; use "pre_released"')
     body = "transformer." if hugging_face else ""
-    heads = (settings.n_heads, settings.d_head)
     cut = bands(settings, vocab_size)
     links = [
         *_banded("embedding.tables", f"{body}word_emb.emb_layers", "weight", settings, cut),
@@ -193,14 +192,21 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
         ]
     for number in range(settings.n_layers):
         links += _pytorch_layer(settings, number, f"{body}layers.{number}.")
+    bias_links, bias_aliases = _pytorch_biases(settings, body)
+    return Layout((*links, *bias_links), aliases | bias_aliases, ignored=("pos_emb.inv_freq",))
+
+
+def _pytorch_biases(settings: TransformerSettings, body: str) -> tuple[list[Link], dict[str, str]]:
+    """Return links and aliases of u and v, which are stored in every layer even if all layers share them."""
+    links: list[Link] = []
+    aliases: dict[str, str] = {}
     for ours, theirs in (("encoding.content_bias", "r_w_bias"), ("encoding.position_bias", "r_r_bias")):
         in_layers = tuple(f"{body}layers.{number}.dec_attn.{theirs}" for number in range(settings.n_layers))
         if settings.tie_biases:
-            links.append(Link((ours,), (f"{body}{theirs}",), heads))
             aliases |= dict.fromkeys(in_layers, f"{body}{theirs}")
-        else:
-            links.append(Link((ours,), in_layers, heads))
-    return Layout(tuple(links), aliases, ignored=("pos_emb.inv_freq",))
+        names = (f"{body}{theirs}",) if settings.tie_biases else in_layers
+        links.append(Link((ours,), names, (settings.n_heads, settings.d_head)))
+    return links, aliases
 
 
 def _banded(ours: str, theirs: str, what: str, settings: TransformerSettings, cut: Sequence[Band]) -> Iterator[Link]:

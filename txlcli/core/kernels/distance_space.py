@@ -160,6 +160,11 @@ class DenseScoreBuffer:
 
 ScoreBuffer = PaddedScoreBuffer | DenseScoreBuffer
 
+CACHE_BYTES = 4 << 20
+"""Scores that stay in a CPU's cache while they are used (measured: more is slower, less is no faster)."""
+MIN_QUERIES = 128
+"""Smaller blocks of queries gain nothing on a CPU (measured)."""
+
 _at_once = ContextVar("_at_once", default=False)
 
 
@@ -180,16 +185,20 @@ class Workspace:
     large, and filling them is fast.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cache_bytes: int = CACHE_BYTES, min_queries: int = MIN_QUERIES) -> None:
         self._idle: dict[str, ScoreBuffer] = {}  # the last released buffer of each purpose
+        self.cache_bytes = cache_bytes
+        """Scores that are computed together on a CPU take at most so many bytes."""
+        self.min_queries = min_queries
+        """Smallest block of queries into which a segment is divided on a CPU."""
 
     @property
     def at_once(self) -> bool:
-        """True if the scores of the whole batch are computed in one pass on a CPU, too."""
+        """True if all scores are computed together on a CPU, as on a GPU."""
         return _at_once.get()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
-        return Workspace()
+        return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 
     def acquire(
         self,

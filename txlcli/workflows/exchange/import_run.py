@@ -12,7 +12,7 @@ from txlcli.errors import RecipeError, RunError, StoreError, UsageError, Vocabul
 from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
-from txlcli.workflows.command_lines import command_line
+from txlcli.system.command_lines import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

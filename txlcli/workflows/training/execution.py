@@ -13,7 +13,7 @@ from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
-from txlcli.workflows.command_lines import command_line
+from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import training_log
 
