@@ -55,7 +55,9 @@ def train(
         Precision | None, typer.Option("--precision", help="Precision of matrix products [default: as in the recipe].")
     ] = None,
     attention: AttentionOption = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the layers with torch.compile (CUDA).")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the layers with torch.compile; intended for CUDA.")
+    ] = False,
     seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = None,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
