@@ -62,7 +62,7 @@ def build(case, settings, device):
     """A model on a device."""
     with device:
         model = make_model(settings.model, VOCAB_SIZES.get(case, 10_000))
-    model.attend_by(settings.train.attention)
+    model.set_attention_backend(settings.train.attention)
     return model
 
 

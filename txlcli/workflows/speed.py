@@ -139,7 +139,7 @@ def _with_attention(settings: "Settings", model: "TransformerXL", attention: Att
         recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
         train = dataclasses.replace(train, attention=attention, recompute=recompute)
     check_attention(train.attention, model.device)
-    model.attend_by(train.attention)
+    model.set_attention_backend(train.attention)
     return dataclasses.replace(settings, train=train)
 
 

@@ -45,7 +45,7 @@ def memory_that_grows():
     eval_settings = dataclasses.replace(settings.eval, seg_len=20, mem_len=130)
     with MODE, torch.inference_mode():
         model = build("relative", settings, CUDA)
-        model.attend_by("flex")
+        model.set_attention_backend("flex")
         reader = make_reader(model, eval_settings, batch_size=BATCH_SIZE, precision="bf16")
         for length in (*[20] * 10, 7, 20):
             reader.read(torch.zeros(BATCH_SIZE, length, dtype=torch.long, device=CUDA))

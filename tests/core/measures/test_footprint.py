@@ -73,7 +73,7 @@ def saved_by_a_real_step(settings, batch_size, precision, *, recompute=False, at
     model = make_model(settings, V).train()
     model.recompute(recompute)
     if attention != "auto":
-        model.attend_by(attention)
+        model.set_attention_backend(attention)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     memory = [torch.randn_like(tensor) for tensor in model.full_memory(batch_size, M)]
     saved = {}

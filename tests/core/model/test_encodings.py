@@ -220,7 +220,7 @@ def test_a_sinusoid_of_a_distance_and_of_a_position_are_the_same_numbers():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_encoding_trains_and_reads_in_bf16_with_every_kind_of_attention(kind, attention):
     model = small_model(**KINDS[kind]).float()
-    model.attend_by(attention)
+    model.set_attention_backend(attention)
     tokens, memory = draw_tokens(2, 4), model.full_memory(2, 4)
     losses = {}
     for precision in ("fp32", "bf16"):

@@ -151,13 +151,13 @@ def test_compiled_layers_train_the_same(tmp_path, dropout, attention):
 def test_while_memory_grows_layers_run_eagerly_and_without_flex_attention():
     model = new_model(model_settings(), V, seed=1, device=CPU)
     layer, seen = model.layers[0], []
-    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), model.attention_kind)))
+    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), model.attention_backend)))
     layer.compile(backend="eager")
-    model.attend_by("flex")
+    model.set_attention_backend("flex")
     with model.uncompiled():
         model(draw_tokens(2, L, seed=1), model.first_memory(2, M), mem_len=M)
     assert seen == [(False, "auto")]
-    assert model.attention_kind == "flex"
+    assert model.attention_backend == "flex"
 
 
 def test_compiled_training_runs_eagerly_until_its_memory_is_full(tmp_path):

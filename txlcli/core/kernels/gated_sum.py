@@ -1,6 +1,6 @@
 """The recurrence of a QRNN over a segment, as a parallel scan instead of a loop over time.
 
-Axes: B lanes, L segment, W width of a layer.
+Axes: B batch, L segment, W width of a layer.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 The parameters of both are searched on the validation split and applied to another split, never the other way round.
 
-Axes: B lanes, L segment, C entries of the cache, d model width, T tokens scored, K candidates.
+Axes: B batch, L segment, C entries of the cache, d model width, T tokens scored, K candidates.
 """
 
 import copy

@@ -265,11 +265,11 @@ class _Sums:
             layer.attention.register_forward_hook(partial(self._observe, number))
             for number, layer in enumerate(self._decoder.model.layers)
         ]
-        self._decoder.watched = True
+        self._decoder.observed = True
         try:
             yield
         finally:
-            self._decoder.watched = False
+            self._decoder.observed = False
             for handle in handles:
                 handle.remove()
 

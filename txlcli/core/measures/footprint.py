@@ -1,6 +1,6 @@
 """Memory that a training step needs, computed without allocating it: parameters by part, bytes by purpose.
 
-Axes: B lanes, L segment, M memory, d model width, N layers.
+Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import contextlib
@@ -141,7 +141,7 @@ def _saved_bytes(
         # FlexAttention needs CUDA. It keeps no probabilities, but equally many scores by distance.
         stand_in.recompute(train.recompute)
         if train.attention != "flex":
-            stand_in.attend_by(train.attention)
+            stand_in.set_attention_backend(train.attention)
         weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
         with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Milliseconds per token: with reused memory, and with a window recomputed as in the vanilla model (4.5, Table 9).
 
-Axes: B lanes or windows, L segment, M memory.
+Axes: B batch (lanes or windows), L segment, M memory.
 """
 
 import statistics

@@ -74,11 +74,11 @@ class LanguageModel(nn.Module, ABC):
         return False
 
     @property
-    def attention_kind(self) -> AttentionBackend | None:
+    def attention_backend(self) -> AttentionBackend | None:
         """The attention backend; None for a model without attention."""
         return None
 
-    def attend_by(self, kind: AttentionBackend) -> None:
+    def set_attention_backend(self, name: AttentionBackend) -> None:
         """Compute attention with this backend from now on; a model without attention ignores it."""
 
     def compile_layers(self) -> None:
@@ -89,11 +89,11 @@ class LanguageModel(nn.Module, ABC):
         return nullcontext()
 
     @abstractmethod
-    def first_memory(self, lanes: int, mem_len: int) -> Memory:
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token."""
 
     @abstractmethod
-    def full_memory(self, lanes: int, mem_len: int) -> Memory:
+    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return a memory of the size that it has after a long text, with arbitrary contents."""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Dropout of activations and of words.
 
-Axes: B lanes, L segment, d width, V vocabulary.
+Axes: B batch, L segment, d width, V vocabulary.
 """
 
 import torch

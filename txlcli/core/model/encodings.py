@@ -89,7 +89,7 @@ class RelativeEncoding(Encoding):
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
         encoding = distance_encoding(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
-        encoding = cast_for_products(self.dropout(encoding))  # (n, d), one mask for all lanes and layers
+        encoding = cast_for_products(self.dropout(encoding))  # (n, d), one mask for the batch and all layers
         terms = []
         for number, w_k_position in enumerate(self.w_k_position):
             pair = 0 if self.settings.tie_biases else number

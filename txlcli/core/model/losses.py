@@ -1,6 +1,6 @@
 """The predictions that count in training: full and half loss, and the auxiliary losses of the vanilla model.
 
-Axes: B lanes, L segment, d model width, N layers.
+Axes: B batch, L segment, d model width, N layers.
 """
 
 import dataclasses

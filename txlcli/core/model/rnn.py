@@ -1,6 +1,6 @@
 """LSTM and QRNN language models: layers that carry a state from token to token (Table 8).
 
-Axes: B lanes, L segment, d model width, W width of a layer, V vocabulary.
+Axes: B batch, L segment, d model width, W width of a layer, V vocabulary.
 """
 
 from abc import ABC, abstractmethod

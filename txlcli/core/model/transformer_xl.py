@@ -208,7 +208,7 @@ class TransformerXL(LanguageModel):
         self.workspace = Workspace()
         """Score buffers that all layers share."""
         self._recompute = False
-        self.attend_by("auto")
+        self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
@@ -249,21 +249,21 @@ class TransformerXL(LanguageModel):
             else:
                 nn.init.normal_(parameter, 0.0, std)
 
-    def first_memory(self, lanes: int, mem_len: int) -> Memory:
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
         length = mem_len if self.memory_starts_full else 0
-        return [self.softmax.biases[0].new_zeros(lanes, length, self.settings.d_model) for _ in self.layers]
+        return [self.softmax.biases[0].new_zeros(batch_size, length, self.settings.d_model) for _ in self.layers]
 
-    def full_memory(self, lanes: int, mem_len: int) -> Memory:
+    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return M vectors per layer, (B, M, d), as after a text that is long enough."""
-        shape = (lanes, mem_len, self.settings.d_model)
+        shape = (batch_size, mem_len, self.settings.d_model)
         return [layer.memory_input(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
     def recompute(self, enabled: bool) -> None:
         """Let backward passes compute logits and attention probabilities again, instead of keeping them."""
         super().recompute(enabled)
         self._recompute = enabled
-        self.attend_by(self._backend)
+        self.set_attention_backend(self._backend)
 
     def pack(self, dtype: torch.dtype) -> None:
         """Lay out the matrices of attention and feed-forward for reading."""
@@ -271,14 +271,14 @@ class TransformerXL(LanguageModel):
             layer.pack(dtype)
 
     @property
-    def attention_kind(self) -> AttentionBackend:
+    def attention_backend(self) -> AttentionBackend:
         """The attention backend."""
         return self._backend
 
-    def attend_by(self, kind: AttentionBackend) -> None:
+    def set_attention_backend(self, name: AttentionBackend) -> None:
         """Compute attention with this backend from now on; the function stays the same."""
-        self._backend: AttentionBackend = kind
-        attend, product = backends.choose(kind, self.workspace, recompute=self._recompute)
+        self._backend: AttentionBackend = name
+        attend, product = backends.choose(name, self.workspace, recompute=self._recompute)
         for layer in self.layers:
             layer.attention.attend, layer.attention.product = attend, product
 
@@ -301,12 +301,12 @@ class TransformerXL(LanguageModel):
         """Compile nothing inside this block, as for shapes that occur once; FlexAttention gives way to the default."""
         backend = self._backend
         if backend == "flex":
-            self.attend_by("auto")
+            self.set_attention_backend("auto")
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield
         finally:
-            self.attend_by(backend)
+            self.set_attention_backend(backend)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""

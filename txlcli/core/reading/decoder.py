@@ -18,7 +18,7 @@ from txlcli.config.settings import SameLength
 from txlcli.core.kernels.device import DTYPES, check_free_memory
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.graph_step import FixedStep
+from txlcli.core.reading.graph_step import GraphStep
 from txlcli.core.reading.past import SlidingBuffer, Window
 from txlcli.core.reading.reader import Reader
 
@@ -89,11 +89,11 @@ class Decoder(Reader):
             self._terms = [_contiguous(added.without_repetition(max_distance, seg_len)) for added in terms]
         self._period = period or seg_len
         model.encoding.check_positions(self._period)
-        self.watched = False
-        """True while hooks observe the layers (`attention_maps`), which a CUDA graph would bypass."""
-        by_default = self.device.type == "cuda" and model.attention_kind != "reference"
+        self.observed = False
+        """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
+        by_default = self.device.type == "cuda" and model.attention_backend != "reference"
         self._replay_steps = by_default if replay_steps is None else replay_steps
-        self._fixed_step: FixedStep | None = None  # made when the first single token is read
+        self._graph_step: GraphStep | None = None  # made when the first single token is read
         self._read_before = 0  # tokens, since the text began
         self.reset()
 
@@ -143,7 +143,7 @@ class Decoder(Reader):
         with self._autocast:
             positions = self._positions(tokens.shape[1])
             hidden = self.model.embed(tokens, positions)
-            if tokens.shape[1] == 1 and self._replay_steps and not self.watched:
+            if tokens.shape[1] == 1 and self._replay_steps and not self.observed:
                 hidden = self._step_for(hidden).read(
                     hidden, at=self._window.end, reach=reach, position=positions, in_stream=self._read_before
                 )[:, 1 - count :]
@@ -163,11 +163,11 @@ class Decoder(Reader):
         ((output, _),) = deque(layers, maxlen=1)
         return output
 
-    def _step_for(self, embedded: Tensor) -> FixedStep:
-        if self._fixed_step is None:
+    def _step_for(self, embedded: Tensor) -> GraphStep:
+        if self._graph_step is None:
             batch_size, dtype = embedded.shape[0], embedded.dtype
-            self._fixed_step = FixedStep(self.model, self._buffers, self._terms, batch_size=batch_size, dtype=dtype)
-        return self._fixed_step
+            self._graph_step = GraphStep(self.model, self._buffers, self._terms, batch_size=batch_size, dtype=dtype)
+        return self._graph_step
 
     def _positions(self, length: int) -> Tensor:
         """Return positions (l,) in the segment of the next tokens; without memory every call reads a new segment."""

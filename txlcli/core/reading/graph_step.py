@@ -21,7 +21,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer
 
 
-class FixedStep:
+class GraphStep:
     """Reads one token of each sequence, again and again.
 
     Args:

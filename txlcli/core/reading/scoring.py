@@ -1,6 +1,6 @@
 """The loss of every token of a split, at a given segment and memory length.
 
-Axes: B lanes, L segment, T tokens scored.
+Axes: B batch, L segment, T tokens scored.
 """
 
 import time

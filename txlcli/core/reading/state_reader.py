@@ -1,6 +1,6 @@
 """Reads text with an LSTM or a QRNN, whose state covers everything read before.
 
-Axes: B lanes, L segment, d model width.
+Axes: B batch, L segment, d model width.
 """
 
 import torch

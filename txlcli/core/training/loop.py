@@ -1,6 +1,6 @@
 """The training loop: a generator that takes steps and yields reports.
 
-Axes: B lanes, L segment, M memory, d model width, N layers.
+Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ class Training:
         model.recompute(settings.recompute)
         one_cpu_process = self.device.type == "cpu" and self.world.size == 1
         model.embedding.gradient_of_rows = one_cpu_process and model.settings.tie_embeddings
-        model.attend_by(settings.attention)
+        model.set_attention_backend(settings.attention)
         if settings.compile:
             model.compile_layers()
 

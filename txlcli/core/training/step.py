@@ -1,6 +1,6 @@
 """One training step: forward and backward pass (eager, compiled or as a CUDA graph), gradient clipping, optimizer.
 
-Axes: B lanes, L segment, M memory, d model width, N layers.
+Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from txlcli.config.settings import AttentionBackend
 from txlcli.errors import UsageError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from txlcli.config.settings import EvalSettings
-    from txlcli.core.model.transformer_xl import TransformerXL
     from txlcli.runs.loading import OpenRun
 
 
@@ -128,7 +127,7 @@ def _set_attention_backend(backend: AttentionBackend, opened: "OpenRun") -> None
     from txlcli.core.kernels.compilation import check_attention
 
     check_attention(backend, opened.model.device)
-    cast("TransformerXL", opened.model).attend_by(backend)
+    opened.model.set_attention_backend(backend)
 
 
 def _check_options(opened: "OpenRun", options: EvalOptions) -> None:
@@ -139,7 +138,7 @@ def _check_options(opened: "OpenRun", options: EvalOptions) -> None:
             f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
         )
     if options.max_distance is not None and not settings.model.scores_distances:
-        raise UsageError(f"{folder} has absolute positions and encodes no distances; leave out --max-distance")
+        raise UsageError(f"{folder} has no encoding of distances; leave out --max-distance")
     settings.check_memory(max(options.mem_lens, default=0), run=folder, instead="give --attn-len instead of --mem-len")
     settings.check_attn_lens(options.windows, subject=folder)
     if options.dynamic and opened.precision == "fp16":

@@ -113,7 +113,7 @@ def make_result(
         "max_distance": settings.max_distance if has_attention else None,
         "same_length": settings.same_length if has_attention and in_segments else None,
         "precision": opened.precision,
-        "attention": opened.model.attention_kind if has_attention else None,
+        "attention": opened.model.attention_backend if has_attention else None,
         "slowdown_windows": SLOWDOWN_WINDOWS,
         "paper": text.paper,
         "search": search,
