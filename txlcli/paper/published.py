@@ -25,7 +25,7 @@ class Result:
     """Authors and year; None for the paper's own rows ("Ours")."""
     name: str
     parameters: str | None
-    """As printed: "151M", "~5B"."""
+    """Parameter count as printed: "151M", "~5B"."""
     test: float
     valid: float | None = None
     mark: str = ""

@@ -5,29 +5,29 @@ import torch
 from txlcli.errors import UsageError
 
 
-def check_attention(kind: str, device: torch.device) -> None:
-    """Refuse a way to compute attention that does not work on the device.
+def check_attention(backend: str, device: torch.device) -> None:
+    """Refuse an attention backend that does not work on the device.
 
-    FlexAttention is what torch.compile makes of it. On a CPU it has no gradient, and its kernels are not made for
-    lengths that vary, as memory's do.
+    FlexAttention needs torch.compile. On a CPU it has no gradient, and its kernels do not support lengths that vary, as
+    those of a memory do.
 
     Raises:
         UsageError: FlexAttention without CUDA, or without a compiler.
     """
-    if kind != "flex":
+    if backend != "flex":
         return
     if device.type != "cuda":
-        raise UsageError("attention flex needs a CUDA device; take auto, reference or sdpa on a CPU")
-    check_compiler(device, "attention flex", "take --attention auto")
+        raise UsageError("attention flex needs a CUDA device; use auto, reference or sdpa on a CPU")
+    check_compiler(device, "attention flex", "use --attention auto")
 
 
-def check_compiler(device: torch.device, wish: str, instead: str) -> None:
-    """Compile something small.
+def check_compiler(device: torch.device, feature: str, instead: str) -> None:
+    """Compile a small function to find out whether PyTorch can.
 
     Args:
         device: to compile for.
-        wish: what needs it.
-        instead: what to do without.
+        feature: that needs the compiler.
+        instead: next step without it.
 
     Raises:
         UsageError: PyTorch finds no working compiler.
@@ -40,5 +40,5 @@ def check_compiler(device: torch.device, wish: str, instead: str) -> None:
         reason = str(error).strip().partition("\n")[0]
         compiler = "Triton" if device.type == "cuda" else "g++"
         raise UsageError(
-            f"{wish}: PyTorch finds no working compiler for {device.type} ({reason}); install {compiler}, or {instead}"
+            f"{feature}: PyTorch finds no working compiler for {device.type} ({reason}); install {compiler}, or {instead}"
         ) from error

@@ -150,7 +150,7 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """What an encoding adds to the content score (a) of one layer; a term that is None adds nothing."""
+    """Terms that an encoding adds to the content score (a) of one layer; None adds nothing."""
 
     reach: int
     """Distances 0 .. reach - 1 are seen, no others."""

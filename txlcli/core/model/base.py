@@ -17,7 +17,7 @@ from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
 Memory = list[Tensor]
-"""What a model keeps of the segments before, without gradient; the first axis of each tensor is the batch."""
+"""Tensors that a model keeps of earlier segments, without gradient; the first axis of each is the batch."""
 
 
 class LanguageModel(nn.Module, ABC):

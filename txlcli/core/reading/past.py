@@ -41,7 +41,7 @@ class SlidingBuffer(Past):
 
     Args:
         shape: B, H, C, D.
-        window: the part that is remembered, shared by all layers; whoever reads a segment advances it.
+        window: the part that is remembered, shared by all layers; the decoder advances it after each segment.
         device: of the buffer.
         dtype: of the buffer.
     """

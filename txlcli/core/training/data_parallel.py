@@ -34,7 +34,7 @@ LOST_PROCESS = ("Connection", "Broken pipe")
 
 
 class Command(IntEnum):
-    """What rank 0 tells the other ranks to do."""
+    """Commands of rank 0 to the other ranks."""
 
     update = 0
     """Take one optimizer step."""
