@@ -17,8 +17,8 @@ def check_attention(backend: str, device: torch.device) -> None:
     if backend != "flex":
         return
     if device.type != "cuda":
-        raise UsageError("attention flex needs a CUDA device; use auto, reference or sdpa on a CPU")
-    check_compiler(device, "attention flex", "use --attention auto")
+        raise UsageError("attention flex needs a CUDA device; take auto, reference or sdpa on a CPU")
+    check_compiler(device, "attention flex", "take --attention auto")
 
 
 def check_compiler(device: torch.device, feature: str, instead: str) -> None:
@@ -39,6 +39,5 @@ def check_compiler(device: torch.device, feature: str, instead: str) -> None:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         compiler = "Triton" if device.type == "cuda" else "g++"
-        raise UsageError(
-            f"{feature}: PyTorch finds no working compiler for {device.type} ({reason}); install {compiler}, or {instead}"
-        ) from error
+        missing = f"{feature}: PyTorch finds no working compiler for {device.type} ({reason})"
+        raise UsageError(f"{missing}; install {compiler}, or {instead}") from error
