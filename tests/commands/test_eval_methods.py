@@ -98,7 +98,7 @@ def test_windows_longer_than_the_learned_positions_are_refused(here):
 def test_the_vanilla_model_is_not_trained_with_a_memory(here):
     message = refusal("train", "tiny.toml", "--set", "model.auxiliary_losses=true")
     assert message == (
-        "tiny.toml: model.auxiliary_losses are the vanilla model's, which has no memory; --set train.mem_len=0"
+        "tiny.toml: model.auxiliary_losses belong to the vanilla model, which has no memory; --set train.mem_len=0"
     )
 
 

@@ -175,7 +175,7 @@ def test_a_stopped_training_is_resumed(shrunk):
     changes = [word for change in scales.get("tiny", has_ptb=False).models[key].changes for word in ("--set", change)]
     done("train", "tiny.toml", "--name", f"tiny-{key}-1111", "--seed", 1111, "--max-steps", 1, *changes)
     result = done("reproduce", "table7")
-    assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in result.stderr
+    assert "resuming runs/tiny-short-xl-1111 at step 1 of 3" in result.stderr
 
 
 def test_an_interrupt_at_the_last_save_of_a_training_stops_the_reproduction(shrunk, monkeypatch):
@@ -194,7 +194,7 @@ def test_an_interrupt_says_how_to_continue(shrunk, monkeypatch):
         message = refusal("reproduce", "table7", code=130)
     saved = "saved runs/tiny-short-xl-1111/last.safetensors at step 1"
     assert message == f"stopped; {saved}; repeat the same command to continue"
-    assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in done("reproduce", "table7").stderr
+    assert "resuming runs/tiny-short-xl-1111 at step 1 of 3" in done("reproduce", "table7").stderr
 
 
 def test_seeds_are_averaged_and_earlier_sections_are_kept(shrunk):
