@@ -53,4 +53,4 @@ def _refuse(paths: Iterable[Path], signatures: Iterable[tuple[bytes, int, str]],
             head = file.read(HEAD)
         for signature, offset, name in signatures:
             if head.startswith(signature, offset):
-                raise CorpusError(f"{path}: {name} is no text; {instead}")
+                raise CorpusError(f"{path}: {name} is not text; {instead}")

@@ -82,12 +82,13 @@ def _unpack_zip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> i
 def _unpack_tar(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
     extracted = 0
     with tarfile.open(archive, "r:*") as source:
+        source.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have no filters
         for member in source:
             _check_name(archive, member.name)
             if not (member.isfile() or member.isdir()):
                 raise CorpusError(f'{archive}: the member "{member.name}" is a link or device; such are not unpacked')
             if member.isfile() and wanted(member.name):
-                source.extract(member, folder, filter="data")
+                source.extract(member, folder)
                 extracted += 1
     return extracted
 

@@ -1,4 +1,4 @@
-"""txl attention: the figures, the table, the JSON, and what it refuses."""
+"""txl attention: its figures, table, JSON and errors."""
 
 import shutil
 
@@ -19,13 +19,13 @@ POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_position
 POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
 POSITIONS["learned"] = ["--set", "model.position=learned", "--set", "model.n_positions=5"]
 POSITIONS["learned"] += ["--set", "train.mem_len=0", "--set", "eval.mem_len=0"]
-N_VALID = len(text_of("valid").encode()) - 1  # bytes that have one before them
+N_VALID = len(text_of("valid").encode()) - 1  # every byte except the first
 FILES = ["figure5.png", "figure6.png", "figure7.png"]
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """Runs of other kinds of models."""
+    """Runs of other models."""
     folder = tmp_path_factory.mktemp("others") / "here"
     write_texts(folder)
     where = ["--data-dir", folder / "data"]
@@ -49,7 +49,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_three_figures_are_drawn_beside_the_weights(here):
+def test_three_figures_are_written_to_the_run_folder(here):
     result = done("attention", "byte")
     assert names_in(here / "runs/byte/figures") == FILES
     for name in FILES:
@@ -63,10 +63,10 @@ def test_three_figures_are_drawn_beside_the_weights(here):
 
 
 def test_the_table_shows_what_the_json_says(here):
-    table, told = done("attention", "byte", "--out", "a"), json_of("attention", "byte", "--out", "b")
+    table, output = done("attention", "byte", "--out", "a"), json_of("attention", "byte", "--out", "b")
     assert headings(table) == ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
     for row, layer in zip(cells(table), (1, 2), strict=True):
-        heads = [head for head in told["heads"] if head["layer"] == layer]
+        heads = [head for head in output["heads"] if head["layer"] == layer]
         assert [head["head"] for head in heads] == [1, 2, 3]
         widest = max(heads, key=lambda head: head["width_tokens"])
         assert row == [
@@ -79,16 +79,16 @@ def test_the_table_shows_what_the_json_says(here):
         ]
     assert f"Attention of runs/byte on novel valid, {N_VALID - 5} tokens\n" in table.stdout
     assert "L = 5, M = 5, up to 5 keys per query, same_length = m, max_distance = 10, fp32." in table.stdout
-    shown = ", ".join(f"{head['layer']}.{head['head']}" for head in told["figure6"]["heads"])
-    assert f"Figure 6: heads {shown} from token {told['figure6']['at']} on." in table.stdout
+    shown = ", ".join(f"{head['layer']}.{head['head']}" for head in output["figure6"]["heads"])
+    assert f"Figure 6: heads {shown} from token {output['figure6']['at']} on." in table.stdout
     assert "Figure 7" not in table.stdout
 
 
-def test_json_holds_the_numbers_behind_the_figures(here):
-    told = json_of("attention", "byte", "--positions", 31, "--at", 9)
-    five, six, seven = (told.pop(f"figure{number}") for number in (5, 6, 7))
-    heads = told.pop("heads")
-    assert told == {
+def test_json_contains_the_numbers_of_the_figures(here):
+    output = json_of("attention", "byte", "--positions", 31, "--at", 9)
+    five, six, seven = (output.pop(f"figure{number}") for number in (5, 6, 7))
+    heads = output.pop("heads")
+    assert output == {
         "run": "runs/byte",
         "step": 7,
         "text": "novel valid",
@@ -126,73 +126,73 @@ def test_json_holds_the_numbers_behind_the_figures(here):
         assert attention.shape == (16, 5)
         assert np.nansum(attention[0]) == pytest.approx(1, abs=1e-5)
         assert [np.flatnonzero(row).tolist() for row in strongest(attention)] == head["top"]
-        assert [len(row) for row in head["top"]] == [1] * 5 + [0] * 11  # the sixth target sees nothing of it any more
+        assert [len(row) for row in head["top"]] == [1] * 5 + [0] * 11  # the sixth target no longer sees it
 
 
-def test_heads_are_named_by_layer_and_head_from_1(here):
-    told = json_of("attention", "byte", "--heads", "2.3,1.1,2.3", "--figure", 6)
-    assert [(head["layer"], head["head"]) for head in told["figure6"]["heads"]] == [(2, 3), (1, 1)]
+def test_heads_are_counted_from_1(here):
+    output = json_of("attention", "byte", "--heads", "2.3,1.1,2.3", "--figure", 6)
+    assert [(head["layer"], head["head"]) for head in output["figure6"]["heads"]] == [(2, 3), (1, 1)]
     every = json_of("attention", "byte", "--auto", 6, "--figure", 6, "--out", "all")["figure6"]["heads"]
     attention = {(head["layer"], head["head"]): head["attention"] for head in every}
     assert len(attention) == 6
-    for head in told["figure6"]["heads"]:
+    for head in output["figure6"]["heads"]:
         assert head["attention"] == attention[head["layer"], head["head"]]
     assert attention[2, 3] != attention[1, 1]
 
 
-def test_auto_takes_the_widest_heads(here):
-    told = json_of("attention", "byte", "--auto", 1)
-    (shown,) = told["figure6"]["heads"]
-    widest = max(told["heads"], key=lambda head: head["width_tokens"])
+def test_auto_selects_the_widest_heads(here):
+    output = json_of("attention", "byte", "--auto", 1)
+    (shown,) = output["figure6"]["heads"]
+    widest = max(output["heads"], key=lambda head: head["width_tokens"])
     assert (shown["layer"], shown["head"]) == (widest["layer"], widest["head"])
 
 
-def test_of_two_heads_both_are_shown(untouched):
+def test_a_model_with_two_heads_shows_both(untouched):
     done("prepare", "novel")
     done("train", "tiny.toml", "--set", "model.n_layers=1", "--set", "model.n_heads=2", "--set", "train.max_steps=1")
     assert len(json_of("attention")["figure6"]["heads"]) == 2
 
 
-def test_places_before_the_text_have_no_name(untouched):
+def test_columns_before_the_text_have_no_label(untouched):
     done("prepare", "novel")
     done("train", "tiny.toml", "--set", "eval.same_length=off", "--set", "train.max_steps=1")
-    told = json_of("attention", "--at", 6)
-    assert told["attn_len_max"] == 10
-    assert told["figure6"]["context"] == [""] * 3 + list("the fox")
-    nowhere = {tuple(row[:3]) for head in told["figure6"]["heads"] for row in head["attention"]}
+    output = json_of("attention", "--at", 6)
+    assert output["attn_len_max"] == 10
+    assert output["figure6"]["context"] == [""] * 3 + list("the fox")
+    nowhere = {tuple(row[:3]) for head in output["figure6"]["heads"] for row in head["attention"]}
     assert nowhere == {(None, None, None)}
 
 
-def test_only_the_figures_asked_for_are_drawn_and_told(here):
-    told = json_of("attention", "byte", "--figure", "7,5", "--out", "deep/er", "--format", "svg")
+def test_only_the_requested_figures_are_made(here):
+    output = json_of("attention", "byte", "--figure", "7,5", "--out", "deep/er", "--format", "svg")
     assert names_in(here / "deep/er") == ["figure5.svg", "figure7.svg"]
-    assert told["files"] == ["deep/er/figure5.svg", "deep/er/figure7.svg"]
-    assert told["figure6"] is None
+    assert output["files"] == ["deep/er/figure5.svg", "deep/er/figure7.svg"]
+    assert output["figure6"] is None
     assert (here / "deep/er/figure5.svg").read_bytes().startswith(MAGIC[".svg"])
     assert json_of("attention", "byte", "--figure", 5)["figure7"] is None
 
 
-def test_lengths_and_split_are_those_asked_for(here):
-    told = json_of("attention", "word", "--mem-len", 11, "--seg-len", 3, "--split", "test", "--positions", 20)
-    assert (told["mem_len"], told["seg_len"], told["attn_len_max"], told["first_position"]) == (11, 3, 11, 12)
-    assert (told["text"], told["positions"], told["max_distance"]) == ("word test", 20, 10)
-    assert np.shape(told["figure5"]) == (2, 3, 11)
+def test_lengths_and_split_can_be_set(here):
+    output = json_of("attention", "word", "--mem-len", 11, "--seg-len", 3, "--split", "test", "--positions", 20)
+    assert (output["mem_len"], output["seg_len"], output["attn_len_max"], output["first_position"]) == (11, 3, 11, 12)
+    assert (output["text"], output["positions"], output["max_distance"]) == ("word test", 20, 10)
+    assert np.shape(output["figure5"]) == (2, 3, 11)
 
 
-def test_the_newest_run_is_taken_and_named(here):
+def test_the_most_recent_run_is_the_default_and_is_named(here):
     done("train", "tiny.toml", "--name", "newest")
     assert "with runs/newest (" in done("attention", "--positions", 20).stderr
     assert names_in(here / "runs/newest/figures") == FILES
 
 
-def test_the_piece_of_text_is_drawn_by_the_seed(here):
-    told = [
+def test_the_seed_selects_the_passage_of_text(here):
+    passages = [
         json_of("attention", "byte", "--figure", 6, "--seed", seed, "--positions", 18, "--out", f"{number}")["figure6"]
         for number, seed in enumerate((1, 1, 5, 7))
     ]
-    assert told[0] == told[1]
-    assert {one["at"] for one in told} == {5, 6, 7}  # 16 rows fit
-    assert all(len(one["targets"]) == 16 for one in told)
+    assert passages[0] == passages[1]
+    assert {one["at"] for one in passages} == {5, 6, 7}  # 16 rows fit
+    assert all(len(one["targets"]) == 16 for one in passages)
 
 
 def test_figures_are_overwritten_only_with_force(here):
@@ -214,7 +214,7 @@ def test_a_run_with_figures_is_still_a_run(here):
     done("eval", "byte", "--mem-len", 0)
 
 
-def test_other_code_can_make_the_figures(here):
+def test_the_workflow_and_the_view_make_figures_without_the_command(here):
     opened = loading.open_run("byte", here / "runs", device="cpu", precision=None)
     options = AttentionOptions(figures=(5,), positions=20)
     result = measure(opened, options, data_dir=here / "data", reporter=SilentReporter())
@@ -223,7 +223,7 @@ def test_other_code_can_make_the_figures(here):
     assert (here / "figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
 
 
-def test_shaws_positions_have_two_terms(other):
+def test_shaw_positions_have_two_terms(other):
     result = done("attention", "shaw")
     assert "Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d)." in result.stdout
     assert list(json_of("attention", "shaw", "--force")["figure7"]) == ["a", "b"]
@@ -240,10 +240,10 @@ def test_a_score_of_one_term_has_no_figure_7(other):
     )
 
 
-def test_a_model_without_memory_is_read_by_segments(other):
-    told = json_of("attention", "learned", "--mem-len", 0)
-    assert (told["attn_len_max"], told["first_position"], told["positions"]) == (5, 0, N_VALID)
-    assert {head["memory_share"] for head in told["heads"]} == {0}
+def test_a_model_without_memory_is_measured_by_segments(other):
+    output = json_of("attention", "learned", "--mem-len", 0)
+    assert (output["attn_len_max"], output["first_position"], output["positions"]) == (5, 0, N_VALID)
+    assert {head["memory_share"] for head in output["heads"]} == {0}
     assert refusal("attention", "learned", "--mem-len", 5) == (
         "runs/learned was trained without memory and with absolute positions; give --mem-len 0"
     )
@@ -252,7 +252,7 @@ def test_a_model_without_memory_is_read_by_segments(other):
     )
 
 
-def test_a_state_has_no_attention(other):
+def test_a_model_with_a_recurrent_state_is_refused(other):
     assert refusal("attention", "lstm") == (
         'runs/lstm has a recurrent state (arch = "lstm") and no attention; give a run with arch = "transformer"'
     )
@@ -267,7 +267,7 @@ def test_an_unknown_head_is_refused(here, heads):
 
 
 @pytest.mark.parametrize("heads", ["1", "1.1.1", "a.b", "1.1,", "-1.1"])
-def test_what_is_no_head_is_refused(here, heads):
+def test_a_malformed_head_is_refused(here, heads):
     name = heads.split(",")[-1]
     assert refusal("attention", "byte", f"--heads={heads}") == (
         f"--heads {heads}: {name!r} is not a head; write layer.head, both from 1, like 2.3,5.1"
@@ -289,7 +289,7 @@ def test_other_figures_are_refused(here, figure):
 
 
 @pytest.mark.parametrize("option", [("--heads", "1.1"), ("--auto", 2), ("--at", 9)])
-def test_what_only_figure_6_shows_is_refused_without_it(here, option):
+def test_options_of_figure_6_are_refused_without_it(here, option):
     assert refusal("attention", "byte", "--figure", "5,7", *option) == (
         f"{option[0]} applies to Figure 6 only; leave it out, or add 6 to --figure 5,7"
     )
@@ -307,20 +307,20 @@ def test_positions_beyond_the_split_are_refused(here):
 
 
 @pytest.mark.parametrize("at", [4, 25])
-def test_a_token_that_is_not_looked_at_is_refused(here, at):
+def test_a_token_that_is_not_measured_is_refused(here, at):
     assert refusal("attention", "byte", "--positions", 20, "--at", at) == (
         f"--at {at}: give one of the tokens measured, 5 to 24, or change --positions"
     )
     assert json_of("attention", "byte", "--positions", 20, "--at", 24)["figure6"]["targets"]
 
 
-def test_more_heads_than_a_picture_holds_are_refused(untouched):
+def test_more_heads_than_a_figure_has_room_for_are_refused(untouched):
     done("prepare", "novel")
     done("train", "tiny.toml", "--set", "model.n_layers=9", "--set", "train.max_steps=1")
     assert refusal("attention", "--auto", 25) == "Figure 6 has room for 24 heads; select fewer with --heads or --auto"
 
 
-def test_wrong_words_get_a_suggestion(here):
+def test_misspelled_values_get_a_suggestion(here):
     assert refusal("attention", "byte", "--split", "vaild") == (
         'unknown split "vaild"; did you mean "valid"? (known: train, valid, test)'
     )
@@ -328,7 +328,7 @@ def test_wrong_words_get_a_suggestion(here):
     assert "'gif' is not one of 'png', 'svg', 'pdf'" in refusal("attention", "byte", "--format", "gif")
 
 
-def test_a_folder_that_cannot_be_one_is_refused(here):
+def test_an_output_folder_that_cannot_be_created_is_refused(here):
     (here / "taken").write_text("")
     assert refusal("attention", "byte", "--out", "taken") == "--out taken: this is a file; give a folder"
     assert refusal("attention", "byte", "--out", "taken/in", code=1) == (
@@ -345,7 +345,7 @@ def test_a_run_without_weights_is_refused(here):
     assert not (here / "runs/byte/figures").exists()
 
 
-def test_a_run_on_the_way_is_refused_unless_it_is_wanted(here):
+def test_an_unfinished_run_is_refused_without_unfinished(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
     message = refusal("attention", "half", "--positions", 5, code=1)
     assert message.startswith("runs/half is at step 4 of 7; finish it with")

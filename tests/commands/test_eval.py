@@ -1,4 +1,4 @@
-"""txl eval: the table, the JSON, the files, the arithmetic between them."""
+"""txl eval: its table, JSON and files, and their numbers."""
 
 import hashlib
 import json
@@ -24,8 +24,7 @@ from tests.commands.novel import (
     train,
     txl,
 )
-from txlcli.core.kernels import device
-from txlcli.core.model import attention
+from txlcli.core.model import backends
 from txlcli.core.reading import scoring
 from txlcli.data import loss_file
 from txlcli.data.token_store import TokenStore
@@ -55,6 +54,23 @@ def only_row(*arguments, stdin=None):
     return row
 
 
+def count_attention(backend, monkeypatch):
+    """Count the calls of an attention backend with and without gradients."""
+    calls, choose = {"gradient": 0, "no gradient": 0}, backends.choose
+
+    def choose_counted(name, workspace, *, recompute):
+        attend, product = choose(name, workspace, recompute=recompute)
+
+        def counted(query, *rest, **options):
+            calls["gradient" if query.requires_grad else "no gradient"] += 1
+            return attend(query, *rest, **options)
+
+        return (counted if name == backend else attend), product
+
+    monkeypatch.setattr(backends, "choose", choose_counted)
+    return calls
+
+
 def headings(result):
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("┃"))
     return [cell.strip() for cell in line.strip("┃").split("┃")]
@@ -62,22 +78,22 @@ def headings(result):
 
 def test_the_table_shows_what_the_json_says(here):
     table = done("eval", "byte", "--mem-len", "0,5,13")
-    told = json_of("eval", "byte", "--mem-len", "0,5,13")
+    output = json_of("eval", "byte", "--mem-len", "0,5,13")
     assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token", "one lane", "vanilla", "slowdown"]
     assert [row[1:4] for row in cells(table)] == [
         [attention, f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
-        for attention, row in zip(["1-5", "5", "13"], told["rows"], strict=True)
+        for attention, row in zip(["1-5", "5", "13"], output["rows"], strict=True)
     ]
     assert [row[0] for row in cells(table)] == [
-        f"{row['mem_len']}{' *' if row['best'] else ''}" for row in told["rows"]
+        f"{row['mem_len']}{' *' if row['best'] else ''}" for row in output["rows"]
     ]
-    assert f"runs/byte on novel test, {told['rows'][0]['tokens']:,} tokens scored\n" in table.stdout
+    assert f"runs/byte on novel test, {output['rows'][0]['tokens']:,} tokens scored\n" in table.stdout
     assert "L = 5, same_length = m, max_distance = 10, fp32; 3 lanes, 2 of them start without context." in table.stdout
     assert "vocabulary: all 256 bytes" in table.stdout
     assert "evaluating runs/byte (best.safetensors, step 7)" in table.stderr
 
 
-def test_costs_that_no_row_has_take_no_columns(here):
+def test_columns_without_values_are_left_out(here):
     without = done("eval", "byte", "--mem-len", 0)
     assert headings(without) == ["M", "attention", "bpc", "ppl", "ms/token"]
     assert "vanilla" not in without.stdout
@@ -86,11 +102,11 @@ def test_costs_that_no_row_has_take_no_columns(here):
     assert [row[5:] == ["-", "-", "-"] for row in cells(with_one)] == [True, False]
 
 
-def test_json_says_everything_that_decides_the_numbers(here):
-    told = json_of("eval", "byte", "--mem-len", "0,5")
-    assert set(told["rows"][0]) == set(told["rows"][1]) == KEYS
-    rows = told.pop("rows")
-    assert told == {
+def test_json_contains_all_settings_of_the_evaluation(here):
+    output = json_of("eval", "byte", "--mem-len", "0,5")
+    assert set(output["rows"][0]) == set(output["rows"][1]) == KEYS
+    rows = output.pop("rows")
+    assert output == {
         "run": "runs/byte",
         "step": 7,
         "text": "novel test",
@@ -125,15 +141,15 @@ def test_the_best_of_a_sweep_is_marked(here):
     assert sum(row["best"] for row in rows) == 1
 
 
-@pytest.mark.parametrize("wish", [["--mem-len", 5], ["--attn-len", 4], ["--mem-len", "0,5"], ["--cache", 9]])
-def test_the_table_has_a_star_with_its_meaning_where_there_is_a_choice(here, wish):
-    table = done("eval", "byte", *wish, "--positions", 60)
+@pytest.mark.parametrize("options", [["--mem-len", 5], ["--attn-len", 4], ["--mem-len", "0,5"], ["--cache", 9]])
+def test_the_best_row_of_several_has_a_star_that_is_explained(here, options):
+    table = done("eval", "byte", *options, "--positions", 60)
     several = len(cells(table)) > 1
     assert [row[0].endswith(" *") for row in cells(table)].count(True) == several
     assert ("* best. " in table.stdout) == several
 
 
-def test_every_token_but_the_first_byte_is_scored(here):
+def test_every_token_except_the_first_byte_is_scored(here):
     size = len(text_of("test").encode())
     assert only_row("byte")["tokens"] == size - 1
     assert only_row("byte", "--split", "valid")["tokens"] == len(text_of("valid").encode()) - 1
@@ -160,14 +176,14 @@ def test_words_are_reported_in_perplexity_only(here):
     assert "bits_per_byte" not in row
 
 
-def test_a_text_whose_name_is_no_utf8_is_evaluated_and_kept_under_a_name_that_is(here):
+def test_a_file_whose_name_is_not_utf8_is_recorded_under_a_utf8_name(here):
     name = "b\udcff\u00e9.txt"  # as Python hands over a byte of a command line that is no UTF-8
     (here / name).write_text(text_of("valid"))
-    told = json_of("eval", "byte", "--text", name, "--losses", "losses.h5")
-    assert told["text"] == "b\ufffd\u00e9.txt"
-    assert json.loads((here / "runs/byte/evals.jsonl").read_text(encoding="utf-8"))["text"] == told["text"]
+    output = json_of("eval", "byte", "--text", name, "--losses", "losses.h5")
+    assert output["text"] == "b\ufffd\u00e9.txt"
+    assert json.loads((here / "runs/byte/evals.jsonl").read_text(encoding="utf-8"))["text"] == output["text"]
     with h5py.File(here / "losses.h5") as file:
-        assert len(file["mem_len_5"]) == told["rows"][0]["tokens"]
+        assert len(file["mem_len_5"]) == output["rows"][0]["tokens"]
 
 
 @pytest.mark.parametrize("source", [["--split", "test"], ["--text", "novel/test.txt"]])
@@ -183,14 +199,14 @@ def test_pieces_are_reported_per_original_word_and_per_byte(here, source):
     assert headings(table)[:6] == ["M", "attention", "ppl", "ppl/word", "bits/byte", "ms/token"]
 
 
-def test_a_part_of_a_split_has_no_count_of_words(here):
+def test_part_of_a_split_has_no_word_count(here):
     row = only_row("sentencepiece", "--positions", 17)
     assert row["tokens"] == 17
     assert not {"ppl_per_word", "bits_per_byte"} & set(row)
     assert headings(done("eval", "sentencepiece", "--positions", 17))[:4] == ["M", "attention", "ppl", "ms/token"]
 
 
-def test_the_first_positions_are_the_head_of_the_split(here):
+def test_positions_scores_the_beginning_of_the_split(here):
     done("eval", "byte", "--batch-size", 1, "--losses", "all.h5")
     done("eval", "byte", "--batch-size", 1, "--losses", "head.h5", "--positions", 23)
     with h5py.File("all.h5") as everything, h5py.File("head.h5") as head:
@@ -206,26 +222,26 @@ def test_a_text_file_scores_as_the_same_split(here):
 
 
 def test_standard_input_scores_as_a_file(here):
-    told = json_of("eval", "byte", "--text", "-", stdin=text_of("valid"))
-    assert told["text"] == "-"
-    assert told["rows"][0]["loss_nats"] == pytest.approx(only_row("byte", "--split", "valid")["loss_nats"], rel=1e-6)
+    output = json_of("eval", "byte", "--text", "-", stdin=text_of("valid"))
+    assert output["text"] == "-"
+    assert output["rows"][0]["loss_nats"] == pytest.approx(only_row("byte", "--split", "valid")["loss_nats"], rel=1e-6)
 
 
 @pytest.mark.parametrize("by_stdin", [False, True])
-def test_a_vocabulary_of_bytes_scores_any_bytes(here, by_stdin):
+def test_a_byte_vocabulary_scores_any_data(here, by_stdin):
     data = b"the fox \xff\x00\xfe jumps\r\n" * 3
     (here / "image.bin").write_bytes(data)
     source, stdin = ("-", data) if by_stdin else ("image.bin", None)
-    told = json_of("eval", "byte", "--text", source, "--losses", "losses.h5", stdin=stdin)
-    assert told["rows"][0]["bits_per_byte"] == pytest.approx(told["rows"][0]["bpc"], rel=1e-12)
+    output = json_of("eval", "byte", "--text", source, "--losses", "losses.h5", stdin=stdin)
+    assert output["rows"][0]["bits_per_byte"] == pytest.approx(output["rows"][0]["bpc"], rel=1e-12)
     with h5py.File("losses.h5") as file:
         assert bytes(file["tokens"][()].astype(np.uint8)) == data[1:]  # the first has no context
 
 
 def test_unknown_words_of_a_text_are_counted(here):
     (here / "strange.txt").write_text("the quagga fox\n")
-    said = done("eval", "word", "--text", "strange.txt").stderr
-    assert "1 of 4 tokens are not in the vocabulary and are read as <unk>\n" in said
+    stderr = done("eval", "word", "--text", "strange.txt").stderr
+    assert "1 of 4 tokens are not in the vocabulary and are read as <unk>\n" in stderr
     head = done("eval", "word", "--text", "strange.txt", "--positions", 2).stderr
     assert "1 of 2 tokens are not in the vocabulary and are read as <unk>\n" in head
     assert "unknown" not in done("eval", "word", "--text", "strange.txt", "--positions", 1).stderr
@@ -261,9 +277,9 @@ def test_the_loss_of_every_token_is_written_in_order(here):
         }
 
 
-def test_losses_of_windows_are_named_after_windows(here):
-    wish = ["--attn-len", "4,7", "--stride", 2, "--positions", 61, "--precision", "bf16", "--max-distance", "none"]
-    short, long = json_of("eval", "byte", *wish, "--text", "novel/valid.txt", "--losses", "losses.h5")["rows"]
+def test_losses_of_windows_are_named_by_window_length(here):
+    options = ["--attn-len", "4,7", "--stride", 2, "--positions", 61, "--precision", "bf16", "--max-distance", "none"]
+    short, long = json_of("eval", "byte", *options, "--text", "novel/valid.txt", "--losses", "losses.h5")["rows"]
     with h5py.File("losses.h5") as file:
         assert set(file) == {"tokens", "attn_len_4", "attn_len_7"}
         assert dict(file["attn_len_4"].attrs) == {"attn_len": 4, "stride": 2}
@@ -271,36 +287,34 @@ def test_losses_of_windows_are_named_after_windows(here):
             assert file[name].shape == (61,)
             assert file[name][()].mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
         assert (file.attrs["text"], file.attrs["precision"]) == ("novel/valid.txt", "bf16")
-        assert not {"store", "split", "max_distance"} & set(file.attrs)  # of a text that is no split, without a limit
+        assert not {"store", "split", "max_distance"} & set(file.attrs)  # not a split, no limit
 
 
-@pytest.mark.parametrize("kind", ["reference", "sdpa"])
-@pytest.mark.parametrize("wish", [["--mem-len", "0,5,11"], ["--attn-len", "4,7", "--stride", 2]])
-def test_every_kind_of_attention_finds_the_same(here, kind, wish, monkeypatch):
-    used = []
-    by_kind = getattr(attention, kind)
-    monkeypatch.setattr(attention, kind, lambda inputs, **options: used.append(1) or by_kind(inputs, **options))
-    told = [json_of("eval", "byte", *wish, *more) for more in ([], ["--attention", kind])]
-    assert used
-    assert [one["attention"] for one in told] == ["auto", kind]
-    expected, found = (one["rows"] for one in told)
-    assert [row["loss_nats"] for row in found] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("options", [["--mem-len", "0,5,11"], ["--attn-len", "4,7", "--stride", 2]])
+def test_every_attention_backend_gives_the_same_loss(here, backend, options, monkeypatch):
+    calls = count_attention(backend, monkeypatch)
+    output = [json_of("eval", "byte", *options, *more) for more in ([], ["--attention", backend])]
+    assert calls["no gradient"] > 0
+    assert [one["attention"] for one in output] == ["auto", backend]
+    expected, rows = (one["rows"] for one in output)
+    assert [row["loss_nats"] for row in rows] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
 
 
-@pytest.mark.parametrize("wish", [[], ["--attn-len", 5], ["--dynamic"]])
-def test_flex_attention_is_refused_on_a_cpu(here, wish):
-    message = refusal("eval", "byte", "--attention", "flex", *wish)
+@pytest.mark.parametrize("options", [[], ["--attn-len", 5], ["--dynamic"]])
+def test_flex_attention_is_refused_on_a_cpu(here, options):
+    message = refusal("eval", "byte", "--attention", "flex", *options)
     assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
 
 
 @pytest.mark.parametrize("option", ["--mem-len", "--attn-len"])
-def test_what_is_no_length_is_refused_before_anything_is_read(here, option):
+def test_an_invalid_length_is_refused_before_the_run_is_opened(here, option):
     result = txl("eval", "byte", option, "foo")
     assert result.stderr == f"error: {option} foo: 'foo' is no whole number; write lengths like 160,640\n"
 
 
-def test_lanes_cost_context_and_no_token(here):
-    # The one reader's losses and the seven readers' differ where a lane begins, and nowhere else after M tokens.
+def test_lanes_lose_context_but_no_token(here):
+    # The losses with one and with seven lanes differ only near the beginning of a lane.
     done("eval", "byte", "--losses", "one.h5", "--batch-size", 1)
     seven = json_of("eval", "byte", "--losses", "seven.h5", "--batch-size", 7)["rows"][0]
     assert (seven["lanes"], seven["tokens"]) == (7, len(text_of("test").encode()) - 1)
@@ -308,26 +322,26 @@ def test_lanes_cost_context_and_no_token(here):
         np.testing.assert_array_equal(one["tokens"][()], other["tokens"][()])
         differs = np.abs(one["mem_len_5"][()] - other["mem_len_5"][()]) > 1e-5
     lane_len = -(-len(differs) // 7)
-    # Two layers of five keys each reach 2 x (5 - 1) tokens before the one that is read.
-    reach = 8
+    # The context of two layers of five keys each is 2 x (5 - 1) tokens before the current one.
+    context = 8
     near_a_start = np.zeros(len(differs), dtype=bool)
     for lane in range(1, 7):
-        near_a_start[lane * lane_len : lane * lane_len + reach] = True
+        near_a_start[lane * lane_len : lane * lane_len + context] = True
     assert not differs[~near_a_start].any()
     assert differs[near_a_start].any()
 
 
-def test_one_lane_is_said_so(here):
+def test_a_single_lane_is_reported(here):
     assert "fp32; one lane." in done("eval", "byte", "--batch-size", 1).stdout
 
 
-def test_segments_of_any_length_score_alike_with_the_same_keys(here):
+def test_the_segment_length_does_not_change_the_loss_with_the_same_keys(here):
     losses = [only_row("byte", "--seg-len", length, "--batch-size", 1)["loss_nats"] for length in (1, 5, 11)]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-5)
 
 
-def test_same_length_decides_the_keys_of_a_query(here):
-    same, free = (json_of("eval", "byte", wish) for wish in ("--same-length", "--no-same-length"))
+def test_same_length_sets_the_number_of_keys_per_query(here):
+    same, free = (json_of("eval", "byte", options) for options in ("--same-length", "--no-same-length"))
     assert (same["same_length"], free["same_length"]) == ("m", "off")
     spans = [[one["rows"][0][key] for key in ("attn_len_min", "attn_len_max")] for one in (same, free)]
     assert spans == [[5, 5], [6, 10]]
@@ -335,10 +349,10 @@ def test_same_length_decides_the_keys_of_a_query(here):
     assert cells(done("eval", "byte", "--no-same-length"))[0][1] == "6-10"
 
 
-def test_the_limit_on_distance_is_the_trained_length_unless_said_otherwise(here):
+def test_max_distance_is_the_trained_length_by_default(here):
     default, ten, none, three = (
-        json_of("eval", "byte", "--mem-len", 40, *wish)
-        for wish in ([], ["--max-distance", 10], ["--max-distance", "none"], ["--max-distance", 3])
+        json_of("eval", "byte", "--mem-len", 40, *options)
+        for options in ([], ["--max-distance", 10], ["--max-distance", "none"], ["--max-distance", 3])
     )
     assert [one["max_distance"] for one in (default, ten, none, three)] == [10, 10, None, 3]
     losses = [one["rows"][0]["loss_nats"] for one in (default, ten, none, three)]
@@ -347,54 +361,53 @@ def test_the_limit_on_distance_is_the_trained_length_unless_said_otherwise(here)
     assert "max_distance = none" in done("eval", "byte", "--max-distance", "none").stdout
 
 
-def test_a_memory_longer_than_the_text_is_said_and_read_as_the_text(here):
-    wish = ["byte", "--positions", 60, "--batch-size", 2]
-    short, long = json_of("eval", *wish, "--mem-len", "30,9999999")["rows"]
+def test_a_memory_longer_than_the_text_is_reported_and_truncated(here):
+    options = ["byte", "--positions", 60, "--batch-size", 2]
+    short, long = json_of("eval", *options, "--mem-len", "30,9999999")["rows"]
     assert long["loss_nats"] == short["loss_nats"]
     assert [long[key] for key in ("mem_len", "attn_len_min", "attn_len_max", "slowdown")] == [9999999, 30, 30, None]
     assert short["slowdown"] is not None
-    table = done("eval", *wish, "--mem-len", "30,9999999", "--seg-len", 9999999)
+    table = done("eval", *options, "--mem-len", "30,9999999", "--seg-len", 9999999)
     assert [row[1] for row in cells(table)] == ["30", "30"]
     assert "M is longer than the text in some rows" in table.stdout
-    assert "M is longer" not in done("eval", *wish, "--mem-len", 30).stdout
+    assert "M is longer" not in done("eval", *options, "--mem-len", 30).stdout
 
 
-def test_zeros_for_which_there_is_no_room_are_refused_in_one_line(here, monkeypatch):
+def test_zeros_that_exceed_free_memory_are_refused_in_one_line(here):
     train("model.memory_start=zeros", name="zeros")
-    monkeypatch.setattr(device, "_free_bytes", lambda: 1 << 30)
-    assert refusal("eval", "zeros", "--mem-len", 9_999_999, code=1) == (
+    assert refusal("eval", "zeros", "--mem-len", 2_147_483_647, code=1) == (
         # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
-        f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (9_999_999 + 2_499_999) * 4 / 2**30:.1f} GiB); "
+        f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (2_147_483_647 + 536_870_911) * 4 / 2**30:.1f} GiB); "
         "use a smaller batch size, shorter lengths or a smaller model"
     )
 
 
-def test_bf16_is_said_and_close(here):
-    told = json_of("eval", "byte", "--precision", "bf16")
-    assert told["precision"] == "bf16"
-    assert told["rows"][0]["loss_nats"] == pytest.approx(only_row("byte")["loss_nats"], rel=0.02)
+def test_bf16_is_reported_and_close_to_fp32(here):
+    output = json_of("eval", "byte", "--precision", "bf16")
+    assert output["precision"] == "bf16"
+    assert output["rows"][0]["loss_nats"] == pytest.approx(only_row("byte")["loss_nats"], rel=0.02)
 
 
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
-def test_a_plot_is_a_real_figure(here, ending, magic):
+def test_plot_writes_a_figure_in_the_format_of_the_extension(here, ending, magic):
     result = done("eval", "byte", "--mem-len", "0,5", "--plot", f"curve.{ending}")
     assert (here / f"curve.{ending}").read_bytes().startswith(magic)
     assert result.stderr.endswith(f"figure written to curve.{ending}\n")
 
 
-def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
+def test_a_split_that_may_contain_training_data_is_reported_and_not_counted(here):
     assert "may contain training data" not in done("eval", "byte").stderr
     assert json_of("eval", "byte", "--split", "train")["may_be_learned"] is True
     before = json_of("runs")["runs"]
     (here / "novel/train.txt").write_text("the fox\n" * 60)
     (here / "novel/test.txt").write_text("the dog\n" * 9)
     done("prepare", "novel", "--force")
-    told = (
+    message = (
         "data/novel.h5 was prepared again: its train split is not the one runs/byte was trained on, and its test split "
         "may contain training data of that run"
     )
-    assert told in done("eval", "byte").stderr
-    assert told in done("generate", "byte", "--tokens", 2).stderr
+    assert message in done("eval", "byte").stderr
+    assert message in done("generate", "byte", "--tokens", 2).stderr
     assert json_of("eval", "byte")["may_be_learned"] is True
     assert json_of("eval", "byte", "--text", "novel/test.txt")["may_be_learned"] is None
     tests = {entry["name"]: entry["test"] for entry in before}
@@ -405,32 +418,34 @@ def test_a_text_that_may_have_been_learned_is_told_and_is_no_result(here):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "lengths", "label"),
+    ("options", "lengths", "label"),
     [
         (["--mem-len", "5,0,3"], [0, 3, 5], "memory length M (tokens)"),
         (["--attn-len", "7,3"], [3, 7], "attention length (tokens)"),
     ],
 )
-def test_a_plot_is_over_the_lengths_that_were_asked_for(here, monkeypatch, wishes, lengths, label):
-    drawn = []
-    monkeypatch.setattr("txlcli.views.plots.plot_curves", lambda *places, **words: drawn.append((*places, words)))
-    told = json_of("eval", "byte", *wishes, "--plot", "curve.svg")
-    ((_, curves, words),) = drawn
-    by_length = sorted(told["rows"], key=lambda row: row["mem_len"] or row["attn_len_max"] * ("stride" in row))
+def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options, lengths, label):
+    plotted = []
+    monkeypatch.setattr(
+        "txlcli.views.plots.plot_curves", lambda *arguments, **labels: plotted.append((*arguments, labels))
+    )
+    output = json_of("eval", "byte", *options, "--plot", "curve.svg")
+    ((_, curves, labels),) = plotted
+    by_length = sorted(output["rows"], key=lambda row: row["mem_len"] or row["attn_len_max"] * ("stride" in row))
     assert curves == {"byte": (lengths, [row["bpc"] for row in by_length])}
-    assert words["x_label"] == label
+    assert labels["x_label"] == label
 
 
-def test_the_newest_run_is_taken_and_named(here):
-    for age, kind in enumerate(["char", "word", "byte", "sentencepiece"]):
-        for path in (here / "runs" / kind).iterdir():
+def test_the_most_recent_run_is_the_default_and_is_named(here):
+    for age, run in enumerate(["char", "word", "byte", "sentencepiece"]):
+        for path in (here / "runs" / run).iterdir():
             os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
     result = done("eval")
     assert "evaluating runs/char (best.safetensors, step 7)" in result.stderr
     assert "runs/char on char test" in result.stdout
 
 
-def test_nothing_in_the_run_changes_but_its_evaluations(here):
+def test_only_the_evaluations_in_the_run_folder_change(here):
     before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
     done("eval", "byte")
     after = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
@@ -438,7 +453,7 @@ def test_nothing_in_the_run_changes_but_its_evaluations(here):
     assert after == before
 
 
-# --- what cannot be done --------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------------
 
 USAGE = [
     (["byte", "--mem-len", "5,-1"], "--mem-len 5,-1: a length cannot be below 0"),
@@ -471,13 +486,13 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
-def test_a_wrong_wish_is_refused(here, arguments, message):
+def test_wrong_options_are_refused(here, arguments, message):
     before = sorted(here.rglob("*"))
     assert message in refusal("eval", *arguments)
     assert sorted(here.rglob("*")) == before
 
 
-def test_without_any_run_the_way_to_one_is_named(untouched):
+def test_without_any_run_the_error_says_how_to_train_one(untouched):
     message = refusal("eval", code=1)
     assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
 
@@ -491,7 +506,7 @@ def test_a_missing_split_is_named(here):
     )
 
 
-def test_another_vocabulary_is_refused_even_where_the_sizes_agree(here):
+def test_another_vocabulary_of_the_same_size_is_refused(here):
     for split in ("train", "valid", "test"):
         path = here / f"novel/{split}.txt"
         path.write_text(path.read_text().replace("f", "F"))
@@ -503,10 +518,10 @@ def test_another_vocabulary_is_refused_even_where_the_sizes_agree(here):
     )
 
 
-def test_a_vocabulary_that_was_exchanged_in_the_run_is_refused(here):
+def test_a_replaced_vocabulary_in_the_run_folder_is_refused(here):
     (here / "runs/char/vocab.json").write_text((here / "runs/byte/vocab.json").read_text())
     message = refusal("eval", "char", code=1)
-    assert message == "runs/char/vocab.json: not the vocabulary that the weights belong to; restore it from a copy"
+    assert message == "runs/char/vocab.json: not the vocabulary of the weights; restore it from a copy"
 
 
 def test_a_damaged_checkpoint_is_named(here):
@@ -515,27 +530,27 @@ def test_a_damaged_checkpoint_is_named(here):
     assert refusal("eval", "byte", code=1).startswith("runs/byte/best.safetensors: damaged checkpoint (")
 
 
-@pytest.mark.parametrize("wish", [["--mem-len", "0,5", "--json"], ["--attn-len", "4"], ["--mem-len", "auto"]])
-def test_a_loss_that_is_not_finite_is_no_result(here, wish):
+@pytest.mark.parametrize("options", [["--mem-len", "0,5", "--json"], ["--attn-len", "4"], ["--mem-len", "auto"]])
+def test_a_loss_that_is_not_finite_is_an_error(here, options):
     change_weights("byte", lambda name, tensor: tensor * math.nan)
-    text = "novel valid" if "auto" in wish else "novel test"
+    text = "novel valid" if "auto" in options else "novel test"
     short = ["--positions", 60]
-    assert refusal("eval", "byte", *wish, *short, code=1) == (
+    assert refusal("eval", "byte", *options, *short, code=1) == (
         f"runs/byte: the loss of {text} is not finite; train it again"
     )
-    assert refusal("eval", "byte", *wish, *short, "--precision", "bf16", code=1) == (
+    assert refusal("eval", "byte", *options, *short, "--precision", "bf16", code=1) == (
         f"runs/byte: the loss of {text} is not finite; evaluate with --precision fp32, or train it again"
     )
     assert not (here / "runs/byte/evals.jsonl").exists()
 
 
-def test_a_perplexity_beyond_all_numbers_is_a_result(here):
+def test_a_perplexity_that_overflows_is_shown_as_infinite(here):
     # The loss is thousands of nats, unless all 60 bytes have the last id; exp(709.8) is the largest number.
     steep = torch.arange(256) * 1e3
     change_weights("byte", lambda name, tensor: steep if "softmax.biases" in name else tensor)
-    told = json_of("eval", "byte", "--positions", 60)
-    assert told["rows"][0]["ppl"] is None
-    assert told["rows"][0]["bpc"] == pytest.approx(told["rows"][0]["loss_nats"] / LN2)
+    output = json_of("eval", "byte", "--positions", 60)
+    assert output["rows"][0]["ppl"] is None
+    assert output["rows"][0]["bpc"] == pytest.approx(output["rows"][0]["loss_nats"] / LN2)
     assert json.loads((here / "runs/byte/evals.jsonl").read_text())["ppl"] is None
     assert cells(done("eval", "byte", "--positions", 60))[0][3] == "inf"
     assert "valid perplexity inf, " in done("eval", "byte", "--positions", 60, "--mem-len", "auto").stderr
@@ -550,11 +565,11 @@ def test_a_perplexity_beyond_all_numbers_is_a_result(here):
         ("char", b"the \xff", "--text -: not UTF-8 at byte 4; convert it first"),
     ],
 )
-def test_a_text_that_cannot_be_scored_is_named(here, kind, text, message):
+def test_a_text_that_cannot_be_scored_is_refused(here, kind, text, message):
     assert refusal("eval", kind, "--text", "-", stdin=text, code=1) == message
 
 
-def test_a_text_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
+def test_a_text_with_unknown_characters_is_refused(untouched):
     (untouched / "text8").write_text(" ab" * 400)
     done("prepare", "text8", "--source", "text8")
     done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
@@ -562,21 +577,21 @@ def test_a_text_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
     assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
     message = refusal("eval", "--text", "-", stdin="a\nb", code=1)
     assert message == 'the vocabulary (char, 3 symbols) lacks "\\n"; leave it out of the text'
-    assert only_row("--text", "-", stdin="ab ab\r\n")["tokens"] == 4  # an editor's line end is none of the text
+    assert only_row("--text", "-", stdin="ab ab\r\n")["tokens"] == 4  # a line end added by an editor is not scored
 
 
-def test_bytes_that_are_dropped_are_not_scored(untouched):
+def test_dropped_bytes_are_not_scored(untouched):
     data = (b"the fox\n" * 200)[:1500]
     (untouched / "enwik8").write_bytes(data)
     done("prepare", "enwik8", "--source", "enwik8", "--released-convention")
     done("train", "tiny.toml", "--set", "corpus.store=enwik8-released", "--max-steps", 1)
     for source in ([], ["--text", "enwik8"]):
         row = only_row(*source)
-        assert "bits_per_byte" not in row  # newlines were in the text and cost nothing
+        assert "bits_per_byte" not in row  # newlines of the text are not scored
     assert row["tokens"] == len(data) - data.count(b"\n") - 1
 
 
-def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
+def test_the_result_is_shown_even_if_the_losses_cannot_be_written(here):
     ended = on_a_full_disk(1000, "eval", "byte", "--losses", "losses.h5", "--json")
     assert ended.returncode == 1
     assert json.loads(ended.stdout)["rows"][0]["tokens"] > 0
@@ -585,7 +600,7 @@ def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "said"),
+    ("ending", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (
@@ -595,21 +610,21 @@ def test_losses_that_cannot_be_written_do_not_cost_the_result(here):
         ),
     ],
 )
-def test_a_sweep_that_is_ended_keeps_the_rows_before_it(here, monkeypatch, ending, code, said):
-    def score_but_thirteen(*arguments, **options):
+def test_an_interrupted_sweep_keeps_its_finished_rows(here, monkeypatch, ending, code, message):
+    def interrupt_at_thirteen(*arguments, **options):
         if arguments[3].mem_len == 13:
             raise ending
         return score(*arguments, **options)
 
     score = scoring.score
-    monkeypatch.setattr(scoring, "score", score_but_thirteen)
+    monkeypatch.setattr(scoring, "score", interrupt_at_thirteen)
     outputs = ("--losses", "losses.h5", "--plot", "curve.svg")
     ended = txl("eval", "byte", "--mem-len", "0,5,13,20", *outputs, "--json")
     assert ended.exit_code == code
-    assert ended.stderr.splitlines()[-1] == f"error: {said}"
-    told = json.loads(ended.stdout)
-    assert not told["complete"]
-    assert [row["mem_len"] for row in told["rows"]] == [0, 5]
+    assert ended.stderr.splitlines()[-1] == f"error: {message}"
+    output = json.loads(ended.stdout)
+    assert not output["complete"]
+    assert [row["mem_len"] for row in output["rows"]] == [0, 5]
     with h5py.File("losses.h5") as file:
         assert set(file) == {"tokens", "mem_len_0", "mem_len_5"}
     assert (here / "curve.svg").exists()
@@ -620,7 +635,7 @@ def test_a_sweep_that_is_ended_keeps_the_rows_before_it(here, monkeypatch, endin
     assert "Stopped before the last row." in table.stdout
 
 
-def test_a_reader_that_has_gone_costs_no_row(here):
+def test_the_rows_are_recorded_even_if_stdout_is_closed(here):
     process = start("eval", "byte", "--mem-len", "0,5", "--json")
     process.stdout.close()
     process.stderr.read()
@@ -629,18 +644,18 @@ def test_a_reader_that_has_gone_costs_no_row(here):
     assert [row["mem_len"] for row in kept] == [0, 5]
 
 
-def test_what_ended_a_sweep_decides_even_where_its_losses_find_no_room(here, monkeypatch):
+def test_the_interrupt_decides_the_exit_code_even_if_the_losses_cannot_be_written(here, monkeypatch):
     def interrupt_at_five(*arguments, **options):
         if arguments[3].mem_len == 5:
             raise KeyboardInterrupt
         return score(*arguments, **options)
 
-    def no_room(*_):
+    def disk_full(*_):
         raise StoreError("losses.h5: the losses cannot be written")
 
     score = scoring.score
     monkeypatch.setattr(scoring, "score", interrupt_at_five)
-    monkeypatch.setattr(loss_file, "write", no_room)
+    monkeypatch.setattr(loss_file, "write", disk_full)
     ended = txl("eval", "byte", "--mem-len", "0,5", "--losses", "losses.h5")
     assert ended.exit_code == 130
     assert ended.stderr.splitlines()[-2:] == ["losses.h5: the losses cannot be written", "error: interrupted"]
@@ -657,12 +672,12 @@ def test_losses_replace_older_losses_and_nothing_else(here):
     assert (here / "data/novel.h5").read_bytes() == before
 
 
-def test_a_long_sweep_keeps_the_order_and_drops_repetitions(here):
+def test_a_sweep_keeps_the_order_and_drops_repetitions(here):
     rows = json_of("eval", "byte", "--mem-len", "5,0,5", "--positions", 9)["rows"]
     assert [row["mem_len"] for row in rows] == [5, 0]
 
 
-def test_the_papers_number_stands_beside_ours_where_model_and_corpus_are_the_papers(here):
+def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
     (here / "letters").write_text(" abcdefghijklmnopqrstuvwxyz" * 200)
     done("prepare", "text8", "--source", "letters")
     done("train", "tiny.toml", "--name", "own", "--set", "corpus.store=text8", "--set", "published.test=1.06")
@@ -681,12 +696,12 @@ def test_the_papers_number_stands_beside_ours_where_model_and_corpus_are_the_pap
         other["settings"]["published"][key] = value
         path.write_text(json.dumps(other))
         assert json_of("eval", "own")["paper"] is None
-    path.write_text(json.dumps(card | {"recipe": "enwik8"}))  # another corpus's model
+    path.write_text(json.dumps(card | {"recipe": "enwik8"}))  # the model of another corpus
     assert "paper's result" not in done("eval", "own").stdout
 
 
-def test_lanes_that_are_short_beside_the_memory_are_said(here):
-    told = "The lanes are short compared with M: with --batch-size 1 every token has its full context."
-    assert told in done("eval", "byte", "--mem-len", 4, "--positions", 78, "--batch-size", 2).stdout
-    assert told not in done("eval", "byte", "--mem-len", 4, "--positions", 80, "--batch-size", 2).stdout
-    assert told not in done("eval", "byte", "--mem-len", 40, "--positions", 78, "--batch-size", 1).stdout
+def test_lanes_that_are_short_compared_with_the_memory_are_reported(here):
+    message = "The lanes are short compared with M: with --batch-size 1 every token has its full context."
+    assert message in done("eval", "byte", "--mem-len", 4, "--positions", 78, "--batch-size", 2).stdout
+    assert message not in done("eval", "byte", "--mem-len", 4, "--positions", 80, "--batch-size", 2).stdout
+    assert message not in done("eval", "byte", "--mem-len", 40, "--positions", 78, "--batch-size", 1).stdout

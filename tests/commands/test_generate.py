@@ -1,4 +1,4 @@
-"""txl generate: what it goes on from, what it draws, how it is shown."""
+"""txl generate: its context, sampling and output."""
 
 import copy
 import itertools
@@ -25,7 +25,7 @@ def tokens_of(*arguments):
     return sample["tokens"]
 
 
-def test_the_text_goes_on_from_the_prompt(here):
+def test_the_text_continues_the_prompt(here):
     result = done("generate", "word", "--prompt", "the fox", "--tokens", 20)
     assert result.stdout.startswith("the fox")
     assert result.stdout.endswith("\n")
@@ -33,7 +33,7 @@ def test_the_text_goes_on_from_the_prompt(here):
     assert result.stderr == "generating with runs/word, after the prompt\n"
 
 
-def test_ctrl_c_ends_the_line_of_the_text(here, monkeypatch):
+def test_ctrl_c_ends_the_current_line(here, monkeypatch):
     real = sampling.generate
 
     def interrupted(*arguments, **options):
@@ -47,12 +47,12 @@ def test_ctrl_c_ends_the_line_of_the_text(here, monkeypatch):
     assert result.stdout.endswith("\n")
 
 
-def test_unknown_words_of_a_prompt_are_counted(here):
-    said = done("generate", "word", "--prompt", "the quagga fox quagga", "--tokens", 1).stderr
-    assert said.startswith("2 of 4 tokens of the prompt are not in the vocabulary and are read as <unk>\n")
+def test_unknown_words_of_a_prompt_are_reported(here):
+    stderr = done("generate", "word", "--prompt", "the quagga fox quagga", "--tokens", 1).stderr
+    assert stderr.startswith("2 of 4 tokens of the prompt are not in the vocabulary and are read as <unk>\n")
 
 
-def test_words_go_on_with_a_blank_between(here):
+def test_generated_words_are_separated_by_spaces(here):
     text = done("generate", "word", "--prompt", "the fox", "--tokens", 1, "--greedy").stdout
     (token,) = tokens_of("word", "--prompt", "the fox", "--tokens", 1, "--greedy")
     symbol = TokenStore.open(here / "data/word.h5").vocab.symbols[token]
@@ -61,132 +61,132 @@ def test_words_go_on_with_a_blank_between(here):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_same_seed_gives_the_same_text(here, kind):
-    wish = ["generate", kind, "--prompt", "the", "--tokens", 40, "--temperature", 2]
-    one, again, other = (done(*wish, "--seed", seed).stdout for seed in (3, 3, 4))
+    options = ["generate", kind, "--prompt", "the", "--tokens", 40, "--temperature", 2]
+    one, again, other = (done(*options, "--seed", seed).stdout for seed in (3, 3, 4))
     assert one == again
     assert one != other
 
 
-def test_samples_have_the_seeds_that_follow(here):
-    wish = ["generate", "byte", "--prompt", "the", "--tokens", 20]
-    told = json_of(*wish, "--samples", 3, "--seed", 5)
-    singles = [json_of(*wish, "--seed", seed)["samples"][0] for seed in (5, 6, 7)]
-    assert told["samples"] == singles
-    shown = done(*wish, "--samples", 3, "--seed", 5).stdout
+def test_samples_use_consecutive_seeds(here):
+    options = ["generate", "byte", "--prompt", "the", "--tokens", 20]
+    output = json_of(*options, "--samples", 3, "--seed", 5)
+    singles = [json_of(*options, "--seed", seed)["samples"][0] for seed in (5, 6, 7)]
+    assert output["samples"] == singles
+    shown = done(*options, "--samples", 3, "--seed", 5).stdout
     expected = [f"--- generation {n} of 3 ---\nthe{one['text']}\n" for n, one in enumerate(singles, 1)]
     assert shown == "".join(expected)
 
 
-def test_several_samples_take_one_copy_of_the_model(here, monkeypatch):
-    copy_whole, copied = copy.deepcopy, []
+def test_several_samples_share_one_copy_of_the_model(here, monkeypatch):
+    deepcopy, copied = copy.deepcopy, []
 
-    def noted(what, *rest):
-        if isinstance(what, TransformerXL):
-            copied.append(what)
-        return copy_whole(what, *rest)
+    def counted(value, *rest):
+        if isinstance(value, TransformerXL):
+            copied.append(value)
+        return deepcopy(value, *rest)
 
-    monkeypatch.setattr(copy, "deepcopy", noted)
+    monkeypatch.setattr(copy, "deepcopy", counted)
     done("generate", "byte", "--prompt", "the", "--tokens", 2, "--samples", 3, "--precision", "bf16")
     assert len(copied) == 1
 
 
-def test_the_prompt_can_come_from_standard_input(here):
-    wish = ["--tokens", 20, "--seed", 3]
-    told = json_of("generate", "byte", "--prompt", "-", *wish, stdin="naïve 語\n")
-    assert told["context"] == "naïve 語"
-    assert told["samples"] == json_of("generate", "byte", "--prompt", "naïve 語", *wish)["samples"]
+def test_the_prompt_can_be_read_from_standard_input(here):
+    options = ["--tokens", 20, "--seed", 3]
+    output = json_of("generate", "byte", "--prompt", "-", *options, stdin="naïve 語\n")
+    assert output["context"] == "naïve 語"
+    assert output["samples"] == json_of("generate", "byte", "--prompt", "naïve 語", *options)["samples"]
 
 
 @torch.no_grad()
 def likeliest(run, context, count):
-    """What the model itself holds likeliest, one token at a time with its own memory of the run's five tokens."""
+    """Return the likeliest tokens of the model, one at a time, with a memory of the run's five tokens."""
     opened = loading.open_run(run, loading.Path("runs"), device="cpu", precision="fp32")
     memory = opened.model.first_memory(1, 5)
-    found = []
+    tokens = []
     for token in context:
         hidden, memory = opened.model(torch.tensor([[token]]), memory, mem_len=5, key_limit=5, max_distance=10)
-    while len(found) < count:
-        found.append(int(opened.model.log_probs(hidden)[0, -1].argmax()))
-        hidden, memory = opened.model(torch.tensor([[found[-1]]]), memory, mem_len=5, key_limit=5, max_distance=10)
-    return found
+    while len(tokens) < count:
+        tokens.append(int(opened.model.log_probs(hidden)[0, -1].argmax()))
+        hidden, memory = opened.model(torch.tensor([[tokens[-1]]]), memory, mem_len=5, key_limit=5, max_distance=10)
+    return tokens
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_greedy_takes_what_the_model_holds_likeliest(here, kind):
+def test_greedy_selects_the_likeliest_token(here, kind):
     prompt = "the fox\njumps over naïve 語"
     vocab = Vocab.from_json((here / f"runs/{kind}/vocab.json").read_text())
     context = [*([] if vocab.boundary is None else [vocab.boundary]), *vocab.encode(prompt).tolist()]
-    drawn = tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--greedy")
-    assert drawn == likeliest(kind, context, 37)
-    assert tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--top-k", 1) == drawn
+    generated = tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--greedy")
+    assert generated == likeliest(kind, context, 37)
+    assert tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--top-k", 1) == generated
 
 
-def test_a_small_share_of_probability_leaves_the_likeliest(here):
-    wish = ["word", "--prompt", "the fox", "--tokens", 23]
-    assert tokens_of(*wish, "--top-p", 0.01) == tokens_of(*wish, "--greedy")
+def test_a_small_top_p_keeps_only_the_likeliest_token(here):
+    options = ["word", "--prompt", "the fox", "--tokens", 23]
+    assert tokens_of(*options, "--top-p", 0.01) == tokens_of(*options, "--greedy")
 
 
-def test_a_share_of_probability_alone_leaves_out_nothing_more(here):
-    wish = ["byte", "--prompt", "the", "--tokens", 60]
-    assert tokens_of(*wish, "--top-p", 1.0) == tokens_of(*wish, "--top-k", 0)
-    assert tokens_of(*wish, "--top-p", 1.0, "--top-k", 40) == tokens_of(*wish)
+def test_top_p_alone_disables_the_default_top_k(here):
+    options = ["byte", "--prompt", "the", "--tokens", 60]
+    assert tokens_of(*options, "--top-p", 1.0) == tokens_of(*options, "--top-k", 0)
+    assert tokens_of(*options, "--top-p", 1.0, "--top-k", 40) == tokens_of(*options)
 
 
 def test_top_k_is_40_by_default_and_0_is_all(here):
-    wish = ["byte", "--prompt", "the", "--tokens", 60]
-    assert tokens_of(*wish) == tokens_of(*wish, "--top-k", 40)
-    assert tokens_of(*wish, "--top-k", 0) == tokens_of(*wish, "--top-k", 256)
-    assert tokens_of(*wish, "--top-k", 0) != tokens_of(*wish)
+    options = ["byte", "--prompt", "the", "--tokens", 60]
+    assert tokens_of(*options) == tokens_of(*options, "--top-k", 40)
+    assert tokens_of(*options, "--top-k", 0) == tokens_of(*options, "--top-k", 256)
+    assert tokens_of(*options, "--top-k", 0) != tokens_of(*options)
 
 
-def test_a_cold_temperature_is_greedy(here):
-    wish = ["word", "--prompt", "the", "--tokens", 20]
-    assert tokens_of(*wish, "--temperature", 1e-3) == tokens_of(*wish, "--greedy")
+def test_a_low_temperature_is_greedy(here):
+    options = ["word", "--prompt", "the", "--tokens", 20]
+    assert tokens_of(*options, "--temperature", 1e-3) == tokens_of(*options, "--greedy")
 
 
 def test_the_context_comes_from_the_test_split(here):
     text = text_of("test").encode()
-    told = json_of("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
-    assert (told["position"], told["context"]) == (60, text[40:60].decode(errors="replace"))
-    assert "reference" not in told
+    output = json_of("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
+    assert (output["position"], output["context"]) == (60, text[40:60].decode(errors="replace"))
+    assert "reference" not in output
     result = done("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
-    assert result.stdout == told["samples"][0]["text"] + "\n"
+    assert result.stdout == output["samples"][0]["text"] + "\n"
     assert result.stderr == "generating with runs/byte, after novel test, token 60\n"
 
 
-def test_the_context_is_at_most_what_comes_before(here):
-    told = json_of("generate", "word", "--at", 3, "--tokens", 2)
-    assert told["context"] == "the fox cat"
+def test_the_context_is_limited_by_the_beginning_of_the_split(here):
+    output = json_of("generate", "word", "--at", 3, "--tokens", 2)
+    assert output["context"] == "the fox cat"
 
 
-def test_the_seed_chooses_the_place(here):
-    places = [
+def test_the_seed_selects_the_passage(here):
+    positions = [
         json_of("generate", "byte", "--context", 50, "--tokens", 1, "--seed", seed)["position"] for seed in (1, 1, 2, 3)
     ]
-    assert places[0] == places[1]
-    assert len(set(places)) > 1
-    assert all(50 <= place <= len(text_of("test").encode()) for place in places)
+    assert positions[0] == positions[1]
+    assert len(set(positions)) > 1
+    assert all(50 <= position <= len(text_of("test").encode()) for position in positions)
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_reference_is_how_the_split_goes_on(here, kind):
+def test_the_reference_is_the_continuation_of_the_split(here, kind):
     store = TokenStore.open(here / f"data/{'novel' if kind == 'byte' else kind}.h5")
     ids = store.ids("test")
-    wish = ["generate", kind, "--at", 50, "--context", 30, "--tokens", 17, "--reference"]
-    told = json_of(*wish)
-    assert told["context"] == store.vocab.decode(ids[20:50])
-    assert told["reference"] == store.vocab.decode(ids[50:67])
-    assert len(told["samples"][0]["tokens"]) == 17
-    assert done(*wish).stdout == (
-        f"--- context ({store.name} test, token 50) ---\n{told['context']}\n"
-        f"--- generation ---\n{told['samples'][0]['text']}\n"
-        f"--- reference ---\n{told['reference']}\n"
+    options = ["generate", kind, "--at", 50, "--context", 30, "--tokens", 17, "--reference"]
+    output = json_of(*options)
+    assert output["context"] == store.vocab.decode(ids[20:50])
+    assert output["reference"] == store.vocab.decode(ids[50:67])
+    assert len(output["samples"][0]["tokens"]) == 17
+    assert done(*options).stdout == (
+        f"--- context ({store.name} test, token 50) ---\n{output['context']}\n"
+        f"--- generation ---\n{output['samples'][0]['text']}\n"
+        f"--- reference ---\n{output['reference']}\n"
     )
 
 
 @pytest.fixture
 def wikitext(untouched):
-    """A model that was trained on words as WikiText-103 has them."""
+    """Train a model on text in the format of WikiText-103."""
     (untouched / "source").mkdir()
     for split in ("train", "valid", "test"):
         (untouched / f"source/wiki.{split}.tokens").write_text(" the cat @-@ fox , jumps . \n" * 20)
@@ -196,25 +196,25 @@ def wikitext(untouched):
 
 
 def test_benchmarks_are_detokenized(wikitext):
-    told = json_of("generate", "--at", 7, "--tokens", 6, "--reference")
-    assert "the cat-fox, jumps." in told["context"].replace("\n", " ")
+    output = json_of("generate", "--at", 7, "--tokens", 6, "--reference")
+    assert "the cat-fox, jumps." in output["context"].replace("\n", " ")
 
 
-def test_a_benchmark_is_streamed_as_json_has_it(wikitext):
-    wish = ["generate", "--tokens", 60, "--at", 7]
-    (sample,) = json_of(*wish)["samples"]
+def test_a_streamed_benchmark_text_equals_the_json(wikitext):
+    options = ["generate", "--tokens", 60, "--at", 7]
+    (sample,) = json_of(*options)["samples"]
     vocab = TokenStore.open(wikitext / "data/wt103.h5").vocab
     assert sample["text"] == corpora.detokenizer("wt103")(vocab.decode(sample["tokens"]))
-    assert done(*wish).stdout == sample["text"] + "\n"
+    assert done(*options).stdout == sample["text"] + "\n"
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_text_from_the_split_is_streamed_as_json_has_it(here, kind):
-    wish = ["generate", kind, "--at", 50, "--tokens", 17]
-    assert done(*wish).stdout == json_of(*wish)["samples"][0]["text"] + "\n"
+def test_a_streamed_text_equals_the_json(here, kind):
+    options = ["generate", kind, "--at", 50, "--tokens", 17]
+    assert done(*options).stdout == json_of(*options)["samples"][0]["text"] + "\n"
 
 
-def test_a_line_is_detokenized_as_soon_as_it_is_whole():
+def test_a_line_is_detokenized_as_soon_as_it_is_complete():
     pieces = iter(["a", " ,", " b", "\n", "c", " ."])
     lines = detokenize_lines(pieces, corpora.detokenizer("ptb"))
     assert next(lines) == "a, b\n"
@@ -223,20 +223,20 @@ def test_a_line_is_detokenized_as_soon_as_it_is_whole():
 
 @pytest.mark.parametrize("name", ["wt103", "ptb", "lm1b"])
 @given(words=strategies.lists(strategies.sampled_from([*'a " , . ( ) $', "n't", "'s", "@-@", "@,@", "<eos>"])))
-def test_the_lines_of_a_benchmark_are_detokenized_as_the_whole_is(name, words):
+def test_detokenizing_by_line_equals_detokenizing_the_whole(name, words):
     symbols = ["<eos>", *sorted({*words} - {"<eos>"})]
     vocab, change = Vocab("word", symbols, boundary=0), corpora.detokenizer(name)
     ids = [symbols.index(word) for word in words]
     assert "".join(detokenize_lines(vocab.spell(ids), change)) == change(vocab.decode(ids))
 
 
-def test_characters_of_several_bytes_come_out_whole(here):
-    # A model that knows nothing draws bytes that are no text; what is streamed is what all of them decode to at once.
-    wish = ["generate", "byte", "--prompt", "語", "--tokens", 400, "--top-k", 0, "--temperature", 3]
-    (sample,) = json_of(*wish)["samples"]
+def test_characters_of_several_bytes_are_not_split(here):
+    # A model that is hardly trained generates invalid UTF-8; the stream must equal the decoded whole.
+    options = ["generate", "byte", "--prompt", "語", "--tokens", 400, "--top-k", 0, "--temperature", 3]
+    (sample,) = json_of(*options)["samples"]
     assert LOST in sample["text"]
     assert sample["text"] == bytes(sample["tokens"]).decode("utf-8", errors="replace")
-    assert done(*wish).stdout == f"語{sample['text']}\n"
+    assert done(*options).stdout == f"語{sample['text']}\n"
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -250,31 +250,31 @@ def test_a_text_spelled_token_by_token_is_the_text(here, kind):
     assert not any(LOST in piece for piece in pieces)
 
 
-def test_bytes_cut_off_at_the_end_are_shown_as_lost(here):
+def test_an_incomplete_character_at_the_end_is_replaced(here):
     vocab = Vocab.of_bytes(range(256))
     assert "".join(vocab.spell("é語".encode()[:-1], after=65)) == f"é{LOST}"
 
 
-def test_more_tokens_than_the_memory_holds_are_drawn(here):
-    # The buffer of five keys slides some hundred times; the text goes on as the model's own memory says.
-    drawn = tokens_of("word", "--prompt", "the", "--tokens", 300, "--greedy")
-    assert drawn == likeliest(
+def test_more_tokens_than_the_memory_holds_can_be_generated(here):
+    # The buffer of five keys slides about a hundred times; the text must equal that with the model's own memory.
+    generated = tokens_of("word", "--prompt", "the", "--tokens", 300, "--greedy")
+    assert generated == likeliest(
         "word", [0, *Vocab.from_json((here / "runs/word/vocab.json").read_text()).encode("the")], 300
     )
 
 
-# --- what cannot be done --------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------------
 
-WHOLE = "--prompt is the whole context; leave out --at, --context and --reference"
-NOTHING = "--greedy does not sample: leave out --top-k, --top-p, --temperature and --samples"
+PROMPT_IS_THE_CONTEXT = "--prompt is the whole context; leave out --at, --context and --reference"
+GREEDY_DOES_NOT_SAMPLE = "--greedy does not sample: leave out --top-k, --top-p, --temperature and --samples"
 USAGE = [
-    (["--prompt", "a", "--at", 3], WHOLE),
-    (["--prompt", "a", "--context", 3], WHOLE),
-    (["--prompt", "a", "--reference"], WHOLE),
-    (["--greedy", "--top-k", 3], NOTHING),
-    (["--greedy", "--top-p", 0.5], NOTHING),
-    (["--greedy", "--temperature", 0.5], NOTHING),
-    (["--greedy", "--samples", 2], NOTHING),
+    (["--prompt", "a", "--at", 3], PROMPT_IS_THE_CONTEXT),
+    (["--prompt", "a", "--context", 3], PROMPT_IS_THE_CONTEXT),
+    (["--prompt", "a", "--reference"], PROMPT_IS_THE_CONTEXT),
+    (["--greedy", "--top-k", 3], GREEDY_DOES_NOT_SAMPLE),
+    (["--greedy", "--top-p", 0.5], GREEDY_DOES_NOT_SAMPLE),
+    (["--greedy", "--temperature", 0.5], GREEDY_DOES_NOT_SAMPLE),
+    (["--greedy", "--samples", 2], GREEDY_DOES_NOT_SAMPLE),
     (
         ["--temperature", 0],
         "--temperature 0.0: must be between 0.001 and 1000; for the likeliest token use --greedy",
@@ -303,11 +303,11 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(map(str, case[0])) for case in USAGE])
-def test_a_wrong_wish_is_refused(here, arguments, message):
+def test_wrong_options_are_refused(here, arguments, message):
     assert message in refusal("generate", "byte", *arguments)
 
 
-def test_a_prompt_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
+def test_a_prompt_with_unknown_characters_is_refused(untouched):
     (untouched / "text8").write_text(" ab" * 400)
     done("prepare", "text8", "--source", "text8")
     done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
@@ -315,14 +315,14 @@ def test_a_prompt_with_symbols_that_the_vocabulary_lacks_is_refused(untouched):
     assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
 
 
-def test_a_prompt_that_is_no_utf8_is_refused(here):
+def test_a_prompt_that_is_not_utf8_is_refused(here):
     message = refusal("generate", "byte", "--prompt", "-", stdin=b"ab\xff", code=1)
     assert message == "the prompt on stdin is not UTF-8 at byte 2; convert it first"
-    # Python hands undecodable bytes of a command line over as lone surrogates.
+    # Python passes undecodable bytes of a command line as lone surrogates.
     assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == "--prompt is not UTF-8; convert it first"
 
 
-def test_without_a_test_split_a_prompt_is_the_way(here):
+def test_without_a_test_split_a_prompt_is_needed(here):
     (here / "novel/test.txt").unlink()
     done("prepare", "novel", "--force")
     message = refusal("generate", "byte", code=1)
@@ -343,6 +343,6 @@ def test_another_vocabulary_is_refused(here):
     assert message.startswith("data/char.h5 has another vocabulary than the one runs/char was trained with; ")
 
 
-def test_json_is_one_object_without_a_stream(here):
+def test_json_is_one_object(here):
     result = txl("generate", "byte", "--prompt", "the", "--tokens", 3, "--json")
     assert set(json.loads(result.stdout)) == {"run", "context", "samples"}

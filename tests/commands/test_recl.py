@@ -1,4 +1,4 @@
-"""txl recl: the group, its losses, Table 8 and the two figures."""
+"""txl recl: groups of runs, saved losses, Table 8, Figures 3 and 4."""
 
 import json
 import math
@@ -23,7 +23,7 @@ SMALL = [*GRID, "--positions", 40]
 
 @pytest.fixture
 def group(here):
-    """A model with memory, a window of learned positions, an LSTM: all on the bytes of the novel."""
+    """Train a model with memory, one with a window of learned positions, and an LSTM."""
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="window")
     lstm = RECIPE.replace("n_heads = 3\nd_head = 5\nd_inner = 11\n", 'arch = "lstm"\n').replace(
         "mem_len = 5", "mem_len = 0"
@@ -33,14 +33,14 @@ def group(here):
     return ["byte", "window", "state"]
 
 
-def computed(result):
-    """What the lines on stderr say is still to be computed."""
+def announced_cost(result):
+    """Return the line on stderr with the number of losses to compute."""
     lines = result.stderr.splitlines()
     return next(line for line in lines if "to compute" in line)
 
 
-def kept(path="runs/recl.h5"):
-    """All losses of a file by what they depend on and their context."""
+def saved_losses(path="runs/recl.h5"):
+    """Return all losses of a file, by source of context and context length."""
     with h5py.File(path) as file:
         return {
             (json.loads(part.attrs["facts"])["reading"]["context"], name): part[name]["losses_nats"][()]
@@ -49,41 +49,46 @@ def kept(path="runs/recl.h5"):
         }
 
 
-def test_every_model_of_a_group_gets_its_recl_for_every_r(group):
-    told = json_of("recl", *group, *SMALL)
-    assert told["context_tokens"] == [3, 7, 11, 15]
-    assert (told["text"], told["unit"], told["positions"], told["threshold"]) == ("novel test", "byte", 40, 0.01)
-    assert [model["run"] for model in told["models"]] == ["runs/byte", "runs/window", "runs/state"]
-    assert [model["context"] for model in told["models"]] == ["memory", "window", "state"]
-    for model in told["models"]:
+def test_every_model_has_a_recl_for_every_r(group):
+    output = json_of("recl", *group, *SMALL)
+    assert output["context_tokens"] == [3, 7, 11, 15]
+    assert (output["text"], output["unit"], output["positions"], output["threshold"]) == (
+        "novel test",
+        "byte",
+        40,
+        0.01,
+    )
+    assert [model["run"] for model in output["models"]] == ["runs/byte", "runs/window", "runs/state"]
+    assert [model["context"] for model in output["models"]] == ["memory", "window", "state"]
+    for model in output["models"]:
         assert [point["top_r"] for point in model["recl"]] == [0.1, 0.5, 1.0]
         assert model["ppl"] == pytest.approx([math.exp(nats) for nats in model["loss_nats"]])
         for point in model["recl"]:
             assert [(gain["from_tokens"], gain["to_tokens"]) for gain in point["gains"]] == [(3, 7), (7, 11), (11, 15)]
-            assert point["recl_tokens"] in told["context_tokens"]
+            assert point["recl_tokens"] in output["context_tokens"]
 
 
-def test_the_numbers_follow_from_the_losses_that_are_kept(group):
-    told = json_of("recl", *group, *SMALL, "--top-r", "0.1")
-    losses = kept()
+def test_the_result_follows_from_the_saved_losses(group):
+    output = json_of("recl", *group, *SMALL, "--top-r", "0.1")
+    losses = saved_losses()
     at = {kind: losses[kind, "context_3"] for kind in ("memory", "window", "state")}
     baseline = np.min(list(at.values()), axis=0)
     hardest = np.argsort(-baseline, kind="stable")[:4]  # a tenth of 40
     longer = np.minimum(baseline[hardest], losses["memory", "context_7"][hardest]).mean()
-    gain = told["models"][0]["recl"][0]["gains"][0]
+    gain = output["models"][0]["recl"][0]["gains"][0]
     assert gain["baseline_nats"] == pytest.approx(baseline[hardest].mean())
     assert gain["relative_gain"] == pytest.approx(1 - math.exp(longer - baseline[hardest].mean()), abs=1e-6)
-    assert told["models"][0]["loss_nats"][0] == pytest.approx(at["memory"].mean())
+    assert output["models"][0]["loss_nats"][0] == pytest.approx(at["memory"].mean())
 
 
-def test_a_window_of_five_learned_positions_gains_nothing_from_more(group):
+def test_context_beyond_the_learned_positions_changes_nothing(group):
     window = json_of("recl", *group, *SMALL, "--threshold", 1e-9)["models"][1]
     assert window["longest_window_tokens"] == 5
     assert window["loss_nats"][1] == window["loss_nats"][2] == window["loss_nats"][3] != window["loss_nats"][0]
-    assert ("window", "context_5") in kept()
+    assert ("window", "context_5") in saved_losses()
 
 
-def test_windows_of_all_positions_agree_with_eval(here):
+def test_losses_of_windows_equal_those_of_eval(here):
     train("train.mem_len=0", "eval.mem_len=0", name="vanilla")
     done("eval", "vanilla", "--attn-len", 7, "--losses", "eval.h5")
     with h5py.File("eval.h5") as file:
@@ -95,12 +100,12 @@ def test_windows_of_all_positions_agree_with_eval(here):
     np.testing.assert_allclose(losses, by_eval[positions], rtol=1e-5)
 
 
-def test_a_run_that_was_trained_without_memory_reads_windows_whatever_eval_says(here):
+def test_a_run_trained_without_memory_is_evaluated_by_windows(here):
     train("train.mem_len=0", name="vanilla")
     assert json_of("recl", "vanilla", *SMALL)["models"][0]["context"] == "window"
 
 
-def test_the_table_has_the_form_of_table_8(group):
+def test_the_table_is_laid_out_like_table_8(group):
     result = done("recl", *group, *SMALL, "--threshold", 1e-9)
     assert result.stdout.startswith("RECL on novel test, 40 positions\n")
     assert [word in result.stdout for word in ("r = 0.1", "r = 0.5", "r = 1", "byte", "window", "state")] == [True] * 6
@@ -111,13 +116,13 @@ def test_the_table_has_the_form_of_table_8(group):
     assert ">=: every step improved perplexity; give a larger --longest." in result.stdout
 
 
-def test_a_group_that_never_gains_is_told_that_the_grid_begins_too_late(here):
+def test_without_any_gain_a_smaller_start_is_suggested(here):
     result = done("recl", "byte", *SMALL, "--threshold", 0.999)
     assert "3: no step improved perplexity, so RECL may be less; give a smaller --start." in result.stdout
     assert ">=" not in result.stdout
 
 
-def test_the_cost_is_said_before_it_starts(group):
+def test_the_cost_is_reported_first(group):
     first, second = done("recl", *group, *SMALL).stderr.splitlines()[:2]
     assert first == "RECL on novel test: 40 positions x 4 context lengths (3 to 15 tokens) x 3 models"
     # memory and state read 40 x (3 + 7 + 11 + 15) tokens, the window 40 x (3 + 5): 2 x 1440 + 320
@@ -129,14 +134,14 @@ def test_another_r_or_threshold_computes_nothing(group):
     first = json_of("recl", *group, *SMALL)
     before = Path("runs", LOSSES).stat().st_mtime_ns
     again = done("recl", *group, *SMALL, "--top-r", "0.3", "--threshold", 0.2, "--json")
-    assert computed(again) == "nothing to compute: runs/recl.h5 has every loss"
+    assert announced_cost(again) == "nothing to compute: runs/recl.h5 has every loss"
     assert Path("runs", LOSSES).stat().st_mtime_ns == before
     assert [model["loss_nats"] for model in json.loads(again.stdout)["models"]] == [
         model["loss_nats"] for model in first["models"]
     ]
 
 
-def test_kept_losses_are_taken_as_they_are(here):
+def test_saved_losses_are_reused(here):
     json_of("recl", "byte", *SMALL)
     with h5py.File("runs/recl.h5", "r+") as file:
         (part,) = file.values()
@@ -144,13 +149,13 @@ def test_kept_losses_are_taken_as_they_are(here):
     assert json_of("recl", "byte", *SMALL)["models"][0]["loss_nats"][1] == 1.5
 
 
-def test_a_longer_grid_and_more_positions_compute_only_what_is_new(here):
+def test_a_longer_grid_and_more_positions_compute_only_missing_losses(here):
     done("recl", "byte", *SMALL)
     longer = done("recl", "byte", "--start", 3, "--step", 4, "--longest", 19, "--positions", 40)
-    fresh = [place for place in positions_at(19) if place not in positions_at(15)]
-    assert computed(longer).startswith(f"{40 + 4 * len(fresh)} losses to compute, ")
+    new = [position for position in positions_at(19) if position not in positions_at(15)]
+    assert announced_cost(longer).startswith(f"{40 + 4 * len(new)} losses to compute, ")
     more = done("recl", "byte", *GRID, "--positions", 60)
-    assert computed(more).startswith(
+    assert announced_cost(more).startswith(
         f"{4 * len(set(positions_of(60)) - {*positions_of(40), *positions_at(19)})} losses"
     )
 
@@ -167,22 +172,22 @@ def positions_at(longest):
     return positions_of(40, longest)
 
 
-def test_other_weights_are_computed_anew(here):
+def test_other_weights_are_recomputed(here):
     before = json_of("recl", "byte", *SMALL)["models"][0]
     change_weights("byte", lambda name, tensor: tensor * 1.5)
     after = done("recl", "byte", *SMALL, "--json")
-    assert computed(after).startswith("160 losses to compute")
+    assert announced_cost(after).startswith("160 losses to compute")
     assert json.loads(after.stdout)["models"][0]["loss_nats"] != before["loss_nats"]
 
 
-def test_another_version_of_txl_computes_anew(here, monkeypatch):
+def test_another_version_of_txl_recomputes(here, monkeypatch):
     done("recl", "byte", *SMALL)
     monkeypatch.setattr("txlcli.__version__", "0.0.0")
-    assert computed(done("recl", "byte", *SMALL)).startswith("160 losses to compute")
+    assert announced_cost(done("recl", "byte", *SMALL)).startswith("160 losses to compute")
 
 
 @pytest.mark.parametrize(
-    ("edit", "wishes"),
+    ("edit", "options"),
     [
         (None, ["--split", "valid"]),
         (None, ["--precision", "bf16"]),
@@ -191,27 +196,27 @@ def test_another_version_of_txl_computes_anew(here, monkeypatch):
         (("max_distance", 2), []),
     ],
 )
-def test_another_text_or_reading_is_computed_anew(here, edit, wishes):
+def test_another_text_or_setting_is_recomputed(here, edit, options):
     done("recl", "byte", *SMALL)
     if edit:
         path = here / "runs/byte/run.json"
         card = json.loads(path.read_text())
         card["settings"]["eval"][edit[0]] = edit[1]
         path.write_text(json.dumps(card))
-    assert computed(done("recl", "byte", *SMALL, *wishes)).startswith("160 losses to compute")
+    assert announced_cost(done("recl", "byte", *SMALL, *options)).startswith("160 losses to compute")
 
 
-def test_windows_of_another_longest_distance_are_computed_anew(here):
+def test_windows_with_another_max_distance_are_recomputed(here):
     train("train.mem_len=0", "eval.mem_len=0", name="vanilla")
     done("recl", "vanilla", *SMALL)
     path = here / "runs/vanilla/run.json"
     card = json.loads(path.read_text())
     card["settings"]["eval"]["max_distance"] = 2
     path.write_text(json.dumps(card))
-    assert computed(done("recl", "vanilla", *SMALL)).startswith("160 losses to compute")
+    assert announced_cost(done("recl", "vanilla", *SMALL)).startswith("160 losses to compute")
 
 
-def test_two_never_keep_losses_in_one_file_at_once(here):
+def test_two_processes_cannot_write_one_file(here):
     done("recl", "byte", *SMALL)
     with FileLock("runs/.recl.h5.lock"):
         assert refusal("recl", "byte", *SMALL, code=1) == (
@@ -227,9 +232,9 @@ def test_another_seed_scores_other_positions(here):
     assert other["models"][0]["loss_nats"] != first["models"][0]["loss_nats"]
 
 
-def test_losses_go_where_they_are_wished(here):
+def test_losses_are_saved_in_the_given_file(here):
     done("recl", "byte", *SMALL, "--losses", "mine.h5")
-    assert len(kept("mine.h5")) == 4
+    assert len(saved_losses("mine.h5")) == 4
     assert not (here / "runs/recl.h5").exists()
     assert "nothing to compute: mine.h5 has every loss" in done("recl", "byte", *SMALL, "--losses", "mine.h5").stderr
 
@@ -241,9 +246,9 @@ def test_a_batch_of_one_gives_the_same_losses(group):
         assert one["loss_nats"] == pytest.approx(other["loss_nats"], rel=1e-5)
 
 
-def test_the_figures_hold_a_curve_for_every_model(group):
-    told = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png").stderr
-    assert told.endswith("figure written to gains.svg\nfigure written to ppl.png\n")
+def test_the_figures_have_a_curve_per_model(group):
+    stderr = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png").stderr
+    assert stderr.endswith("figure written to gains.svg\nfigure written to ppl.png\n")
     root = ElementTree.parse("gains.svg").getroot()
     lines = [part for part in root.iter("{http://www.w3.org/2000/svg}g") if part.get("id", "").startswith("line2d_")]
     marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
@@ -252,20 +257,20 @@ def test_the_figures_hold_a_curve_for_every_model(group):
         assert file.read(4) == b"\x89PNG"
 
 
-def test_the_work_is_a_function_of_its_own(here):
+def test_the_workflow_returns_the_json_of_the_command(here):
     options = ReclOptions(start=3, step=4, longest=15, positions=40)
     result = measure(["byte"], options, data_dir=Path("data"), runs_dir=Path("runs"), reporter=SilentReporter())
     assert result == json_of("recl", "byte", *SMALL)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(here):
+def test_runs_with_the_same_name_are_shown_with_their_folders(here):
     shutil.copytree("runs/byte", "other/byte")
     result = done("recl", "byte", "other/byte", *SMALL)
     assert "runs/byte" in result.stdout
     assert "other/byte" in result.stdout
 
 
-def test_all_positions_are_scored_where_there_are_few(here):
+def test_all_positions_are_scored_if_there_are_few(here):
     eligible = len(positions_of(10_000))
     assert eligible < POSITIONS
     assert json_of("recl", "byte", *GRID)["positions"] == eligible
@@ -322,22 +327,22 @@ def test_an_unknown_run_gets_a_suggestion(here):
     assert message.startswith('unknown run "byet"; did you mean "byte"? (known: ')
 
 
-def test_weights_that_are_not_finite_are_named_and_not_kept(here):
+def test_losses_that_are_not_finite_are_refused_and_not_saved(here):
     change_weights("byte", lambda name, tensor: tensor * math.nan)
     lost = "runs/byte: a loss is not finite at a context of 3 tokens; "
     assert refusal("recl", "byte", *SMALL, code=1) == f"{lost}train it again"
     in_bf16 = refusal("recl", "byte", *SMALL, "--precision", "bf16", code=1)
     assert in_bf16 == f"{lost}evaluate with --precision fp32, or train it again"
-    assert kept() == {}
+    assert saved_losses() == {}
 
 
-def test_what_was_computed_before_something_went_wrong_is_kept(here):
+def test_losses_computed_before_an_error_are_saved(here):
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="window")
     change_weights("window", lambda name, tensor: spoil_last_row(tensor) if "position_tables" in name else tensor)
     assert refusal("recl", "window", *SMALL, code=1).startswith(
         "runs/window: a loss is not finite at a context of 5 tokens"
     )
-    assert list(kept()) == [("window", "context_3")]
+    assert list(saved_losses()) == [("window", "context_3")]
 
 
 KILLED_AT_A_SAVE = """
@@ -355,12 +360,12 @@ app(sys.argv[2:])
 """
 
 
-def test_a_kill_loses_the_context_length_at_work_and_no_other(here):
+def test_a_killed_process_loses_only_the_current_context_length(here):
     # The file is written when it is tried, after context 3, after context 7; the last of these never comes about.
     words = [sys.executable, "-c", KILLED_AT_A_SAVE, "3", "recl", "byte", *map(str, SMALL)]
     assert subprocess.run(words, capture_output=True, check=False, timeout=300).returncode == 9
-    assert list(kept()) == [("memory", "context_3")]
-    assert computed(done("recl", "byte", *SMALL)).startswith("120 losses to compute")
+    assert list(saved_losses()) == [("memory", "context_3")]
+    assert announced_cost(done("recl", "byte", *SMALL)).startswith("120 losses to compute")
 
 
 def spoil_last_row(table):
@@ -368,19 +373,19 @@ def spoil_last_row(table):
     return table
 
 
-def test_a_full_disk_is_found_before_anything_is_computed(here):
+def test_a_full_disk_is_reported_before_anything_is_computed(here):
     done("recl", "byte", *SMALL)
-    before = kept()
+    before = saved_losses()
     result = on_a_full_disk(1000, "recl", "byte", *map(str, SMALL), "--split", "valid")
     assert result.returncode == 1
     assert result.stderr.splitlines()[1:] == [
         "error: runs/recl.h5: the losses cannot be written (File too large); check the folder and the free space"
     ]
-    assert kept().keys() == before.keys()
+    assert saved_losses().keys() == before.keys()
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         (["--top-r", "0.1,1.5"], "--top-r 0.1,1.5: r is a share of the positions; give numbers above 0, at most 1"),
         (["--top-r", "0"], "--top-r 0: r is a share of the positions; give numbers above 0, at most 1"),
@@ -404,29 +409,29 @@ def test_a_full_disk_is_found_before_anything_is_computed(here):
         ),
     ],
 )
-def test_wishes_that_cannot_be_honoured_are_refused(here, wishes, message):
-    assert refusal("recl", "byte", *SMALL, *wishes) == message
+def test_wrong_options_are_refused(here, options, message):
+    assert refusal("recl", "byte", *SMALL, *options) == message
     assert not (here / "runs/recl.h5").exists()
 
 
 @pytest.mark.parametrize("option", ["--start", "--step", "--positions", "--batch-size"])
-def test_lengths_begin_at_one(here, option):
+def test_counts_below_one_are_refused(here, option):
     result = txl("recl", "byte", option, 0)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: Invalid value for '{option}': Input should be greater than or equal to 1")
 
 
-def test_at_least_one_run_is_named(here):
+def test_at_least_one_run_is_required(here):
     result = txl("recl")
     assert result.exit_code == 2
     assert "Missing argument 'RUN...'" in result.stderr
 
 
-def test_the_caption_says_how_much_one_step_is(here):
+def test_the_caption_states_step_and_threshold(here):
     assert "4 more improve perplexity by less than 2.5 %" in done("recl", "byte", *SMALL, "--threshold", 0.025).stdout
 
 
-def test_a_run_on_the_way_is_refused_unless_it_is_wanted(here):
+def test_an_unfinished_run_is_refused_without_unfinished(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
     message = refusal("recl", "byte", "half", *GRID, code=1)
     assert message == (

@@ -32,7 +32,7 @@ def models():
 
 @pytest.fixture
 def shrunk(here, monkeypatch):
-    """The tiny scale, on the novel."""
+    """Replace the tiny scale by one on the novel."""
     recipe = Path("tiny.toml").read_text(encoding="utf-8")
     transformer = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
     for line in transformer:
@@ -58,7 +58,7 @@ def shrunk(here, monkeypatch):
     return here
 
 
-def test_everything_is_made_and_stands_in_one_report(shrunk):
+def test_all_items_are_in_one_report(shrunk):
     result = json_of("reproduce", "all")
     folder = Path("reproduction-tiny")
     assert result["report"] == [str(folder / "report.md"), str(folder / "report.html")]
@@ -81,7 +81,7 @@ def test_everything_is_made_and_stands_in_one_report(shrunk):
     ]
 
 
-def test_finished_trainings_are_used_again_and_others_go_on(shrunk):
+def test_finished_runs_are_reused(shrunk):
     done("reproduce", "table7")
     folders = sorted(Path("runs").glob("tiny-short-*"))
     assert [run.name for run in folders] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
@@ -93,7 +93,7 @@ def test_finished_trainings_are_used_again_and_others_go_on(shrunk):
     assert again["sections"]["table7"]["grids"] == first["sections"]["table7"]["grids"]
 
 
-def test_what_was_evaluated_is_not_evaluated_again(shrunk):
+def test_evaluations_are_reused(shrunk):
     first = done("reproduce", "table7").stderr
     evaluated = Path("runs/tiny-short-xl-1111/evals.jsonl").read_text(encoding="utf-8")
     again = done("reproduce", "table7").stderr
@@ -103,14 +103,14 @@ def test_what_was_evaluated_is_not_evaluated_again(shrunk):
     assert done("reproduce", "table7", "--out", "mine").stderr.count("evaluating ") == 3
 
 
-def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
+def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk, monkeypatch):
     done("reproduce", "table7")
     run = run_folder.open_run(Path("runs/tiny-short-xl-1111"))
     store = TokenStore.open(Path("data/novel.h5"))
-    said = {"positions": 40}
+    options = {"positions": 40}
     keys = []
 
-    def note(run=run, split="test", options=said, machine="cpu", code=None):
+    def note(run=run, split="test", options=options, machine="cpu", code=None):
         keys.append(key_of(run, store, split, options, machine=machine, code=code))
 
     note()
@@ -118,8 +118,8 @@ def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     note(split="valid")
     note(options={})
     note(machine="gpu")
-    read_otherwise = dataclasses.replace(run.settings, eval=dataclasses.replace(run.settings.eval, batch_size=9))
-    note(run=dataclasses.replace(run, settings=read_otherwise))
+    other_settings = dataclasses.replace(run.settings, eval=dataclasses.replace(run.settings.eval, batch_size=9))
+    note(run=dataclasses.replace(run, settings=other_settings))
     shutil.copy("runs/tiny-short-shaw-1111/best.safetensors", run.best_or_last)
     note()
     store.conventions["lines"] = "another"
@@ -129,10 +129,10 @@ def test_an_evaluation_is_known_by_all_that_it_depends_on(shrunk, monkeypatch):
     monkeypatch.setattr(TokenStore, "fingerprint", "another")
     note()
     note(code="another")
-    assert len(set(keys)) == len(keys) - 1  # the first two are the same
+    assert len(set(keys)) == len(keys) - 1  # the first two are equal
 
 
-def test_text_that_moved_from_one_split_to_another_is_evaluated(shrunk):
+def test_changed_splits_are_evaluated_again(shrunk):
     done("reproduce", "table7")
     *rest, last = Path("novel/test.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     Path("novel/test.txt").write_text("".join(rest), encoding="utf-8")
@@ -142,7 +142,7 @@ def test_text_that_moved_from_one_split_to_another_is_evaluated(shrunk):
     assert "already evaluated" not in done("reproduce", "table7").stderr
 
 
-def test_the_time_of_what_was_evaluated_before_is_counted(shrunk):
+def test_the_duration_of_reused_evaluations_is_counted(shrunk):
     seconds = [json_of("reproduce", "table7")["sections"]["table7"]["seconds"]]
     path = Path("reproduction-tiny/evaluations.json")
     kept = json.loads(path.read_text(encoding="utf-8"))
@@ -161,16 +161,16 @@ def test_damaged_evaluations_are_named(shrunk, text):
     assert message.endswith("); remove it")
 
 
-def test_evaluations_that_cannot_be_kept_are_said(shrunk):
+def test_evaluations_that_cannot_be_stored_are_an_error(shrunk):
     done("reproduce", "table7")
     Path("reproduction-tiny/evaluations.json").unlink()
-    Path("reproduction-tiny/.evaluations.json.new").mkdir()  # a file of this name would take its place
+    Path("reproduction-tiny/.evaluations.json.new").mkdir()  # the name of the temporary file
     message = refusal("reproduce", "table7", code=1)
     assert message.startswith("reproduction-tiny/evaluations.json: cannot be written (")
     assert message.endswith("); check the folder and the free space")
 
 
-def test_a_training_that_stopped_goes_on(shrunk):
+def test_a_stopped_training_is_resumed(shrunk):
     key = "short-xl"
     changes = [word for change in scales.get("tiny", has_ptb=False).models[key].changes for word in ("--set", change)]
     done("train", "tiny.toml", "--name", f"tiny-{key}-1111", "--seed", 1111, "--max-steps", 1, *changes)
@@ -178,14 +178,14 @@ def test_a_training_that_stopped_goes_on(shrunk):
     assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in result.stderr
 
 
-def test_a_stop_that_comes_with_the_last_save_of_a_training_stops_all(shrunk, monkeypatch):
+def test_an_interrupt_at_the_last_save_of_a_training_stops_the_reproduction(shrunk, monkeypatch):
     interrupt_at_save(2, monkeypatch)
     message = refusal("reproduce", "table7", code=130)
     assert message == "stopped; runs/tiny-short-xl-1111 has finished its 3 steps"
     assert [path.name for path in Path("runs").glob("tiny-short-*")] == ["tiny-short-xl-1111"]
 
 
-def test_a_stop_says_that_the_same_command_goes_on(shrunk, monkeypatch):
+def test_an_interrupt_says_how_to_continue(shrunk, monkeypatch):
     models = scales.get("tiny", has_ptb=False).models
     more = (*models["short-xl"].changes, "train.valid_every=1")
     models["short-xl"] = dataclasses.replace(models["short-xl"], changes=more)
@@ -197,7 +197,7 @@ def test_a_stop_says_that_the_same_command_goes_on(shrunk, monkeypatch):
     assert "going on with runs/tiny-short-xl-1111 at step 1 of 3" in done("reproduce", "table7").stderr
 
 
-def test_seeds_are_averaged_and_the_report_keeps_what_was_made_before(shrunk):
+def test_seeds_are_averaged_and_earlier_sections_are_kept(shrunk):
     done("reproduce", "table7")
     result = json_of("reproduce", "table4", "--seeds", 2)
     values = result["sections"]["table4"]["data"]["Transformer-XL Base"]["test"]["values"]
@@ -208,7 +208,7 @@ def test_seeds_are_averaged_and_the_report_keeps_what_was_made_before(shrunk):
     assert f"{sum(values) / 2:.3f} ± " in report
 
 
-def test_the_commands_of_the_report_do_the_same_by_hand(shrunk):
+def test_the_commands_of_the_report_give_the_same_result(shrunk):
     section = json_of("reproduce", "table7")["sections"]["table7"]
     train, evaluation = (
         next(line for line in section["commands"] if line.startswith(f"txl {word}")) for word in ("train", "eval")
@@ -216,23 +216,23 @@ def test_the_commands_of_the_report_do_the_same_by_hand(shrunk):
     words = train.split()[1:]
     words[words.index("--name") + 1] = "by-hand"
     done(*words)
-    told = json_of(*evaluation.replace("tiny-short-xl-1111", "by-hand").split()[1:])
-    assert told["rows"][0]["ppl"] == section["data"]["short-xl"][0]
+    output = json_of(*evaluation.replace("tiny-short-xl-1111", "by-hand").split()[1:])
+    assert output["rows"][0]["ppl"] == section["data"]["short-xl"][0]
 
 
-def test_the_commands_of_figures_draw_the_same_pictures(shrunk):
+def test_the_commands_of_figures_write_the_same_files(shrunk):
     sections = json_of("reproduce", "figure3", "figure4", "figure5", "figure7", "--out", "all")["sections"]
     for section in sections.values():
-        drawing = [line.split()[1:] for line in section["commands"] if line.split()[1] in ("recl", "attention")]
-        assert drawing
+        plotting = [line.split()[1:] for line in section["commands"] if line.split()[1] in ("recl", "attention")]
+        assert plotting
         for file, _ in section["figures"]:
             (Path("all") / file).unlink()
-        for words in drawing:
+        for words in plotting:
             done(*words)
         assert all((Path("all") / file).is_file() for file, _ in section["figures"])
 
 
-def test_a_reproduction_that_died_in_its_first_item_goes_on(shrunk, monkeypatch):
+def test_a_reproduction_interrupted_in_its_first_item_can_continue(shrunk, monkeypatch):
     def die(*_):
         Path("reproduction-tiny/half.png").write_bytes(b"")
         raise KeyboardInterrupt
@@ -243,7 +243,7 @@ def test_a_reproduction_that_died_in_its_first_item_goes_on(shrunk, monkeypatch)
     assert json_of("reproduce", "table7")["sections"].keys() == {"table7"}
 
 
-def test_a_figure_that_was_removed_costs_nothing_else(shrunk):
+def test_a_deleted_figure_is_named_in_the_report(shrunk):
     done("reproduce", "table10")
     Path("reproduction-tiny/table10.png").unlink()
     done("reproduce", "table7")
@@ -252,7 +252,7 @@ def test_a_figure_that_was_removed_costs_nothing_else(shrunk):
     assert 'id="table7"' in page
 
 
-def test_a_training_that_was_killed_before_it_saved_is_begun_anew(shrunk):
+def test_a_training_killed_before_its_first_save_is_restarted(shrunk):
     done("reproduce", "table7")
     for name in ("last", "best"):
         Path(f"runs/tiny-short-xl-1111/{name}.safetensors").unlink()
@@ -261,7 +261,7 @@ def test_a_training_that_was_killed_before_it_saved_is_begun_anew(shrunk):
     assert Path("runs/tiny-short-xl-1111/last.safetensors").is_file()
 
 
-def test_two_reproductions_never_write_into_one_folder(shrunk):
+def test_two_processes_cannot_write_one_report(shrunk):
     done("reproduce", "table7")
     with FileLock("reproduction-tiny/.lock"):
         assert refusal("reproduce", "table7", code=1) == (
@@ -270,7 +270,7 @@ def test_two_reproductions_never_write_into_one_folder(shrunk):
     done("reproduce", "table7")
 
 
-def test_the_list_says_what_is_missing_and_makes_nothing(shrunk):
+def test_the_list_shows_missing_trainings_and_makes_nothing(shrunk):
     rows = {row["item"]: row for row in json_of("reproduce", "--list")["items"]}
     assert list(rows) == list(ITEMS)
     assert (rows["table7"]["models"], rows["table7"]["missing"]) == (3, 3)
@@ -284,7 +284,7 @@ def test_the_list_says_what_is_missing_and_makes_nothing(shrunk):
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
-def test_beside_a_part_of_a_benchmark_the_list_counts_with_its_published_vocabulary(untouched, scale):
+def test_the_list_uses_the_published_vocabulary_size_for_part_of_a_benchmark(untouched, scale):
     def flops():
         return {row["item"]: row["training_flops"] for row in json_of("reproduce", "--list", "--scale", scale)["items"]}
 
@@ -293,7 +293,7 @@ def test_beside_a_part_of_a_benchmark_the_list_counts_with_its_published_vocabul
     assert flops() == before
 
 
-def test_a_store_that_is_too_small_for_a_model_is_named(untouched):
+def test_a_store_with_too_few_words_for_a_model_is_refused(untouched):
     done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
     assert refusal("reproduce", "table1", "--scale", "paper") == (
@@ -313,20 +313,20 @@ def test_a_store_that_is_too_small_for_a_model_is_named(untouched):
         (["table6", "--out", "texts"], "texts exists and is not a reproduction; give another --out"),
     ],
 )
-def test_a_wrong_wish_is_refused(shrunk, arguments, message):
+def test_wrong_options_are_refused(shrunk, arguments, message):
     Path("texts").mkdir(exist_ok=True)
     Path("texts/mine.txt").write_text("mine")
     assert message in refusal("reproduce", *arguments)
     assert not Path("reproduction-tiny").exists()
 
 
-def test_a_run_of_other_settings_is_not_taken(shrunk):
+def test_a_run_with_other_settings_is_refused(shrunk):
     done("train", "tiny.toml", "--name", "tiny-short-xl-1111", "--seed", 1111)
     message = refusal("reproduce", "table7", code=1)
     assert message == "runs/tiny-short-xl-1111 was trained with other settings; remove it, or give another --runs-dir"
 
 
-def test_a_report_of_another_scale_or_a_damaged_one_is_left_alone(shrunk):
+def test_a_damaged_report_or_one_at_another_scale_is_refused(shrunk):
     done("reproduce", "table7", "--out", "mine")
     assert refusal("reproduce", "table7", "--scale", "paper", "--out", "mine") == (
         "mine is a reproduction at tiny scale; give another --out"

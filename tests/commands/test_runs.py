@@ -1,4 +1,4 @@
-"""`txl runs`: the list, runs side by side, a run among the paper's results."""
+"""txl runs: the list, the comparison, and the rank among the paper's results."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from tests.views.test_plots import MAGIC
 from txlcli.config import recipe
 
 LN2 = 0.6931471805599453
-KINDS = ["byte", "char", "sentencepiece", "word"]
+RUNS = ["byte", "char", "sentencepiece", "word"]
 
 
 def width(result):
@@ -23,7 +23,7 @@ def width(result):
 
 
 def rows_of(result):
-    """The body of a printed table: for each ruled row its cells, each with its lines."""
+    """Return the cells of a ruled table, each as a tuple of its lines."""
     rows = [[]]
     for line in result.stdout.splitlines():
         if line.startswith("├"):
@@ -52,7 +52,7 @@ def saved_at(folder, seconds):
 # The list
 
 
-def test_the_list_has_every_run_the_newest_first(here):
+def test_the_list_has_all_runs_the_most_recent_first(here):
     for seconds, name in enumerate(("word", "char", "sentencepiece", "byte"), 1_700_000_000):
         saved_at(here / "runs" / name, seconds)
     result = done("runs")
@@ -63,7 +63,7 @@ def test_the_list_has_every_run_the_newest_first(here):
     assert done("runs", "list").stdout == result.stdout
 
 
-def test_a_row_says_recipe_store_parameters_steps_and_the_best_validation(here):
+def test_a_row_shows_recipe_store_parameters_steps_and_best_validation(here):
     entry = listed()["byte"]
     losses = [line["loss_nats"] for line in reports("runs/byte") if line["kind"] == "valid"]
     assert entry == {
@@ -99,7 +99,7 @@ def test_words_are_listed_in_perplexity(here):
     assert (entry["metric"], entry["best_valid"]) == ("ppl", pytest.approx(math.exp(lowest)))
 
 
-def test_what_was_stopped_is_unfinished_and_what_was_killed_is_interrupted(here):
+def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("unfinished", 3)
     with (here / "runs/half/metrics.jsonl").open("a") as file:
@@ -120,7 +120,7 @@ def test_the_list_of_the_longest_recipe_names_fits_a_terminal(here):
     assert width(result) <= 80
 
 
-def test_no_run_at_all_says_what_to_do(tmp_path, monkeypatch):
+def test_without_any_run_the_error_says_how_to_train_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = 'no run under runs; run "txl train stdlib" first, or give another --runs-dir'
     assert refusal("runs", code=1) == expected
@@ -150,24 +150,24 @@ def test_an_option_before_the_command_is_refused(here, option):
     assert message == f"{option[0]} must come last: txl runs compare ... {option[0]}"
 
 
-# What an evaluation leaves behind
+# Recorded evaluations
 
 
 def recorded(name):
     return [json.loads(line) for line in Path("runs", name, "evals.jsonl").read_text().splitlines()]
 
 
-def test_an_evaluation_is_kept_with_the_run(here):
-    told = json_of("eval", "byte", "--mem-len", "0,5")
+def test_an_evaluation_is_recorded_in_the_run_folder(here):
+    output = json_of("eval", "byte", "--mem-len", "0,5")
     rows = recorded("byte")
     assert [row["mem_len"] for row in rows] == [0, 5]
-    for row, shown in zip(rows, told["rows"], strict=True):
+    for row, shown in zip(rows, output["rows"], strict=True):
         assert {key: row[key] for key in shown if key != "best"} == {
             key: value for key, value in shown.items() if key != "best"
         }
         same = {"step", "text", "unit", "metric", "conventions", "split_sha256", "may_be_learned", "seg_len"}
         same |= {"max_distance", "same_length", "precision"}
-        assert {key: row[key] for key in same} == {key: told[key] for key in same}
+        assert {key: row[key] for key in same} == {key: output[key] for key in same}
         assert (row["split"], row["whole"], row["weights"]) == ("test", True, "best.safetensors")
         assert "best" not in row
         assert row["when"].endswith("+00:00")
@@ -177,20 +177,20 @@ def test_an_evaluation_is_kept_with_the_run(here):
     assert entry["test_mem_len"] == next(row["mem_len"] for row in rows if row["loss_nats"] == best)
 
 
-def test_the_list_says_of_how_many_readings_of_test_the_lowest_was_taken(here):
+def test_the_list_shows_the_number_of_test_scores_unless_valid_was_evaluated(here):
     done("eval", "byte", "--mem-len", "0,5")
     assert listed()["byte"]["test_readings"] == 2
     result = done("runs")
     assert 'the best of N test scores, marked "of N"' in result.stdout
     (row,) = (row for row in rows_of(result) if row[0][0] == "byte")
     assert row[4][1:] == ("bpc", "of 2")
-    done("eval", "byte", "--mem-len", "0", "--split", "valid")  # which decides for that reading
+    done("eval", "byte", "--mem-len", "0", "--split", "valid")  # decides for that setting
     entry = listed()["byte"]
     assert (entry["test_readings"], entry["test_mem_len"]) == (1, 0)
     assert "of 2" not in done("runs").stdout
 
 
-def test_evaluations_add_up(here):
+def test_evaluations_are_appended(here):
     done("eval", "char")
     done("eval", "char", "--split", "valid")
     assert [row["split"] for row in recorded("char")] == ["test", "valid"]
@@ -205,21 +205,21 @@ def test_evaluations_add_up(here):
         (["--split", "train"], "train", True),
     ],
 )
-def test_only_the_whole_test_split_counts_as_a_test(here, arguments, split, whole):
+def test_only_the_whole_test_split_counts_as_test_result(here, arguments, split, whole):
     done("eval", "word", *arguments)
     (row,) = recorded("word")
     assert (row["split"], row["whole"]) == (split, whole)
     assert (listed()["word"]["test"] is not None) == (split == "test" and whole)
 
 
-def test_what_learns_from_the_text_is_recorded_and_no_test_result(here):
+def test_adapted_results_are_recorded_but_are_no_test_results(here):
     done("eval", "byte", "--cache", 20)
     rows = recorded("byte")
     assert [row["method"] for row in rows] == ["model", "cache 20"]
     assert listed()["byte"]["test"] == pytest.approx(rows[0]["bpc"])
 
 
-def test_a_perplexity_beyond_all_numbers_is_shown(here):
+def test_a_perplexity_that_overflows_is_shown_as_infinite(here):
     path = here / "runs/word/metrics.jsonl"
     steep = [{**line, "loss_nats": 800.0, "ppl": None} for line in reports("runs/word")]
     path.write_text("".join(json.dumps(line) + "\n" for line in steep))
@@ -237,7 +237,7 @@ def test_a_perplexity_beyond_all_numbers_is_shown(here):
     assert (result["best_valid"], result["last_train"], result["test"]) == (None, None, None)
 
 
-def test_a_run_that_cannot_be_written_is_left_as_it_is(here):
+def test_a_result_that_cannot_be_recorded_is_reported(here):
     (here / "runs/byte/evals.jsonl").mkdir()
     result = done("eval", "byte", "--json")
     assert json.loads(result.stdout)["rows"]
@@ -246,21 +246,21 @@ def test_a_run_that_cannot_be_written_is_left_as_it_is(here):
     )
 
 
-# Side by side
+# The comparison
 
 
 @pytest.fixture
 def two(here):
-    """Beside the byte run one of twice the rate that was stopped."""
+    """Train another run with twice the learning rate, and stop it early."""
     change = ["--set", "train.lr=6e-2", "--set", "model.norm=pre"]
     done("train", "tiny.toml", "--name", "fast", "--max-steps", 5, *change)
     return here
 
 
-def test_only_the_settings_that_differ_are_shown(two):
-    told = json_of("runs", "compare", "byte", "fast")
-    assert told["settings"] == {"model.norm": ["post", "pre"], "train.lr": [0.03, 0.06]}
-    assert told["same_text"] is True
+def test_only_differing_settings_are_shown(two):
+    output = json_of("runs", "compare", "byte", "fast")
+    assert output["settings"] == {"model.norm": ["post", "pre"], "train.lr": [0.03, 0.06]}
+    assert output["same_text"] is True
     rows = {row[0]: row[1:] for row in cells(done("runs", "compare", "byte", "fast"))}
     assert rows["model.norm"] == ["post", "pre"]
     assert rows["train.lr"] == ["0.03", "0.06"]
@@ -269,18 +269,18 @@ def test_only_the_settings_that_differ_are_shown(two):
     assert "train.max_steps" not in rows
 
 
-def test_best_and_last_losses_and_speed_are_those_of_the_reports(two):
+def test_losses_and_speed_are_those_of_the_training_reports(two):
     done("eval", "fast")
-    for name, told in zip(("byte", "fast"), json_of("runs", "compare", "byte", "fast")["runs"], strict=True):
+    for name, output in zip(("byte", "fast"), json_of("runs", "compare", "byte", "fast")["runs"], strict=True):
         valid = [line["loss_nats"] / LN2 for line in reports(f"runs/{name}") if line["kind"] == "valid"]
         train = [line for line in reports(f"runs/{name}") if line["kind"] == "train"]
-        assert told["best_valid"] == pytest.approx(min(valid))
-        assert told["last_valid"] == pytest.approx(valid[-1])
-        assert told["last_train"] == pytest.approx(train[-1]["loss_nats"] / LN2)
+        assert output["best_valid"] == pytest.approx(min(valid))
+        assert output["last_valid"] == pytest.approx(valid[-1])
+        assert output["last_train"] == pytest.approx(train[-1]["loss_nats"] / LN2)
         rates = [line["tokens_per_s"] for line in train]
-        assert min(rates) <= told["tokens_per_s"] <= max(rates)
-        assert told["parameters"] == card(f"runs/{name}")["parameters"]
-        assert (told["test"] is not None) == (name == "fast")
+        assert min(rates) <= output["tokens_per_s"] <= max(rates)
+        assert output["parameters"] == card(f"runs/{name}")["parameters"]
+        assert (output["test"] is not None) == (name == "fast")
 
 
 def test_the_comparison_fits_a_terminal_and_names_the_metric_once(two):
@@ -302,7 +302,7 @@ def test_runs_with_the_same_settings_say_so(here):
     assert "cannot be compared" not in result.stdout
 
 
-def test_other_texts_are_said_and_every_loss_has_its_metric(here):
+def test_different_texts_are_reported_and_every_loss_has_its_metric(here):
     result = done("runs", "compare", "byte", "word")
     assert "The texts or vocabularies differ: these losses cannot be compared." in result.stdout
     (row,) = (row for row in cells(result) if row[0] == "best valid")
@@ -311,7 +311,7 @@ def test_other_texts_are_said_and_every_loss_has_its_metric(here):
 
 
 def points(path):
-    """How many marks each curve of an SVG figure has, in the order drawn; none for a curve that is a line only."""
+    """Return the number of markers of each curve of an SVG figure."""
     root = ElementTree.parse(path).getroot()
     space = "{http://www.w3.org/2000/svg}"
     (axes,) = (group for group in root.iter(f"{space}g") if group.get("id") == "axes_1")
@@ -329,25 +329,25 @@ def test_the_figure_has_a_line_of_training_and_marks_of_validation_for_each_run(
 
 @pytest.mark.parametrize("x", ["steps", "tokens", "hours"])
 @pytest.mark.parametrize("names", [("byte", "fast"), ("word", "sentencepiece")])
-def test_curves_are_drawn_against_steps_tokens_and_hours(two, x, names):
+def test_curves_can_be_plotted_over_steps_tokens_and_hours(two, x, names):
     done("runs", "compare", *names, "--plot", "curves.png", "--x", x)
     assert Path("curves.png").read_bytes().startswith(MAGIC[".png"])
 
 
-def test_places_on_the_axes_are_steps_times_tokens_and_hours_that_grow(here):
+def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
     from txlcli.commands.runs_compare import Axis, x_coordinates
     from txlcli.runs import history, run_folder
 
-    found = history.read(run_folder.open_run(Path("runs/byte")))
+    past = history.read(run_folder.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]
-    assert x_coordinates(found, Axis.steps) == steps
-    assert x_coordinates(found, Axis.tokens) == [step * 3 * 5 for step in steps]
-    hours = x_coordinates(found, Axis.hours)
+    assert x_coordinates(past, Axis.steps) == steps
+    assert x_coordinates(past, Axis.tokens) == [step * 3 * 5 for step in steps]
+    hours = x_coordinates(past, Axis.hours)
     assert hours == sorted(hours)
     assert 0 < hours[0] < hours[-1] < 1
 
 
-def test_hours_that_were_not_recorded_are_refused(two):
+def test_hours_are_refused_without_durations(two):
     path = two / "runs/fast/metrics.jsonl"
     lines = [{**line, "tokens_per_s": None} for line in reports("runs/fast")]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -357,7 +357,7 @@ def test_hours_that_were_not_recorded_are_refused(two):
     assert not Path("hours.png").exists()
 
 
-def test_a_run_without_reports_is_not_drawn(two):
+def test_a_run_without_training_reports_is_not_plotted(two):
     (two / "runs/fast/metrics.jsonl").unlink()
     done("runs", "compare", "byte", "fast")
     message = refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
@@ -367,10 +367,10 @@ def test_a_run_without_reports_is_not_drawn(two):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["byte"], f"compare needs two or more runs, not 1; add others (known: {', '.join(KINDS)})"),
-        ([], f"compare needs two or more runs, not 0; add others (known: {', '.join(KINDS)})"),
+        (["byte"], f"compare needs two or more runs, not 1; add others (known: {', '.join(RUNS)})"),
+        ([], f"compare needs two or more runs, not 0; add others (known: {', '.join(RUNS)})"),
         (["byte", "runs/byte"], "runs/byte is named twice; name each run once"),
-        (["byte", "chr"], f'unknown run "chr"; did you mean "char"? (known: {", ".join(KINDS)})'),
+        (["byte", "chr"], f'unknown run "chr"; did you mean "char"? (known: {", ".join(RUNS)})'),
         (
             ["byte", "word", "--plot", "c.png"],
             "--plot needs one metric, but these runs have two (byte in bpc, word in ppl); compare runs of one metric",
@@ -385,12 +385,12 @@ def test_a_run_without_reports_is_not_drawn(two):
         ),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(here, arguments, message):
+def test_wrong_options_of_compare_are_refused(here, arguments, message):
     assert refusal("runs", "compare", *arguments) == message
     assert not list(here.glob("c.*"))
 
 
-def test_a_damaged_line_stops_a_comparison(here):
+def test_a_damaged_line_is_an_error_in_a_comparison(here):
     path = here / "runs/char/metrics.jsonl"
     path.write_text("nonsense\n" + path.read_text())
     assert refusal("runs", "compare", "byte", "char", code=1) == (
@@ -398,11 +398,11 @@ def test_a_damaged_line_stops_a_comparison(here):
     )
 
 
-# Among the paper's results
+# The rank among the paper's results
 
 
 def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
-    """Make a run look as if it had been trained on a benchmark."""
+    """Change a run as if it had been trained on a benchmark."""
     folder = Path("runs", name)
     change_card(folder, lambda content: content.update(vocab_size=vocab_size, parameters=24_525_160))
     change_card(folder, lambda content: content["settings"]["corpus"].update(store=store))
@@ -416,22 +416,22 @@ def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
     (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_our_row_stands_in_its_place_among_all_systems(here):
+def test_our_row_is_ranked_among_all_systems(here):
     as_benchmark("word", "ptb", 10_000, test=[(4.25, 82_430), (4.05, 82_430)])
     result = done("runs", "published", "word")
     rows = cells(result)
     assert len(rows) == 12
-    place = [row[0] for row in rows].index("> runs/word")
-    assert rows[place] == ["> runs/word", "24M", "54.60", "57.40"]
-    assert rows[place - 1] == ["Merity et al. (2017) - AWD-LSTM+Finetune †", "24M", "60.0", "57.3"]
-    assert rows[place + 1] == ["Pham et al. (2018) - Efficient NAS", "24M", "60.8", "58.6"]
+    rank = [row[0] for row in rows].index("> runs/word")
+    assert rows[rank] == ["> runs/word", "24M", "54.60", "57.40"]
+    assert rows[rank - 1] == ["Merity et al. (2017) - AWD-LSTM+Finetune †", "24M", "60.0", "57.3"]
+    assert rows[rank + 1] == ["Pham et al. (2018) - Efficient NAS", "24M", "60.8", "58.6"]
     assert "> valid: validation during training, step 7\n" in result.stdout
     assert "> test: txl eval, attention length 140, step 7\n" in result.stdout
     assert "not comparable" not in result.stdout
     assert width(result) <= 80
 
 
-def test_without_a_test_result_the_validation_places_it_and_that_is_said(here):
+def test_without_a_test_result_the_run_is_ranked_by_its_validation(here):
     as_benchmark("word", "ptb", 10_000)
     result = done("runs", "published", "word")
     rows = cells(result)
@@ -440,20 +440,20 @@ def test_without_a_test_result_the_validation_places_it_and_that_is_said(here):
     assert "> ranked by its validation result.\n" in result.stdout
 
 
-def test_the_place_as_json(here):
+def test_the_rank_as_json(here):
     as_benchmark("word", "ptb", 10_000, test=[(4.05, 82_430)])
-    told = json_of("runs", "published", "word")
-    assert (told["table"], told["corpus"], told["metric"]) == (5, "ptb", "ppl")
-    ours = [row for row in told["rows"] if row["run"]]
+    output = json_of("runs", "published", "word")
+    assert (output["table"], output["corpus"], output["metric"]) == (5, "ptb", "ppl")
+    ours = [row for row in output["rows"] if row["run"]]
     assert [(row["name"], row["valid"], row["test"]) for row in ours] == [
         ("word", pytest.approx(math.exp(4.0)), pytest.approx(math.exp(4.05)))
     ]
-    results = [row["test"] for row in told["rows"]]
+    results = [row["test"] for row in output["rows"]]
     assert results == sorted(results)
-    assert told["ours"]["comparable"] is True
+    assert output["ours"]["comparable"] is True
 
 
-def test_another_tokenizer_is_not_put_among_them(here):
+def test_a_run_with_another_tokenizer_is_not_ranked(here):
     as_benchmark("sentencepiece", "ptb-sp290", 290, test=[(2.0, 82_430)])
     result = done("runs", "published", "sentencepiece")
     assert len(cells(result)) == 11
@@ -463,7 +463,7 @@ def test_another_tokenizer_is_not_put_among_them(here):
     assert width(result) <= 80
 
 
-def test_a_run_without_any_result_says_how_to_get_one(here):
+def test_a_run_without_a_result_gets_the_command_that_evaluates_it(here):
     as_benchmark("word", "ptb", 10_000)
     (here / "runs/word/metrics.jsonl").unlink()
     result = done("runs", "published", "word")
@@ -471,14 +471,14 @@ def test_a_run_without_any_result_says_how_to_get_one(here):
     assert len(cells(result)) == 11
 
 
-def test_a_part_of_a_split_is_not_put_among_them(here):
+def test_results_on_part_of_a_split_are_not_ranked(here):
     as_benchmark("byte", "enwik8", 205, valid_tokens=1000, test=[(0.5, 1000)])
     result = done("runs", "published", "byte")
     assert "> runs" not in result.stdout
     assert "not comparable: test (txl eval, attention length 140, step 7): " in result.stdout
 
 
-def test_rows_that_read_other_bytes_are_marked(here):
+def test_rows_measured_on_other_bytes_are_marked(here):
     as_benchmark("byte", "enwik8", 205, valid_tokens=4_999_999)
     marked = [row[0] for row in cells(done("runs", "published", "byte")) if row[0].endswith("~")]
     assert len(marked) == 3
@@ -488,7 +488,7 @@ def test_rows_that_read_other_bytes_are_marked(here):
 
 
 @pytest.mark.parametrize("name", ["byte", "word"])
-def test_a_corpus_that_is_not_the_papers_is_refused_in_one_line(here, name):
+def test_a_run_on_another_corpus_is_refused(here, name):
     store = card(f"runs/{name}")["settings"]["corpus"]["store"]
     assert refusal("runs", "published", name) == (
         f"runs/{name} was trained on {store}, not a corpus of the paper; give a run on wt103, enwik8, text8, lm1b or "
@@ -497,7 +497,7 @@ def test_a_corpus_that_is_not_the_papers_is_refused_in_one_line(here, name):
 
 
 @pytest.mark.parametrize(("corpus", "rows"), [("wt103", 10), ("enwik8", 11), ("text8", 7), ("lm1b", 13), ("ptb", 11)])
-def test_a_corpus_alone_gives_its_table_and_fits_a_terminal(tmp_path, monkeypatch, corpus, rows):
+def test_a_corpus_shows_its_table_which_fits_a_terminal(tmp_path, monkeypatch, corpus, rows):
     monkeypatch.chdir(tmp_path)
     result = done("runs", "published", corpus)
     assert (len(cells(result)), result.stderr) == (rows, "")
@@ -505,14 +505,14 @@ def test_a_corpus_alone_gives_its_table_and_fits_a_terminal(tmp_path, monkeypatc
     assert json_of("runs", "published", corpus)["ours"] is None
 
 
-def test_a_run_of_a_corpus_name_comes_before_the_corpus(here):
+def test_a_run_named_like_a_corpus_takes_precedence(here):
     shutil.copytree("runs/byte", "runs/ptb")
     assert refusal("runs", "published", "ptb").startswith("runs/ptb was trained on novel, not a corpus of the paper")
 
 
-def test_without_a_run_the_newest_one_is_taken_and_named(here):
+def test_the_most_recent_run_is_the_default_and_is_named(here):
     as_benchmark("word", "ptb", 10_000)
-    for name in KINDS:
+    for name in RUNS:
         saved_at(here / "runs" / name, 1_700_000_000 + (name == "word"))
     result = done("runs", "published")
     assert result.stderr == "the most recent run: runs/word\n"
@@ -521,18 +521,18 @@ def test_without_a_run_the_newest_one_is_taken_and_named(here):
 
 def test_an_unknown_run_is_refused_with_a_suggestion(here):
     assert refusal("runs", "published", "wrd") == (
-        f'unknown run "wrd"; did you mean "word"? (known: {", ".join(KINDS)})'
+        f'unknown run "wrd"; did you mean "word"? (known: {", ".join(RUNS)})'
     )
 
 
-def test_without_any_run_there_is_nothing_to_set_beside(tmp_path, monkeypatch):
+def test_without_any_run_published_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = refusal("runs", "published", code=1)
     assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
 
 
 @pytest.mark.parametrize("words", [["runs"], ["runs", "compare", "byte", "char"], ["runs", "published", "ptb"]])
-def test_looking_at_runs_loads_nothing_heavy(here, words):
+def test_the_runs_commands_load_nothing_heavy(here, words):
     script = f"""
 import atexit, sys
 atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
@@ -543,45 +543,45 @@ app({words!r})
     assert (ended.returncode, ended.stderr) == (0, "[]\n")
 
 
-def test_a_word_that_is_no_command_gets_a_suggestion():
+def test_an_unknown_subcommand_gets_a_suggestion():
     result = txl("runs", "comparre")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Did you mean 'compare'?" in result.stderr
 
 
-def test_what_a_run_went_on_with_is_said_and_kept(here):
+def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):
     done("train", "tiny.toml", "--name", "stretched", "--set", "train.max_steps=2")
-    told = done("train", "--resume", "stretched", "--set", "train.max_steps=4", "--set", "train.clip=none").stderr
-    assert "train.max_steps is 4 from here on; it was 2" in told.splitlines()
+    stderr = done("train", "--resume", "stretched", "--set", "train.max_steps=4", "--set", "train.clip=none").stderr
+    assert "train.max_steps is now 4; it was 2" in stderr.splitlines()
     done("train", "tiny.toml", "--name", "straight", "--set", "train.max_steps=4", "--set", "train.clip=none")
     change = {"step": 2, "settings": {"train.max_steps": [2, 4], "train.clip": [0.25, "none"]}}
     assert json.loads((here / "runs/stretched/run.json").read_text())["changes"] == [change]
     assert "changes" not in json.loads((here / "runs/straight/run.json").read_text())
-    told = json_of("runs", "compare", "stretched", "straight")
-    assert [one["changes"] for one in told["runs"]] == [[change], []]
+    output = json_of("runs", "compare", "stretched", "straight")
+    assert [one["changes"] for one in output["runs"]] == [[change], []]
     table = done("runs", "compare", "stretched", "straight").stdout
     assert "The settings are the same now; a run had other settings before." in table
-    assert all(told in table for told in ("after 2:", "train.max_steps 4 (was 2)", "train.clip none (was 0.25)"))
+    assert all(text in table for text in ("after 2:", "train.max_steps 4 (was 2)", "train.clip none (was 0.25)"))
     done("train", "--resume", "stretched", "--set", "train.max_steps=5", "--set", "train.clip=0.25")
     changes = json.loads((here / "runs/stretched/run.json").read_text())["changes"]
     assert [one["step"] for one in changes] == [2, 4]
 
 
-def test_changes_that_no_step_was_taken_with_are_not_kept(here):
+def test_changes_without_a_step_are_not_recorded(here):
     done("train", "tiny.toml", "--name", "wavering", "--set", "train.max_steps=2")
     for steps, clip in ((5, 0.5), (4, 0.25)):
-        wish = ("--set", f"train.max_steps={steps}", "--set", f"train.clip={clip}")
-        done("train", "--resume", "wavering", *wish, "--max-minutes", 0)
+        options = ("--set", f"train.max_steps={steps}", "--set", f"train.clip={clip}")
+        done("train", "--resume", "wavering", *options, "--max-minutes", 0)
     changes = json.loads((here / "runs/wavering/run.json").read_text())["changes"]
     assert changes == [{"step": 2, "settings": {"train.max_steps": [2, 4]}}]
     done("train", "--resume", "wavering", "--set", "train.clip=0.5", "--max-minutes", 0)
-    told = done("train", "--resume", "wavering", "--set", "train.clip=0.25", "--set", "train.max_steps=3").stderr
-    assert "train.clip is 0.25 from here on; it was 0.5" in told
+    stderr = done("train", "--resume", "wavering", "--set", "train.clip=0.25", "--set", "train.max_steps=3").stderr
+    assert "train.clip is now 0.25; it was 0.5" in stderr
     changes = json.loads((here / "runs/wavering/run.json").read_text())["changes"]
     assert changes == [{"step": 2, "settings": {"train.max_steps": [2, 3]}}]
 
 
-def test_a_validation_on_a_part_of_the_split_is_marked(here):
+def test_a_validation_on_part_of_the_split_is_marked(here):
     done("train", "tiny.toml", "--name", "part", "--set", "train.valid_tokens=30", "--set", "train.max_steps=2")
     assert listed()["part"]["valid_tokens"] == 30
     assert listed()["byte"]["valid_tokens"] is None

@@ -1,13 +1,13 @@
-"""txl speed: what is timed, whether the numbers fit each other."""
+"""txl speed: models that are timed, and consistency of the numbers."""
 
 import pytest
 import torch
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
+from tests.commands.test_eval import count_attention
 from txlcli.core.kernels import compilation
 from txlcli.core.measures import timing
-from txlcli.core.model import attention, registry
-from txlcli.core.reading import windows
+from txlcli.core.reading import registry, windows
 from txlcli.core.reading.decoder import Decoder
 from txlcli.errors import UsageError
 
@@ -41,16 +41,16 @@ SMALL = [
 ]
 
 
-def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
-    told = json_of("speed", "byte", "--attn-len", "11,800", "--repeat", 2)
-    assert told["model"] == "run runs/byte"
-    assert told["parameters"] == card("runs/byte")["parameters"]
-    assert (told["precision"], told["repeat"]) == ("fp32", 2)
-    assert told["device"].startswith("cpu (")
-    assert told["peak_gflops_per_s"] > 1
-    assert [row["attn_len"] for row in told["slowdown"]] == [11, 800]
-    assert [row["paper_slowdown"] for row in told["slowdown"]] == [None, 363]
-    for row in told["slowdown"]:
+def test_the_numbers_of_a_timing_are_consistent(here):
+    output = json_of("speed", "byte", "--attn-len", "11,800", "--repeat", 2)
+    assert output["model"] == "run runs/byte"
+    assert output["parameters"] == card("runs/byte")["parameters"]
+    assert (output["precision"], output["repeat"]) == ("fp32", 2)
+    assert output["device"].startswith("cpu (")
+    assert output["peak_gflops_per_s"] > 1
+    assert [row["attn_len"] for row in output["slowdown"]] == [11, 800]
+    assert [row["paper_slowdown"] for row in output["slowdown"]] == [None, 363]
+    for row in output["slowdown"]:
         assert set(row) == SLOWDOWN_KEYS
         assert row["seg_len"] == 5
         xl, vanilla = row["xl_ms_per_token"], row["vanilla_ms_per_token"]
@@ -64,28 +64,28 @@ def test_a_run_is_timed_and_the_numbers_fit_each_other(here):
         assert 0 < row["xl_share_of_peak"] < 1
         assert row["vanilla_batched_ms_per_token"] <= vanilla
         assert row["windows"] in [2**n for n in range(20)]
-    assert [row["work"] for row in told["throughput"]] == [
+    assert [row["work"] for row in output["throughput"]] == [
         "evaluation, 1 lane, L 5, M 5",
         "evaluation, 3 lanes, L 5, M 5",
         "one token at a time, L 1, M 5",
         "training, 3 lanes, L 5, M 5",
     ]
-    for row in told["throughput"]:
+    for row in output["throughput"]:
         assert set(row) == THROUGHPUT_KEYS
         assert row["tokens_per_s"] * row["ms_per_token"] == pytest.approx(1000)
         assert 0 < row["share_of_peak"] < 1
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
 
 
-def test_lanes_that_are_left_out_of_the_timing_are_said(here):
+def test_timing_fewer_lanes_is_reported(here):
     timed = done("speed", "tiny.toml", "--set", "train.batch_size=300", *QUICK)
     assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
     assert "training was timed with 204 of 300 lanes: on a CPU more lanes change the speed little" in timed.stderr
 
 
 def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
-    told = json_of("speed", "tiny.toml", "--set", "train.mem_len=0", "--set", "eval.mem_len=0", *QUICK)
-    assert [row["work"] for row in told["throughput"]] == [
+    output = json_of("speed", "tiny.toml", "--set", "train.mem_len=0", "--set", "eval.mem_len=0", *QUICK)
+    assert [row["work"] for row in output["throughput"]] == [
         "evaluation, 1 lane, L 5, M 0",
         "evaluation, 3 lanes, L 5, M 0",
         "one token at a time, a window of 5 each",
@@ -114,30 +114,23 @@ LAYER, KEY, ENDS = 4 * 8 * 15 + 2 * 8 * 11, 3 * 15, 8 * 256
     ],
     ids=["memory", "all keys", "no memory"],
 )
-def test_shares_of_the_peak_are_of_the_keys_that_queries_see(here, changes, evaluation, single):
-    told = json_of("speed", "tiny.toml", *(word for change in changes for word in ("--set", change)), *QUICK)
-    one_lane, _, single_tokens, _ = told["throughput"]
+def test_shares_of_the_peak_count_the_visible_keys(here, changes, evaluation, single):
+    output = json_of("speed", "tiny.toml", *(word for change in changes for word in ("--set", change)), *QUICK)
+    one_lane, _, single_tokens, _ = output["throughput"]
     for row, products in ((one_lane, evaluation), (single_tokens, single)):
-        flops = row["share_of_peak"] * 1e9 * told["peak_gflops_per_s"] / row["tokens_per_s"]
+        flops = row["share_of_peak"] * 1e9 * output["peak_gflops_per_s"] / row["tokens_per_s"]
         assert flops == pytest.approx(2 * products, rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["reference", "sdpa"])
-def test_another_kind_of_attention_is_timed(here, kind, monkeypatch):
-    used = {"gradient": 0, "none": 0}
-    by_kind = getattr(attention, kind)
-
-    def noted(inputs, **options):
-        used["gradient" if inputs.need_gradient else "none"] += 1
-        return by_kind(inputs, **options)
-
-    monkeypatch.setattr(attention, kind, noted)
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_another_attention_backend_is_timed(here, backend, monkeypatch):
+    calls = count_attention(backend, monkeypatch)
     assert json_of("speed", "byte", *QUICK)["attention"] == "auto"
-    assert used == {"gradient": 0, "none": 0}
+    assert calls == {"gradient": 0, "no gradient": 0}
     recomputing = ["--set", "train.recompute=true"]
-    assert json_of("speed", "tiny.toml", *QUICK, "--attention", kind, *recomputing)["attention"] == kind
-    assert min(used.values()) > 0  # in training and in reading
-    assert json_of("speed", "tiny.toml", *QUICK, "--set", f"train.attention={kind}")["attention"] == kind
+    assert json_of("speed", "tiny.toml", *QUICK, "--attention", backend, *recomputing)["attention"] == backend
+    assert min(calls.values()) > 0  # in training and in evaluation
+    assert json_of("speed", "tiny.toml", *QUICK, "--set", f"train.attention={backend}")["attention"] == backend
 
 
 @pytest.mark.parametrize(
@@ -151,14 +144,14 @@ def test_another_kind_of_attention_is_timed(here, kind, monkeypatch):
 def test_both_sides_of_the_slowdown_compute_the_same_function(here, command, limit, monkeypatch):
     limits = {"with memory": set(), "windows": set()}
 
-    class Noted(Decoder):
+    class RecordingDecoder(Decoder):
         def __init__(self, *args, **options):
             side = "windows" if options.get("memory_start") == "empty" else "with memory"
             limits[side].add(options["max_distance"])
             super().__init__(*args, **options)
 
     for module in (windows, registry):
-        monkeypatch.setattr(module, "Decoder", Noted)
+        monkeypatch.setattr(module, "Decoder", RecordingDecoder)
     json_of(*command)
     assert limits == {"with memory": {limit}, "windows": {limit}}
 
@@ -167,12 +160,12 @@ LEARNED = ["--set", "model.position=learned", "--set"]
 
 
 @pytest.mark.parametrize(("known", "lengths"), [(11, [11]), (1800, [800, 1800])])  # Table 9 goes on to 3,800
-def test_a_window_is_no_longer_than_the_learned_positions(here, known, lengths):
-    told = json_of("speed", "tiny.toml", *LEARNED, f"model.n_positions={known}", "--repeat", 1)
-    assert [row["attn_len"] for row in told["slowdown"]] == lengths
+def test_table_9_is_limited_to_the_learned_positions(here, known, lengths):
+    output = json_of("speed", "tiny.toml", *LEARNED, f"model.n_positions={known}", "--repeat", 1)
+    assert [row["attn_len"] for row in output["slowdown"]] == lengths
 
 
-def test_a_length_beyond_the_learned_positions_is_refused_before_anything_is_timed(here):
+def test_a_length_beyond_the_learned_positions_is_refused_before_timing(here):
     result = txl("speed", "tiny.toml", *LEARNED, "model.n_positions=11", "--attn-len", "7,12")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
@@ -181,7 +174,7 @@ def test_a_length_beyond_the_learned_positions_is_refused_before_anything_is_tim
     )
 
 
-def test_timing_leaves_the_run_as_it_was(here):
+def test_timing_does_not_change_the_run(here):
     before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
     done("speed", "byte", "--attn-len", 7, "--repeat", 1)
     assert {path: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
@@ -198,18 +191,18 @@ def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
     assert "GFLOP/s in a large matrix product, measured just now." in result.stdout
 
 
-def test_with_neither_the_newest_run_is_timed(here):
+def test_the_most_recent_run_is_the_default(here):
     result = done("speed", "--attn-len", 7, "--repeat", 1, "--precision", "bf16")
     assert "timing run runs/sentencepiece on cpu (" in result.stderr
     assert result.stderr.endswith("), bf16\n")
 
 
-def test_without_any_run_the_enwik8_recipe_is_timed_and_said_so(untouched):
-    told = json_of("speed", "--attn-len", 7, "--repeat", 1, *SMALL)
-    assert told["model"] == "recipe enwik8 with random weights (V = 204)"
+def test_without_any_run_the_enwik8_recipe_is_timed(untouched):
+    output = json_of("speed", "--attn-len", 7, "--repeat", 1, *SMALL)
+    assert output["model"] == "recipe enwik8 with random weights (V = 204)"
 
 
-def test_a_run_of_another_precision_can_be_timed_in_this_one(here):
+def test_a_run_can_be_timed_in_another_precision(here):
     path = here / "runs/byte/run.json"
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "fp16"'))
     assert "fp16 needs a CUDA device" in refusal("speed", "byte")
@@ -234,17 +227,17 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
-def test_a_wrong_wish_is_refused(here, arguments, message):
+def test_wrong_options_are_refused(here, arguments, message):
     assert message in refusal("speed", *arguments)
 
 
-def test_a_recipe_whose_vocabulary_nobody_knows_needs_its_store(untouched):
+def test_a_recipe_without_a_published_vocabulary_size_needs_its_store(untouched):
     (untouched / "mine.toml").write_text(RECIPE)
     message = refusal("speed", "mine.toml", code=1)
     assert message == 'no token store at data/novel.h5; run "txl prepare PATH --name novel" first'
 
 
-def test_a_training_that_finds_no_room_costs_no_other_number(here, monkeypatch):
+def test_training_that_runs_out_of_memory_is_left_out(here, monkeypatch):
     def out_of_memory(*_args, **_options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
@@ -258,7 +251,7 @@ def test_a_training_that_finds_no_room_costs_no_other_number(here, monkeypatch):
     )
 
 
-def test_another_failure_of_the_training_is_told(here, monkeypatch):
+def test_other_errors_of_the_training_are_raised(here, monkeypatch):
     def fails(*_args, **_options):
         raise RuntimeError("something else")
 
@@ -266,7 +259,7 @@ def test_another_failure_of_the_training_is_told(here, monkeypatch):
     assert isinstance(txl("speed", "byte", *QUICK).exception, RuntimeError)
 
 
-def test_a_step_is_timed_in_the_parts_that_the_recipe_gives_it(here, monkeypatch):
+def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here, monkeypatch):
     timed, real = [], timing.time_training
     monkeypatch.setattr(timing, "time_training", lambda model, how, **o: timed.append(how) or real(model, how, **o))
     (here / "parts.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
@@ -274,9 +267,9 @@ def test_a_step_is_timed_in_the_parts_that_the_recipe_gives_it(here, monkeypatch
     assert [(one.batch_size, one.accumulate) for one in timed] == [(3, 3)]
 
 
-def test_a_compiler_that_is_missing_is_told_before_anything_is_timed(here, monkeypatch):
-    def missing(_device, wish, instead):
-        raise UsageError(f"{wish}: no compiler; install g++, or {instead}")
+def test_a_missing_compiler_is_reported_before_timing(here, monkeypatch):
+    def missing(_device, subject, instead):
+        raise UsageError(f"{subject}: no compiler; install g++, or {instead}")
 
     monkeypatch.setattr(compilation, "check_compiler", missing)
     monkeypatch.setattr(timing, "peak_flops_per_s", lambda *_args: pytest.fail("timed"))

@@ -1,4 +1,4 @@
-"""The recipes of what the paper compares with: sizes as their papers have them, parameters counted by a pencil."""
+"""The recipes of the baselines: sizes as in their papers, and parameter counts by formula."""
 
 import dataclasses
 import re
@@ -30,7 +30,7 @@ def test_sizes_parameters_and_results_match_the_publication(name):
 
 
 def layers(n, d, inner):
-    """Four projections without biases, a feed-forward with them, two norms."""
+    """Count four projections without biases, a feed-forward block with biases, and two norms."""
     return n * (4 * d * d + 2 * d * inner + inner + d + 4 * d)
 
 

@@ -1,4 +1,4 @@
-"""The table of encodings, and one that is registered from outside the package."""
+"""The table of encodings, and an encoding that is registered from outside the package."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_registered_encoding_is_accepted_as_position(register):
 
 
 def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked(register):
-    register("rings", EncodingTraits(learned_vectors=True, score_terms=("a", "d"), check=refuse_one_layer))
+    register("rings", EncodingTraits(learned_vectors=True, has_biases=True, check=refuse_one_layer))
     with pytest.raises(RecipeError, match="n_layers must be 2 or more with rings"):
         TransformerSettings(**SHAPE | {"n_layers": 1}, position="rings", n_positions=3)
     with pytest.raises(RecipeError, match="n_positions must be"):

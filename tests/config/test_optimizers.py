@@ -1,4 +1,4 @@
-"""The table of optimizers, and one that is registered from outside the package."""
+"""The table of optimizers, and an optimizer that is registered from outside the package."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The packaged recipes: sizes, lengths and schedules as published, parameters counted, headers that say where from."""
+"""The packaged recipes match the publications: sizes, lengths, schedules, parameter counts, headers."""
 
 import dataclasses
 import re
@@ -46,7 +46,7 @@ EMBEDDINGS = {
     "lm1b-ablation": (LM, 4, (False,) * 4, True),
 }
 
-# dropout, attention dropout, peak learning rate, warm-up, steps, lanes, segment length of validation
+# dropout, attention dropout, peak learning rate, warm-up, steps, batch size, segment length of validation
 TRAINING = {
     "ptb": (0.25, 0.15, 4e-4, 2_000, 40_000, 20, 70),
     "enwik8": (0.1, 0, 2.5e-4, 0, 400_000, 22, 128),
@@ -65,7 +65,7 @@ TRAINING = {
     "lm1b-ablation": (0, 0, 2.5e-4, 20_000, 400_000, 224, 32),
 }
 
-# L, M, lanes, farthest distance, keys of a query. The released code limits no distance for lm1b: there it is M + L.
+# L, M, batch size, max_distance, keys per query. The released code has no max_distance for lm1b: there it is M + L.
 EVALUATION = {
     "ptb": (70, 140, 10, None, "m"),
     "enwik8": (80, 2100, 10, 820, "m"),
@@ -102,7 +102,7 @@ TABLE_OF_THE_PAPER = {
     "lm1b-ablation": 7,
 }
 
-# Recipes without a released script: the one whose training they share, but for these settings. None shares ptb's.
+# Recipes without a released script: a recipe with the same training settings, and the settings that differ anyway.
 INFERRED = {
     "ptb": None,
     "enwik8-18l": ("enwik8-24l", ()),
@@ -113,8 +113,8 @@ INFERRED = {
 TF = ("wt103-large-tf", "lm1b-large-tf")
 
 
-def by_pencil(name):
-    """Parameters from the sizes alone: layers, biases u and v, tables, projections, cluster rows, softmax biases."""
+def count_by_formula(name):
+    """Count parameters: layers, biases u and v, tables, projections, cluster rows, softmax biases."""
     (layers, d, heads, width, inner), _, vocab_size, *_ = PUBLISHED[name]
     attention = 5 * d * heads * width  # queries, keys, values, keys of distances, output
     feed_forward = 2 * d * inner + inner + d
@@ -151,7 +151,7 @@ def test_sizes_parameters_and_results_match_the_publication(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_built_model_and_the_formula_have_the_published_parameter_count(name):
     settings = recipe.load(name)
-    assert by_pencil(name) == settings.published.parameters
+    assert count_by_formula(name) == settings.published.parameters
     assert count_parameters(settings.model, settings.published.vocab_size) == settings.published.parameters
 
 
@@ -178,20 +178,20 @@ def test_training_settings_match_the_released_scripts_or_are_inferred(name):
     settings = recipe.load(name)
     model, train = settings.model, settings.train
     valid_seg_len = train.valid_seg_len or train.seg_len
-    found = (model.dropout, model.attention_dropout, train.lr, train.warmup_steps, train.max_steps, train.batch_size)
-    assert (*found, valid_seg_len) == TRAINING[name]
+    actual = (model.dropout, model.attention_dropout, train.lr, train.warmup_steps, train.max_steps, train.batch_size)
+    assert (*actual, valid_seg_len) == TRAINING[name]
     assert (train.optimizer, train.schedule, train.clip, train.seed) == ("adam", "cosine", 0.25, 1111)
     assert train.valid_batch_size == 10
-    regularised = (model.variational_dropout, model.word_dropout, train.weight_decay, train.average)
-    assert regularised == ((True, 0.2, 1.2e-6, "exponential") if name == "ptb" else (False, 0, 0, "none"))
+    regularization = (model.variational_dropout, model.word_dropout, train.weight_decay, train.average)
+    assert regularization == ((True, 0.2, 1.2e-6, "exponential") if name == "ptb" else (False, 0, 0, "none"))
 
 
 @pytest.mark.parametrize("name", [name for name, like in INFERRED.items() if like])
 def test_unpublished_training_settings_match_the_most_similar_script(name):
     nearest, others = INFERRED[name]
     ours, theirs = recipe.load(name), recipe.load(nearest)
-    kept = {key: getattr(theirs.train, key) for key in others}
-    assert dataclasses.replace(ours.train, **kept) == theirs.train
+    same = {key: getattr(theirs.train, key) for key in others}
+    assert dataclasses.replace(ours.train, **same) == theirs.train
     for share in ("dropout", "attention_dropout"):
         assert getattr(ours.model, share) == getattr(theirs.model, share)
 
@@ -199,18 +199,17 @@ def test_unpublished_training_settings_match_the_most_similar_script(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_tf_recipes_follow_the_tf_code_and_all_others_the_pytorch_code(name):
     model, train = recipe.load(name).model, recipe.load(name).train
-    found = (model.init, model.init_std, model.norm_eps, model.tie_biases, model.memory_start)
+    actual = (model.init, model.init_std, model.norm_eps, model.tie_biases, model.memory_start)
     tf = ("tf", 0.005, 1e-12, False, "zeros")
-    assert found == (tf if name in TF else ("pytorch", 0.02, 1e-5, True, "empty"))
+    assert actual == (tf if name in TF else ("pytorch", 0.02, 1e-5, True, "empty"))
     schedule = (train.cosine_from, train.min_lr_ratio)
     assert schedule == (("warmup", 0.004) if name in TF else ("start", 0.0))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_evaluation_settings_match_the_released_ones(name):
-    reading = recipe.load(name).eval
-    found = (reading.seg_len, reading.mem_len, reading.batch_size, reading.max_distance, reading.same_length)
-    assert found == EVALUATION[name]
+    evaluation = recipe.load(name).eval
+    assert dataclasses.astuple(evaluation) == EVALUATION[name]
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())

@@ -1,4 +1,4 @@
-"""Recipes: the packaged ones are sound, a user's own is read strictly, --set comes last."""
+"""Recipes: packaged ones are valid, the user's own are read strictly, --set comes last."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ mem_len = 7
 
 @pytest.fixture
 def tiny(tmp_path):
-    """Write a recipe and give its path; `more` is added, `old` replaced by `new`."""
+    """Write a recipe and return its path; `more` is appended, `old` replaced by `new`."""
 
     def write(more="", old="", new="", name="tiny.toml"):
         path = tmp_path / name

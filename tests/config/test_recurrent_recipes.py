@@ -1,4 +1,4 @@
-"""The packaged recipes of LSTM and QRNN: sizes counted by a pencil, headers that say where from."""
+"""The packaged LSTM and QRNN recipes: parameter counts by formula, and headers with sources."""
 
 import re
 from itertools import pairwise
@@ -27,8 +27,8 @@ def header_of(name):
     return " ".join(line.removeprefix("#").strip() for line in re.match(r"(#.*\n)+", text)[0].splitlines())
 
 
-def by_pencil(sizes, vocab_size, cutoffs):
-    """Tied embedding, softmax biases, a row with its bias per tail; then four or three gates a layer."""
+def count_by_formula(sizes, vocab_size, cutoffs):
+    """Count tied embedding, softmax biases, a row with its bias per tail band, and four or three gates per layer."""
     arch, layers, d, inner = sizes
     count = vocab_size * d + vocab_size + len(cutoffs) * (d + 1)
     for number, (inputs, width) in enumerate(pairwise([d, *[inner] * (layers - 1), d])):
@@ -54,7 +54,7 @@ def test_sizes_parameters_and_results_match_the_publication(name):
 @pytest.mark.parametrize("name", RECURRENT)
 def test_the_built_model_and_the_formula_have_the_published_parameter_count(name):
     sizes, vocab_size, parameters, *_ = RECURRENT[name]
-    assert by_pencil(sizes, vocab_size, WT) == parameters
+    assert count_by_formula(sizes, vocab_size, WT) == parameters
     assert count_parameters(load(name).model, vocab_size) == parameters
     assert parameters // 10**6 == 151
 
@@ -84,7 +84,7 @@ def test_the_recurrent_models_have_no_memory_but_the_state(name):
 def test_a_small_recurrent_model_has_few_million_parameters(name):
     model = load(name).model
     assert (model.arch, model.n_layers, model.d_model, model.d_hidden) == SMALL[name]
-    assert count_parameters(model, 10_000) == by_pencil(SMALL[name], 10_000, ()) < 4e6
+    assert count_parameters(model, 10_000) == count_by_formula(SMALL[name], 10_000, ()) < 4e6
 
 
 @pytest.mark.parametrize("name", RECURRENT)

@@ -1,4 +1,4 @@
-"""Every knob: its sentence, its default, its range."""
+"""Every setting has a description, a valid default and a range."""
 
 import ast
 import dataclasses
@@ -22,8 +22,8 @@ SECTIONS = {
 
 
 def build(section, **changed):
-    kind, needed = SECTIONS[section]
-    return kind(**{**needed, **changed})
+    cls, required = SECTIONS[section]
+    return cls(**{**required, **changed})
 
 
 def classes():
@@ -32,11 +32,11 @@ def classes():
 
 
 def test_every_section_is_a_frozen_dataclass_whose_docstring_names_it():
-    kinds = {name: kind for name, (kind, _) in SECTIONS.items()} | {"model": ModelSettings}
-    assert {field.name: field.type for field in dataclasses.fields(Settings)} == kinds
+    expected = {name: cls for name, (cls, _) in SECTIONS.items()} | {"model": ModelSettings}
+    assert {field.name: field.type for field in dataclasses.fields(Settings)} == expected
     assert {"transformer": TransformerSettings, "lstm": RnnSettings, "qrnn": RnnSettings} == MODELS
-    for name, (kind, _) in SECTIONS.items():
-        assert kind.__doc__.startswith(f"[{name}]"), name
+    for name, (cls, _) in SECTIONS.items():
+        assert cls.__doc__.startswith(f"[{name}]"), name
         with pytest.raises(dataclasses.FrozenInstanceError):
             build(name).anything = 1
 
@@ -296,7 +296,7 @@ def test_a_recurrent_model_out_of_range_is_refused(changed, message):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "wish"),
+    ("key", "value", "expected"),
     [
         ("recompute", True, "false"),
         ("compile", True, "false"),
@@ -304,12 +304,12 @@ def test_a_recurrent_model_out_of_range_is_refused(changed, message):
         ("attention", "sdpa", "auto"),
     ],
 )
-def test_attention_settings_are_refused_for_recurrent_models(key, value, wish):
+def test_attention_settings_are_refused_for_recurrent_models(key, value, expected):
     train = build("train", mem_len=0, **{key: value})
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build_rnn("lstm"), train, build("eval", mem_len=0))
     assert str(caught.value) == (
-        f'[train] {key} must be {wish} with arch = "lstm", which has no layers with attention, not {value!r}'
+        f'[train] {key} must be {expected} with arch = "lstm", which has no layers with attention, not {value!r}'
     )
 
 
@@ -379,7 +379,7 @@ def test_recompute_needs_the_default_attention():
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "value", "wish"),
+    ("section", "key", "value", "expected"),
     [
         ("train", "mem_len", 5, "0"),
         ("train", "valid_seg_len", 3, "left out"),
@@ -388,7 +388,7 @@ def test_recompute_needs_the_default_attention():
         ("eval", "same_length", "off", "left out"),
     ],
 )
-def test_memory_settings_are_refused_for_recurrent_models(section, key, value, wish):
+def test_memory_settings_are_refused_for_recurrent_models(section, key, value, expected):
     none = {"mem_len": 0}
     more = {"train": dict(none), "eval": dict(none)}
     more[section][key] = value
@@ -397,7 +397,7 @@ def test_memory_settings_are_refused_for_recurrent_models(section, key, value, w
         Settings(build("corpus"), build_rnn("qrnn"), **parts)
     assert (
         str(caught.value)
-        == f'[{section}] {key} must be {wish} with arch = "qrnn": its state is its memory, not {value!r}'
+        == f'[{section}] {key} must be {expected} with arch = "qrnn": its state is its memory, not {value!r}'
     )
     Settings(build("corpus"), build("model"), **parts)
     Settings(build("corpus"), build_rnn("lstm"), train=build("train", **none), eval=build("eval", **none))

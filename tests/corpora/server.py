@@ -1,4 +1,4 @@
-"""A real HTTP server on the loopback interface that can break off, corrupt, refuse and resume."""
+"""A real HTTP server on the loopback interface that can interrupt, corrupt, refuse and resume downloads."""
 
 import threading
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Site:
-    """What is served, and how it misbehaves."""
+    """The files that are served, and the errors of the server."""
 
     files: dict[str, bytes]
     address: str = ""
     ranges: bool = True
     break_after: int | None = None
-    """Bytes after which the first answer for each file breaks off."""
+    """Number of bytes after which the first response for each file is interrupted."""
     refuse_agent: str = "Python-urllib"
     mute: str | None = None
-    """The file that is asked for in vain: the connection ends without an answer."""
+    """File for which the server closes the connection without a response."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, Range header) of every request."""
 

@@ -324,7 +324,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("head", "kind"),
+    ("head", "name"),
     [
         (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
         (b'\x40\0\0\0\0\0\0\0{"__metadata__"', "a file of weights"),
@@ -332,20 +332,20 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         (b"\x89PNG\r\n", "a picture"),
     ],
 )
-def test_files_that_are_not_text_are_refused(tmp_path, head, kind):
+def test_files_that_are_not_text_are_refused(tmp_path, head, name):
     (tmp_path / "a.txt").write_text("a\n" * 10)
     (tmp_path / "other").write_bytes(head + b"\0" * 20)
     with pytest.raises(CorpusError) as refused:
         folder.read(tmp_path, PLAIN)
     assert str(refused.value) == (
-        f"{tmp_path}/other: {kind} is no text; keep the text in a folder of its own, or name a file of it"
+        f"{tmp_path}/other: {name} is not text; keep the text in a folder of its own, or name a file of it"
     )
     by_name = folder.read(tmp_path / "other", ReadOptions(shares=(100, 0, 0)))
     assert texts(by_name) == {"train": head + b"\0" * 20}
 
 
 def write_named(folder, *names):
-    """Files whose text is their name, ten times."""
+    """Write files whose text is their name, ten times."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{name}\n" * 10)
@@ -384,7 +384,7 @@ def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         (["train.txt", "test.txt", "notes.txt"], "test.txt names a split, notes.txt names none or several"),
         (["book.txt", "dev.txt"], "dev.txt names a split, book.txt names none or several"),
@@ -394,12 +394,12 @@ def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
         (["train.txt", "train-and-test.txt"], "train.txt names a split, train-and-test.txt names none or several"),
     ],
 )
-def test_files_without_a_split_beside_named_splits_are_refused_without_shares(tmp_path, names, said):
+def test_files_without_a_split_beside_named_splits_are_refused_without_shares(tmp_path, names, message):
     write_named(tmp_path, *names)
     with pytest.raises(CorpusError) as refused:
         folder.read(tmp_path, PLAIN)
     assert str(refused.value) == (
-        f"{tmp_path}: {said}; rename or move such files, or give --split 90,5,5 to cut the whole text"
+        f"{tmp_path}: {message}; rename or move such files, or give --split 90,5,5 to cut the whole text"
     )
     parts = texts(folder.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
     assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
@@ -433,14 +433,14 @@ def test_empty_text_is_refused(tmp_path, content):
 @pytest.mark.parametrize("shares", [None, (80, 10, 10)])
 def test_an_archive_is_not_own_text(tmp_path, shares):
     an_archive(tmp_path / "books.zip")
-    for place in (tmp_path, tmp_path / "books.zip"):
-        with pytest.raises(CorpusError, match=r"books\.zip: an archive or compressed file is no text; unpack it first"):
-            folder.read(place, ReadOptions(shares=shares))
+    for source in (tmp_path, tmp_path / "books.zip"):
+        with pytest.raises(CorpusError, match=r"books\.zip: an archive or compressed file is not text; unpack it"):
+            folder.read(source, ReadOptions(shares=shares))
 
 
 def test_a_compressed_corpus_is_not_a_prefix_of_it(tmp_path):
     (tmp_path / "enwik8.xz").write_bytes(lzma.compress(bytes(range(103))))
-    with pytest.raises(CorpusError, match=r"enwik8\.xz: an archive or compressed file is no text; unpack it first"):
+    with pytest.raises(CorpusError, match=r"enwik8\.xz: an archive or compressed file is not text; unpack it first"):
         corpora.CORPORA["enwik8"].read(tmp_path, PLAIN)
 
 

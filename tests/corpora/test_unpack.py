@@ -136,7 +136,7 @@ PACKERS = {
 def test_packed_files_of_every_format_are_refused_as_text(tmp_path, kind):
     (tmp_path / "plain.txt").write_text("plain")
     packed = PACKERS[kind](tmp_path / "book.txt", {"a": b"text"})
-    with pytest.raises(CorpusError, match=r"book\.txt: an archive or compressed file is no text; unpack it first"):
+    with pytest.raises(CorpusError, match=r"book\.txt: an archive or compressed file is not text; unpack it first"):
         refuse_packed([tmp_path / "plain.txt", packed])
 
 

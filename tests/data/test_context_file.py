@@ -1,4 +1,4 @@
-"""Losses by context length are kept whole and found again by what they depend on."""
+"""Losses by context length are saved, and found again by everything that they depend on."""
 
 import h5py
 import numpy as np
@@ -12,20 +12,20 @@ KEY = key_of(FACTS)
 
 
 def filled(path):
-    book = ContextFile(path)
-    book.add(FACTS, 100, np.array([7, 3]), np.array([0.7, 0.3], dtype=np.float32))
-    book.add(FACTS, 100, np.array([5]), np.array([0.5], dtype=np.float32))
-    book.add(FACTS, 200, np.array([3]), np.array([0.1], dtype=np.float32))
-    return book
+    saved = ContextFile(path)
+    saved.add(FACTS, 100, np.array([7, 3]), np.array([0.7, 0.3], dtype=np.float32))
+    saved.add(FACTS, 100, np.array([5]), np.array([0.5], dtype=np.float32))
+    saved.add(FACTS, 200, np.array([3]), np.array([0.1], dtype=np.float32))
+    return saved
 
 
 def test_positions_that_were_not_added_are_missing(tmp_path):
-    book = filled(tmp_path / "recl.h5")
+    saved = filled(tmp_path / "recl.h5")
     wanted = np.array([2, 3, 5, 7, 9])
-    assert book.missing(KEY, 100, wanted).tolist() == [2, 9]
-    assert book.missing(KEY, 200, wanted).tolist() == [2, 5, 7, 9]
-    assert book.missing(KEY, 300, wanted).tolist() == wanted.tolist()
-    assert book.missing(key_of({**FACTS, "weights": "abd"}), 100, wanted).tolist() == wanted.tolist()
+    assert saved.missing(KEY, 100, wanted).tolist() == [2, 9]
+    assert saved.missing(KEY, 200, wanted).tolist() == [2, 5, 7, 9]
+    assert saved.missing(KEY, 300, wanted).tolist() == wanted.tolist()
+    assert saved.missing(key_of({**FACTS, "weights": "abd"}), 100, wanted).tolist() == wanted.tolist()
 
 
 def test_losses_are_read_from_the_file_by_position(tmp_path):

@@ -1,4 +1,4 @@
-"""The file with the loss of every token."""
+"""The file with the loss of each token."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from txlcli.errors import StoreError, UsageError
 
 TOKENS = np.array([3, 1, 2, 1, 0], dtype=np.int64)
 RISING, FALLING, LOW = (np.linspace(*ends, 5, dtype=np.float32) for ends in ((1, 2), (1, 0), (0.5, 0.6)))
-READINGS = [
+RESULTS = [
     TokenLosses("mem_len", 0, RISING, {"seg_len": 7, "same_length": None}),
     TokenLosses("mem_len", 160, FALLING, {"seg_len": 7, "same_length": "m"}),
     TokenLosses("attn_len", 160, LOW, {"stride": 3}),
@@ -20,7 +20,7 @@ READINGS = [
 
 
 def write(path):
-    loss_file.write(path, TOKENS, READINGS, {"run": "runs/mine", "step": 11, "split": None})
+    loss_file.write(path, TOKENS, RESULTS, {"run": "runs/mine", "step": 11, "split": None})
 
 
 def test_tokens_and_losses_are_written(tmp_path):

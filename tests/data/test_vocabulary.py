@@ -16,7 +16,7 @@ SENTENCES = [
 
 
 @pytest.fixture(scope="module")
-def pieces() -> Vocab:
+def sentencepiece() -> Vocab:
     return Vocab("sentencepiece", boundary=0, unknown=1, model=train(SENTENCES * 5, size=275, bpe=False))
 
 
@@ -43,21 +43,21 @@ def test_characters_decode_to_the_text(text):
 
 
 @given(ANY_TEXT)
-def test_sentencepiece_decodes_to_any_text(pieces, text):
-    assert pieces.decode(pieces.encode(text)) == text
+def test_sentencepiece_decodes_to_any_text(sentencepiece, text):
+    assert sentencepiece.decode(sentencepiece.encode(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "\n", " a  b \n\n", "\u2581a\u2581", "\0", "<eos> <unk> <0x41>", "\ufeff\r\n\t", "\u3000x\u00a0"]
 )
-def test_sentencepiece_decodes_to_unusual_text(pieces, text):
-    assert pieces.decode(pieces.encode(text)) == text
+def test_sentencepiece_decodes_to_unusual_text(sentencepiece, text):
+    assert sentencepiece.decode(sentencepiece.encode(text)) == text
 
 
-def test_sentencepiece_encodes_line_ends_as_the_boundary(pieces):
-    ids = pieces.encode("anna sees\n\nbert")
-    assert np.flatnonzero(ids == pieces.boundary).size == 2
-    assert pieces.symbol(pieces.boundary) == "<eos>"
+def test_sentencepiece_encodes_line_ends_as_the_boundary(sentencepiece):
+    ids = sentencepiece.encode("anna sees\n\nbert")
+    assert np.flatnonzero(ids == sentencepiece.boundary).size == 2
+    assert sentencepiece.symbol(sentencepiece.boundary) == "<eos>"
 
 
 def test_sentencepiece_refuses_a_vocab_size_that_does_not_fit():
@@ -115,15 +115,15 @@ def test_an_unknown_character_decodes_to_the_replacement_character():
     assert vocab.decode(vocab.encode("aza")) == "a\ufffda"
 
 
-def test_symbols_are_printable(pieces):
+def test_symbols_are_printable(sentencepiece):
     vocab = Vocab.of_bytes(range(256))
     assert [vocab.symbol(number) for number in (10, 65, 200)] == ["\\n", "A", "\\xc8"]
     assert Vocab("char", ["\n", "e"]).symbol(0) == "\\n"
-    assert all(pieces.symbol(number).isprintable() for number in range(pieces.size))
+    assert all(sentencepiece.symbol(number).isprintable() for number in range(sentencepiece.size))
 
 
-def test_json_preserves_vocabularies(pieces):
-    for vocab in (words(lower_case=True), Vocab.of_bytes(b"ba", dropped=b"\n"), Vocab("char", ["x"]), pieces):
+def test_json_preserves_vocabularies(sentencepiece):
+    for vocab in (words(lower_case=True), Vocab.of_bytes(b"ba", dropped=b"\n"), Vocab("char", ["x"]), sentencepiece):
         copy = Vocab.from_json(vocab.to_json())
         assert copy.to_json() == vocab.to_json()
         assert copy.fingerprint == vocab.fingerprint
@@ -158,7 +158,7 @@ def test_json_is_canonical():
 
 
 @pytest.mark.parametrize(
-    ("size", "kind"), [(1, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4"), (793_470, "u4")]
+    ("size", "dtype"), [(1, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4"), (793_470, "u4")]
 )
-def test_ids_have_the_smallest_integer_type(size, kind):
-    assert smallest_dtype(size) == np.dtype(kind)
+def test_ids_have_the_smallest_integer_type(size, dtype):
+    assert smallest_dtype(size) == np.dtype(dtype)

@@ -1,4 +1,4 @@
-"""Nats become what papers print: by pencil."""
+"""Nats are converted to the measures that papers report, checked by hand."""
 
 import math
 
@@ -28,8 +28,8 @@ def test_a_mean_loss_is_converted_to_the_metric_of_the_corpus(metric, expected):
 
 def test_every_measure_divides_the_sum_of_losses_by_its_own_count():
     # 12 tokens at 3 bits each are 36 bits: over 4 words 9 bits each, over 18 bytes 2 bits each.
-    found = measures(36 * math.log(2), Scored(tokens=12, words=4, bytes=18))
-    assert found == pytest.approx({"bpc": 3.0, "ppl": 8.0, "ppl_per_word": 512.0, "bits_per_byte": 2.0})
+    result = measures(36 * math.log(2), Scored(tokens=12, words=4, bytes=18))
+    assert result == pytest.approx({"bpc": 3.0, "ppl": 8.0, "ppl_per_word": 512.0, "bits_per_byte": 2.0})
 
 
 def test_measures_without_a_count_are_omitted():

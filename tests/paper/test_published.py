@@ -1,4 +1,4 @@
-"""The paper's numbers: as many rows as printed, the recipes' own numbers, what the text of the paper says of them."""
+"""The paper's numbers agree with the paper's text, with each other and with the recipes."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from txlcli.paper.metrics import metric_of
 
 ROWS = {1: 10, 2: 11, 3: 7, 4: 13, 5: 11, 6: 12, 7: 3, 8: 7, 9: 4, 10: 4}
 
-# The row of each recipe that has one: table, citation, name.
+# Table, citation and name of the row of each recipe that has one.
 ROW_OF = {
     "wt103": (1, None, "Transformer-XL Standard"),
     "wt103-large": (1, None, "Transformer-XL Large"),
@@ -125,15 +125,15 @@ def test_only_tables_1_and_5_have_validation_results_near_the_test_results():
                 assert row.valid / row.test == pytest.approx(1, abs=0.05)
 
 
-def test_the_twelve_layers_need_17_percent_of_the_parameters_of_64():
+def test_twelve_layers_have_17_percent_of_the_parameters_of_64():
     ours, theirs = (row_of(name)[1] for name in ("enwik8", "vanilla-enwik8-64l"))
     assert ours.test == theirs.test
     assert int(ours.parameters[:-1]) / int(theirs.parameters[:-1]) == pytest.approx(0.17, abs=0.005)
 
 
 def test_rows_of_other_systems_match_the_paper():
-    def cells(number, place):
-        row = published.table(number).rows[place]
+    def cells(number, index):
+        row = published.table(number).rows[index]
         return (row.citation, row.name, row.parameters, row.valid, row.test)
 
     assert cells(1, 3) == ("Grave et al. (2016b)", "LSTM + Neural cache", None, None, 40.8)
@@ -153,7 +153,7 @@ def test_marks_match_the_paper():
 
 
 @pytest.mark.parametrize("number", [6, 10])
-def test_no_ablation_is_better_at_the_length_of_training_than_at_the_best_length(number):
+def test_only_our_encoding_improves_beyond_the_training_length(number):
     rows = published.table(number).rows
     assert published.table(number).split == "valid"
     assert all(row.ppl_init is None or row.ppl_init >= row.ppl_best for row in rows)

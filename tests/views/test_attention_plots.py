@@ -1,4 +1,4 @@
-"""The pictures of attention show the numbers they were given, where one looks for them."""
+"""The attention figures show the given numbers."""
 
 import warnings
 
@@ -15,39 +15,39 @@ from txlcli.views.attention_plots import HeadPicture
 N, H, DISTANCES = 3, 2, 7
 
 
-def some_attention(seed=0):
+def random_attention(seed=0):
     """(N, H, n), each row summing to 1."""
     drawn = np.random.default_rng(seed).random((N, H, DISTANCES)) + 0.01
     return drawn / drawn.sum(-1, keepdims=True)
 
 
-def head(rows=5, places=11):
-    attention = np.random.default_rng(1).random((rows, places))
+def head(rows=5, columns=11):
+    attention = np.random.default_rng(1).random((rows, columns))
     attention[2, :3] = np.nan
     return HeadPicture("head 1.1", attention, strongest(attention))
 
 
 @pytest.mark.parametrize("ending", plots.FORMATS)
-def test_every_figure_is_a_file_of_the_wished_format(tmp_path, ending):
+def test_every_figure_is_written_in_the_format_of_the_extension(tmp_path, ending):
     paths = [tmp_path / f"{name}{ending}" for name in ("five", "six", "seven")]
-    attention_plots.plot_by_distance(paths[0], some_attention(), title="five")
+    attention_plots.plot_by_distance(paths[0], random_attention(), title="five")
     attention_plots.plot_heads(paths[1], [head()], targets=list("abcde"), context=list("fghijklmnop"), title="six")
-    attention_plots.plot_terms(paths[2], {"a": some_attention(), "b": some_attention(1)}, title="seven")
+    attention_plots.plot_terms(paths[2], {"a": random_attention(), "b": random_attention(1)}, title="seven")
     assert all(path.read_bytes().startswith(MAGIC[ending]) for path in paths)
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """The figures that would have been written."""
+def figures_(monkeypatch):
+    """Collect figures instead of writing them."""
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     return figures
 
 
-def test_heads_are_rows_from_the_first_layer_up_and_distance_0_is_at_the_right(drawn, tmp_path):
-    attention = some_attention()
+def test_rows_are_heads_from_the_first_layer_up_and_distance_0_is_at_the_right(figures_, tmp_path):
+    attention = random_attention()
     attention_plots.plot_by_distance(tmp_path / "five.png", attention, title="Attention")
-    axes = drawn[0].axes[0]
+    axes = figures_[0].axes[0]
     (image,) = axes.images
     shown = np.array(image.get_array())
     assert shown.shape == (N * H, DISTANCES)
@@ -61,30 +61,30 @@ def test_heads_are_rows_from_the_first_layer_up_and_distance_0_is_at_the_right(d
     assert layers == {"1": 0.5, "2": 2.5, "3": 4.5}
 
 
-def test_higher_attention_is_darker(drawn, tmp_path):
+def test_higher_attention_is_darker(figures_, tmp_path):
     attention = np.array([[[0.001, 0.01, 0.1, 0.889]]])
     attention_plots.plot_by_distance(tmp_path / "five.png", attention, title="Attention")
-    (image,) = drawn[0].axes[0].images
+    (image,) = figures_[0].axes[0].images
     brightness = image.to_rgba(image.get_array())[0, :, :3].sum(-1)
     assert (np.diff(brightness) > 0).all()  # distance 3, the most, is at the left
 
 
-def test_terms_stand_side_by_side_on_one_scale(drawn, tmp_path):
-    terms = {"a": some_attention(), "b": some_attention(1), "d": some_attention(2)}
+def test_terms_are_side_by_side_on_one_scale(figures_, tmp_path):
+    terms = {"a": random_attention(), "b": random_attention(1), "d": random_attention(2)}
     attention_plots.plot_terms(tmp_path / "seven.png", terms, title="Terms")
-    panels = [axes for axes in drawn[0].axes if axes.images]
+    panels = [axes for axes in figures_[0].axes if axes.images]
     assert [axes.get_title()[:3] for axes in panels] == ["(a)", "(b)", "(d)"]
     for axes, attention in zip(panels, terms.values(), strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array()[1], attention[0, 1, ::-1])
     assert len({axes.images[0].norm for axes in panels}) == 1
 
 
-def test_marked_places_are_red_seen_ones_grey_and_unseen_ones_neither(drawn, tmp_path):
+def test_marked_tokens_are_red_visible_ones_grey_and_others_neither(figures_, tmp_path):
     one = head()
     attention_plots.plot_heads(
         tmp_path / "six.png", [one], targets=list("abcde"), context=list("fghijklmnop"), title="six"
     )
-    (axes,) = drawn[0].axes
+    (axes,) = figures_[0].axes
     picture = np.array(axes.images[0].get_array())
     red, green, blue = np.moveaxis(picture, -1, 0)
     assert one.marked.sum() == 4 * 3 + 2
@@ -105,16 +105,16 @@ def test_more_attention_is_a_deeper_shade():
     assert shades[0] == 1
 
 
-def test_a_long_context_is_measured_instead_of_spelled(drawn, tmp_path):
+def test_a_long_context_has_distances_instead_of_labels(figures_, tmp_path):
     attention = np.random.default_rng(1).random((2, 640))
     one = HeadPicture("head", attention, strongest(attention))
     attention_plots.plot_heads(tmp_path / "six.png", [one, one], targets=["a", "b"], context=["x"] * 640, title="six")
-    axes = drawn[0].axes[-1]
+    axes = figures_[0].axes[-1]
     ticks = dict(zip(axes.get_xticks(), (label.get_text() for label in axes.get_xticklabels()), strict=True))
     assert ticks == {640 - before: str(before) for before in (1, 100, 200, 300, 400, 500, 600)}
 
 
-def test_names_of_tokens_are_drawn_as_they_are(tmp_path):
+def test_token_labels_are_not_interpreted_as_markup(tmp_path):
     targets = [" ", "\\n", "$x$", "語🦊", "supercalifragilistic"]
     assert [attention_plots.token_label(token) for token in targets] == ["␣", "⏎", "$x$", "□□", "supercalifrag…"]
     with warnings.catch_warnings():
@@ -130,7 +130,7 @@ def test_ticks_are_round_numbers(distances, expected):
     assert attention_plots.round_distances(distances) == expected
 
 
-def test_one_distance_and_certain_heads_can_be_drawn(tmp_path):
+def test_a_single_distance_and_one_hot_attention_can_be_plotted(tmp_path):
     attention_plots.plot_by_distance(tmp_path / "one.png", np.ones((1, 1, 1)), title="one")
     attention_plots.plot_by_distance(tmp_path / "certain.png", np.eye(5)[None, :2], title="certain")
     assert (tmp_path / "one.png").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""Figures are real files of the wished format."""
+"""Figures are written in the format of the extension."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,14 +18,14 @@ def draw(path, **changed):
 
 @pytest.mark.parametrize("ending", plots.FORMATS)
 @pytest.mark.parametrize("log_y", [False, True])
-def test_the_ending_decides_the_format(tmp_path, ending, log_y):
+def test_the_extension_selects_the_format(tmp_path, ending, log_y):
     path = tmp_path / f"curve{ending}"
     plots.check_path(path)
     draw(path, log_y=log_y)
     assert path.read_bytes().startswith(MAGIC[ending])
 
 
-def test_a_capital_ending_is_an_ending(tmp_path):
+def test_the_extension_may_be_in_capitals(tmp_path):
     plots.check_path(tmp_path / "curve.PNG")
     draw(tmp_path / "curve.PNG")
     assert (tmp_path / "curve.PNG").read_bytes().startswith(MAGIC[".png"])
@@ -43,7 +43,7 @@ def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
     assert {3, 2} <= set(marks)
 
 
-def test_a_curve_without_marks_is_a_line_only(tmp_path):
+def test_a_curve_without_markers_is_only_a_line(tmp_path):
     draw(tmp_path / "curve.svg", styles={"vanilla": {"marker": ""}})
     root = ElementTree.parse(tmp_path / "curve.svg").getroot()
     groups = root.iter("{http://www.w3.org/2000/svg}g")
@@ -88,7 +88,7 @@ def test_a_missing_value_leaves_a_gap(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["curve.txt", "curve", "curve.jpeg"])
-def test_another_ending_is_refused(tmp_path, name):
+def test_another_extension_is_refused(tmp_path, name):
     with pytest.raises(UsageError) as caught:
         plots.check_path(tmp_path / name)
     assert str(caught.value) == (
@@ -101,7 +101,7 @@ def test_a_missing_folder_is_refused():
         plots.check_path(Path("nowhere/curve.png"))
 
 
-def test_a_figure_that_cannot_be_written_is_named(tmp_path):
+def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "curve.png").mkdir()
     with pytest.raises(TxlError) as caught:
         draw(tmp_path / "curve.png")

@@ -1,4 +1,4 @@
-"""The report says everything, in Markdown and in HTML, whatever the texts hold."""
+"""The report contains all text, in Markdown and in HTML, properly escaped."""
 
 import dataclasses
 import html.parser
@@ -30,7 +30,7 @@ SECTION = Section(
 
 
 class Visible(html.parser.HTMLParser):
-    """The text of a page, and that every element is closed in order."""
+    """Collects the text of a page, and checks that elements are closed in order."""
 
     VOID = ("meta", "img", "!doctype")
 
@@ -61,13 +61,13 @@ def page(tmp_path):
     return parser
 
 
-def test_a_verdict_has_its_colour(tmp_path):
+def test_a_verdict_has_its_css_class(tmp_path):
     text = to_html("The report", [dataclasses.replace(SECTION, figures=[])], "the end", tmp_path)
-    for kind, verdict in (("held", "as in the paper"), ("failed", "NOT as in the paper"), ("note", "undecided")):
-        assert f'<span class="{kind}">{verdict}</span>' in text
+    for css_class, verdict in (("held", "as in the paper"), ("failed", "NOT as in the paper"), ("note", "undecided")):
+        assert f'<span class="{css_class}">{verdict}</span>' in text
 
 
-def test_the_page_holds_every_word_and_the_figure_itself(page):
+def test_the_page_contains_all_text_and_the_figure(page):
     text = " ".join("".join(page.text).split())
     for words in (
         "Table 6: what <recurrence> is worth",
@@ -86,7 +86,7 @@ def test_the_page_holds_every_word_and_the_figure_itself(page):
     assert page.images == ["data:image/png;base64,iVBORyBwaWN0dXJl"]
 
 
-def test_markdown_holds_the_same_and_no_text_breaks_out_of_its_place():
+def test_markdown_contains_all_text_and_escapes_it():
     lines = to_markdown("The report", [SECTION], "the end").splitlines()
     assert lines[0] == "# The report"
     assert lines[lines.index("| model | ppl |") + 1] == "| --- | ---: |"
@@ -98,5 +98,5 @@ def test_markdown_holds_the_same_and_no_text_breaks_out_of_its_place():
     assert lines[lines.index("```sh") + 1 : lines.index("```sh") + 3] == SECTION.commands
 
 
-def test_a_section_comes_back_from_json():
+def test_a_section_survives_json():
     assert Section.from_table(json.loads(json.dumps(SECTION.to_table()))) == SECTION

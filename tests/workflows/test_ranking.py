@@ -1,4 +1,4 @@
-"""What of a run may stand beside the paper's numbers, and what may not."""
+"""Results of a run that are comparable with the paper's, and results that are not."""
 
 from pathlib import Path
 
@@ -43,87 +43,87 @@ def both(name, **changed):
 
 @pytest.mark.parametrize("name", ["wt103", "enwik8", "text8", "ptb"])
 def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
-    beside = published_rank(both(name))
+    rank = published_rank(both(name))
     bits = {"bpc": (3.5 / 0.6931471805599453, 3.0 / 0.6931471805599453), "ppl": (33.11545195869231, 20.085536923187668)}
-    assert (beside.valid.value, beside.test.value) == pytest.approx(bits[beside.table.metric])
-    assert beside.valid.source == "validation during training, step 1,000"
-    assert beside.test.source == "txl eval, attention length 640, step 1,500"
-    assert beside.table is published.benchmark(name)
-    assert beside.reasons == ()
-    assert beside.result == beside.test.value
+    assert (rank.valid.value, rank.test.value) == pytest.approx(bits[rank.table.metric])
+    assert rank.valid.source == "validation during training, step 1,000"
+    assert rank.test.source == "txl eval, attention length 640, step 1,500"
+    assert rank.table is published.benchmark(name)
+    assert rank.reasons == ()
+    assert rank.result == rank.test.value
 
 
-def test_a_run_without_a_test_result_is_placed_by_its_validation():
-    beside = published_rank(history("ptb", reports=[valid_report(73_760)]))
-    assert beside.test is None
-    assert beside.result == beside.valid.value
+def test_a_run_without_a_test_result_is_ranked_by_its_validation():
+    rank = published_rank(history("ptb", reports=[valid_report(73_760)]))
+    assert rank.test is None
+    assert rank.result == rank.valid.value
 
 
 def test_one_billion_word_has_no_published_validation_split():
-    beside = published_rank(history("lm1b", reports=[valid_report(1000)], evals=[scored_row(159_658)]))
-    assert beside.valid is None
-    assert beside.test is not None
-    assert beside.reasons[0].endswith("1,000 tokens scored, the size of the benchmark is unknown")
+    rank = published_rank(history("lm1b", reports=[valid_report(1000)], evals=[scored_row(159_658)]))
+    assert rank.valid is None
+    assert rank.test is not None
+    assert rank.reasons[0].endswith("1,000 tokens scored, the size of the benchmark is unknown")
 
 
-def test_a_recorded_validation_comes_before_that_of_the_training():
+def test_an_evaluation_of_valid_takes_precedence_over_a_validation_in_training():
     evals = [scored_row(73_760, split="valid", loss_nats=3.25)]
-    beside = published_rank(history("ptb", reports=[valid_report(73_760)], evals=evals))
-    assert beside.valid.value == pytest.approx(25.790339917193062)
-    assert beside.valid.source.startswith("txl eval")
+    rank = published_rank(history("ptb", reports=[valid_report(73_760)], evals=evals))
+    assert rank.valid.value == pytest.approx(25.790339917193062)
+    assert rank.valid.source.startswith("txl eval")
 
 
-def test_a_model_that_carries_a_state_has_no_attention_length():
-    beside = published_rank(history("ptb", evals=[scored_row(82_430, attn_len_max=None)]))
-    assert beside.test.source == "txl eval, recurrent state, step 1,500"
+def test_a_model_with_a_recurrent_state_has_no_attention_length():
+    rank = published_rank(history("ptb", evals=[scored_row(82_430, attn_len_max=None)]))
+    assert rank.test.source == "txl eval, recurrent state, step 1,500"
 
 
 @pytest.mark.parametrize("tokens", [73_759, 1000, 73_761])
-def test_a_part_of_a_split_is_not_compared(tokens):
-    beside = published_rank(history("ptb", reports=[valid_report(tokens)]))
-    assert beside.valid is beside.result is None
+def test_part_of_a_split_is_not_compared(tokens):
+    rank = published_rank(history("ptb", reports=[valid_report(tokens)]))
+    assert rank.valid is rank.result is None
     expected = f"valid (validation during training, step 1,000): {tokens:,} tokens scored, the benchmark has 73,760"
-    assert beside.reasons == (expected,)
+    assert rank.reasons == (expected,)
 
 
 @pytest.mark.parametrize("size", [9_999, 10_001, 8000])
 def test_another_vocabulary_is_not_compared(size):
-    beside = published_rank(both("ptb", vocab_size=size))
-    assert beside.valid is beside.test is None
-    assert beside.reasons == (f"its vocabulary has {size:,} symbols, the benchmark's 10,000 symbols",)
+    rank = published_rank(both("ptb", vocab_size=size))
+    assert rank.valid is rank.test is None
+    assert rank.reasons == (f"its vocabulary has {size:,} symbols, the benchmark's 10,000 symbols",)
 
 
-def test_a_corpus_that_is_not_the_papers_has_no_standing():
+def test_a_corpus_that_is_not_the_papers_has_no_rank():
     assert published_rank(history("novel", vocab_size=256, store="stdlib")) is None
     assert published_rank(history("novel", vocab_size=256)) is None
 
 
-def test_enwik8_with_newlines_is_no_text_of_the_papers_own_rows():
-    beside = published_rank(both("enwik8"))
-    assert not beside.released
-    assert [beside.same_text(row) for row in beside.table.rows] == [not row.ours for row in beside.table.rows]
+def test_enwik8_with_newlines_is_not_the_text_of_the_papers_own_rows():
+    rank = published_rank(both("enwik8"))
+    assert not rank.released
+    assert [rank.same_text(row) for row in rank.table.rows] == [not row.ours for row in rank.table.rows]
 
 
 def test_enwik8_as_released_is_the_text_of_the_papers_own_rows_only():
-    found = history("enwik8", vocab_size=204, evals=[scored_row(4_900_000)], store="enwik8-released")
-    beside = published_rank(found)
-    assert beside.released
-    assert beside.test is not None
-    assert [beside.same_text(row) for row in beside.table.rows] == [row.ours for row in beside.table.rows]
+    past = history("enwik8", vocab_size=204, evals=[scored_row(4_900_000)], store="enwik8-released")
+    rank = published_rank(past)
+    assert rank.released
+    assert rank.test is not None
+    assert [rank.same_text(row) for row in rank.table.rows] == [row.ours for row in rank.table.rows]
 
 
 @pytest.mark.parametrize("tokens", [4_999_999, 250_000])
 def test_a_whole_split_without_newlines_is_shorter_but_not_much(tokens):
-    beside = published_rank(history("enwik8", vocab_size=204, evals=[scored_row(tokens)]))
-    assert beside.test is None
+    rank = published_rank(history("enwik8", vocab_size=204, evals=[scored_row(tokens)]))
+    assert rank.test is None
 
 
-def test_elsewhere_all_rows_read_the_same_text():
-    beside = published_rank(both("ptb"))
-    assert all(beside.same_text(row) for row in beside.table.rows)
+def test_rows_of_other_corpora_have_the_same_text():
+    rank = published_rank(both("ptb"))
+    assert all(rank.same_text(row) for row in rank.table.rows)
 
 
-def test_the_corpus_is_the_one_that_an_evaluation_found_in_the_store():
+def test_the_corpus_is_the_one_that_an_evaluation_recorded():
     assert corpus_of(history("ptb", store="hf-ptb")) == "hf"
     assert corpus_of(history("ptb", store="hf-ptb", evals=[scored_row(82_430, corpus="ptb")])) == "ptb"
     assert corpus_of(history("ptb", store="ptb-sp8000")) == "ptb"

@@ -63,7 +63,7 @@ def attention(
         int | None,
         typer.Option("--positions", metavar="N", min=1, help="Tokens to average over [default: 5,000 at most]."),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="train, valid or test [default: valid].")] = "valid",
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "valid",
     mem_len: Annotated[
         int | None, typer.Option("--mem-len", min=0, help="Memory length M [default: the recipe's].")
     ] = None,

@@ -27,7 +27,7 @@ from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions
 
 def recl(
     run_names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs to compare; one is enough.")],
-    split: Annotated[str, typer.Option("--split", help="valid or test [default: test].")] = "test",
+    split: Annotated[str, typer.Option("--split", help="valid or test.")] = "test",
     start: Annotated[int, typer.Option("--start", min=1, help="Shortest context length, in tokens.")] = 100,
     step: Annotated[int, typer.Option("--step", min=1, help="Step to the next context length, in tokens.")] = 100,
     longest: Annotated[

@@ -16,20 +16,17 @@ class EncodingTraits:
     absolute_positions: bool = False
     """Positions count from the start of the segment, so a memory can only be used if the model was trained with one."""
     learned_vectors: bool = False
-    """It learns `n_positions` vectors, one per distance or per position; a segment has no more positions than that."""
+    """It learns `n_positions` vectors: one per distance, or one per position of a segment, which limits its length."""
     score_terms: tuple[str, ...] = ()
     """Terms of the score (section 3.3) that `txl attention` compares; empty if the score is term (a) alone."""
+    has_biases: bool = False
+    """The score has the trained biases u and v, so `tie_biases` applies."""
     projects_distances: bool = False
     """Each layer projects the distance encodings (W_kR), once per segment."""
     transformer_xl: bool = False
     """It is the encoding of the paper, as the released code and Hugging Face implement it."""
     check: Callable[[Any], None] | None = None
     """Requirements of its own: gets the `TransformerSettings`, raises RecipeError."""
-
-    @property
-    def has_biases(self) -> bool:
-        """True if the score has the trained biases u and v, so that `tie_biases` applies."""
-        return "d" in self.score_terms
 
 
 def _check_pairs(model: Any) -> None:
@@ -39,7 +36,11 @@ def _check_pairs(model: Any) -> None:
 
 ENCODINGS: dict[str, EncodingTraits] = {
     "relative": EncodingTraits(
-        scores_distances=True, score_terms=("a", "b", "d"), projects_distances=True, transformer_xl=True
+        scores_distances=True,
+        score_terms=("a", "b", "d"),
+        has_biases=True,
+        projects_distances=True,
+        transformer_xl=True,
     ),
     "shaw": EncodingTraits(scores_distances=True, learned_vectors=True, score_terms=("a", "b")),
     "sinusoid": EncodingTraits(absolute_positions=True),

@@ -1,1 +1,1 @@
-"""A CUDA device without contents, for machines that have none: shapes, number formats, strides, devices, no kernel."""
+"""A fake CUDA device for machines without one: tensors have shapes, dtypes, strides and devices, but no data."""

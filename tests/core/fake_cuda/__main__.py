@@ -1,6 +1,6 @@
-"""Runs a group of checks and prints what each gave, or its traceback, as one JSON object.
+"""Runs a group of checks and prints the result of each, or its traceback, as one JSON object.
 
-The modules are imported in the order that they are named in; the last one has the group.
+The modules are imported in the given order; the last one defines the group.
 """
 
 import ctypes
@@ -11,19 +11,19 @@ import signal
 import sys
 import traceback
 
-MOST_SECONDS = 1200
+MAX_SECONDS = 1200
 
 
 def main(library, group, *modules):
-    """Take the helper library first: PyTorch asks for the device as it is loaded."""
-    signal.alarm(MOST_SECONDS)  # whoever started this may be gone
+    """Load the helper library first: PyTorch queries the device when it is imported."""
+    signal.alarm(MAX_SECONDS)  # the parent process may have ended
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     for name in modules:
         module = importlib.import_module(f"tests.core.fake_cuda.{name}")
     checks = module.GROUPS[group]
     print(json.dumps({name: _outcome(check) for name, check in checks.items()}))
     sys.stdout.flush()
-    os._exit(0)  # the device's threads of autograd never end
+    os._exit(0)  # autograd's threads for the device never end
 
 
 def _outcome(check):

@@ -1,6 +1,6 @@
-"""What PyTorch's Python side answers of the card, taken for an H200, to those who compile for it.
+"""Properties of the fake card, an H200, that PyTorch's Python functions report to compilers.
 
-Inductor keeps the functions that it finds as it is loaded: this must be imported before.
+Inductor keeps references to these functions when it is imported, so this module must be imported first.
 """
 
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ PROPERTIES = {
     "gcnArchName": "",
 }
 
-# Each is a function of its own: compilers tell them apart.
+# Separate functions, because compilers distinguish them.
 torch.cuda.is_available = lambda: True
 torch.cuda.is_initialized = lambda: True
 torch.cuda.current_device = lambda: 0

@@ -1,4 +1,4 @@
-"""What is tried on the device, by group: each check gives facts that JSON can hold, or fails."""
+"""Checks of code on the fake device, by group: each returns a result for JSON, or fails."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.core.device_cases import CASES, READ_LIKE_RELATIVE, build, load, read, start
-from tests.core.fake_cuda.device import CHANCE, CUDA, pretending
+from tests.core.fake_cuda.device import CUDA, GENERATOR, pretending
 from txlcli.core.kernels.device import DTYPES
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
@@ -22,7 +22,7 @@ from txlcli.core.training import checkpoint
 
 
 def two_updates(case, precision):
-    """What waited for the device."""
+    """Return the operations of two training steps that waited for the device."""
     settings = load(case, f"train.precision={precision}")
     with pretending() as watch:
         training = start(settings, build(case, settings, CUDA))
@@ -32,7 +32,7 @@ def two_updates(case, precision):
 
 
 def reading(case, precision):
-    """What waited for the device: while segments were read, then from one drawn token to the next."""
+    """Return the operations that waited for the device: while reading segments, and between two sampled tokens."""
     settings = load(case)
     with pretending() as of_segments:
         model = build(case, settings, CUDA)
@@ -47,47 +47,51 @@ def reading(case, precision):
     return of_segments.waits, of_token.waits
 
 
-def evaluation(case, kind):
-    """What waited for the device while a text was scored, in bf16."""
+def evaluation(case, method):
+    """Return the operations that waited for the device while a text was scored in bf16."""
     settings = load(case)
     ids = np.zeros(400, dtype=np.int64)
     read, wanted, positions = ids[:-1], ids[1:], np.arange(200, 208)
-    how = dataclasses.replace(settings.eval, batch_size=2)
+    eval_settings = dataclasses.replace(settings.eval, batch_size=2)
     with pretending() as watch:
         model = build(case, settings, CUDA)
-        if kind == "score":
-            score(model, read, wanted, how, precision="bf16")
-        elif kind == "cache":
-            score_with_cache(model, read, wanted, how, size=100, thetas=[1.0, 2.0], precision="bf16")
-        elif kind == "contexts":
-            list(context_losses(model, read, wanted, positions, how, context_len=47, windows=4, precision="bf16"))
+        if method == "score":
+            score(model, read, wanted, eval_settings, precision="bf16")
+        elif method == "cache":
+            score_with_cache(model, read, wanted, eval_settings, size=100, thetas=[1.0, 2.0], precision="bf16")
+        elif method == "contexts":
+            list(
+                context_losses(
+                    model, read, wanted, positions, eval_settings, context_len=47, windows=4, precision="bf16"
+                )
+            )
         else:
             score_windows(model, read, wanted, attn_len=43, stride=13, precision="bf16")
     return watch.waits
 
 
-def _begun_on_a_cpu(case, settings, *, steps):
-    """The checkpoint of a run."""
+def _started_on_a_cpu(case, settings, *, steps):
+    """Return the checkpoint of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        begun = start(settings, build(case, settings, torch.device("cpu")))
-        begun.folder = Path(folder)
+        training = start(settings, build(case, settings, torch.device("cpu")))
+        training.folder = Path(folder)
         for _ in range(steps):
-            begun.update()
-        begun.save_last()
-        return checkpoint.load(begun.last_path)
+            training.update()
+        training.save_last()
+        return checkpoint.load(training.last_path)
 
 
 def _resumed(case, settings, saved):
-    """The training that goes on here."""
+    """Return the training resumed on the fake device."""
     training = start(settings, build(case, settings, CUDA))
-    CHANCE.forget()
+    GENERATOR.forget()
     training.restore(saved)
     return training
 
 
 def resumed(precision):
-    """Where everything is that a run begun on a CPU in fp32 restores here."""
-    saved = _begun_on_a_cpu("averaged", load("averaged"), steps=1)
+    """Return the devices of all tensors that a run started on a CPU in fp32 restores on the fake device."""
+    saved = _started_on_a_cpu("averaged", load("averaged"), steps=1)
     with pretending():
         training = _resumed("averaged", load("averaged", f"train.precision={precision}"), saved)
         training.update()
@@ -97,52 +101,52 @@ def resumed(precision):
 
 
 def seeds_of_resumed_runs():
-    """How many different numbers seed the device's generator as runs of two seeds go on after one and two steps."""
-    found = set()
+    """Count the different seeds that runs of two seeds set when they resume after one and after two steps."""
+    seeds = set()
     for seed, steps in itertools.product((3, 4), (1, 2)):
         settings = load("relative", f"train.seed={seed}", "model.n_layers=1")
-        saved = _begun_on_a_cpu("relative", settings, steps=steps)
+        saved = _started_on_a_cpu("relative", settings, steps=steps)
         logs = []
         for _ in range(2):
             with pretending():
                 _resumed("relative", settings, saved)
-            logs.append(CHANCE.log)
+            logs.append(GENERATOR.log)
         assert logs[0] == logs[1]
-        ((what, number),) = logs[0]
-        assert what == "seed"
-        found.add(number)
-    return len(found)
+        ((call, number),) = logs[0]
+        assert call == "seed"
+        seeds.add(number)
+    return len(seeds)
 
 
 def generator_of_a_recomputed_step():
-    """The states of the device's generator that a step of one layer reads and sets, numbered as they were read."""
+    """Return the states of the device's generator that a step of one layer reads and sets, numbered in order."""
     settings = load("recomputed", "model.n_layers=1")
     with pretending():
         training = start(settings, build("recomputed", settings, CUDA))
         before = torch.get_rng_state()
-        CHANCE.forget()
+        GENERATOR.forget()
         training.update()
     assert torch.equal(torch.get_rng_state(), before)
-    return CHANCE.log
+    return GENERATOR.log
 
 
-def formats_of_an_lstm(precision):
-    """The number format of what PyTorch's LSTM is given in training, and the one that autocast would make of it."""
+def dtypes_of_an_lstm(precision):
+    """Return the dtype of the inputs of PyTorch's LSTM in training, and the dtype that autocast would cast them to."""
     seen, lstm = set(), torch.lstm
 
-    def look(inputs, *others):
+    def observe(inputs, *others):
         casts = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else inputs.dtype
         seen.add((str(inputs.dtype), str(casts)))
         return lstm(inputs, *others)
 
-    torch._VF.lstm = look
+    torch._VF.lstm = observe
     two_updates("lstm", precision)
-    (formats,) = seen
-    return formats
+    (dtypes,) = seen
+    return dtypes
 
 
-def what_is_noticed():
-    """Mixed devices and everything that waits."""
+def detected_waits():
+    """Check that mixed devices are refused, and return the operations that wait."""
     with pretending() as watch:
         there = torch.zeros(3, device=CUDA)
         with pytest.raises(AssertionError, match="mixes"):
@@ -155,7 +159,7 @@ def what_is_noticed():
 
 
 def _each(check, *names):
-    """A check for every combination of names."""
+    """Return a check for every combination of names."""
     return {" ".join(one): partial(check, *one) for one in itertools.product(*names)}
 
 
@@ -168,7 +172,7 @@ GROUPS = {
         **{f"resumed in {precision}": partial(resumed, precision) for precision in DTYPES},
         "seeds of resumed runs": seeds_of_resumed_runs,
         "generator of a recomputed step": generator_of_a_recomputed_step,
-        **{f"lstm in {precision}": partial(formats_of_an_lstm, precision) for precision in DTYPES},
-        "noticed": what_is_noticed,
+        **{f"lstm in {precision}": partial(dtypes_of_an_lstm, precision) for precision in DTYPES},
+        "noticed": detected_waits,
     },
 }

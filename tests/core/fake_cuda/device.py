@@ -1,6 +1,6 @@
-"""What PyTorch's Python side must be told for the device, and a watch over what is done there.
+"""Replaces PyTorch functions for the fake device, and observes the operations on it.
 
-The helper library must be loaded before this is imported.
+The helper library must be loaded before this module is imported.
 """
 
 import contextlib
@@ -16,51 +16,51 @@ from tests.core.device_cases import COPIES, OneDevice
 CUDA = torch.device("cuda:0")
 
 
-class Chance:
-    """The device's generator, as far as one can be seen from outside: the states that were read and set, by number."""
+class GeneratorLog:
+    """A stand-in for the device's generator, which logs the states that are read and set, by number."""
 
     def __init__(self):
         self.forget()
 
     def forget(self):
-        """Begin a new log."""
+        """Start a new log."""
         self.log, self._states = [], []
 
     def get(self, device="cuda"):
-        """A state like no other."""
+        """Return a new state."""
         assert torch.device(device).type == "cuda"
         self._states.append(torch.from_numpy(np.zeros(16, dtype=np.uint8)))
         self.log.append(("read", len(self._states) - 1))
         return self._states[-1]
 
     def set(self, state, device="cuda"):
-        """Only one that was read here can be set."""
+        """Set a state that was read before."""
         assert torch.device(device).type == "cuda"
         self.log.append(("set", next(number for number, known in enumerate(self._states) if known is state)))
 
     def seed(self, seed):
-        """Note the seed."""
+        """Log the seed."""
         self.log.append(("seed", seed))
 
 
-CHANCE = Chance()
+GENERATOR = GeneratorLog()
 
 
 class _NoGenerator:
-    """Stands for torch.Generator: where nothing is drawn, it has no state."""
+    """A stand-in for torch.Generator without a state: nothing is sampled."""
 
     def __init__(self, device):
         assert device.type == "cuda"
 
     def manual_seed(self, seed):
-        """An operation that gets None takes the device's own."""
+        """Return None: an operation then uses the device's generator."""
 
 
 UNKNOWN = {
     "_local_scalar_dense": lambda tensor: np.zeros((), dtype=_numpy_dtype(tensor)).item(),
     "nonzero": lambda tensor: tensor.new_empty((tensor.numel() // 8, tensor.dim()), dtype=torch.int64),
 }
-"""What no shape tells, and what is made up for it."""
+"""Operations whose result depends on data, and the results made up for them."""
 
 
 def _numpy_dtype(tensor):
@@ -68,7 +68,7 @@ def _numpy_dtype(tensor):
 
 
 def _apply(module, change, recurse=True):
-    """nn.Module._apply without the exchange of contents, which tensors without any refuse."""
+    """Replace nn.Module._apply, which swaps data: fake tensors have none."""
     for child in module.children():
         child._apply(change)
     for name, parameter in module._parameters.items():
@@ -78,16 +78,17 @@ def _apply(module, change, recurse=True):
 
 
 def _deepcopy(tensor, memo):
-    """Tensor.__deepcopy__ would copy the mode, too, whose references to storages must not be copied."""
+    """Replace Tensor.__deepcopy__, which would also copy the mode and its references to storages."""
     copied = tensor.detach().clone()
     if isinstance(tensor, torch.nn.Parameter):
         copied = torch.nn.Parameter(copied, tensor.requires_grad)
     return memo.setdefault(id(tensor), copied)
 
 
-torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # autocast and GradScaler ask it
+torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # called by autocast and GradScaler
 torch.cuda.is_bf16_supported = lambda *_, **__: True
-torch.cuda.get_rng_state, torch.cuda.set_rng_state, torch.cuda.manual_seed = CHANCE.get, CHANCE.set, CHANCE.seed
+torch.cuda.get_rng_state, torch.cuda.set_rng_state = GENERATOR.get, GENERATOR.set
+torch.cuda.manual_seed = GENERATOR.seed
 torch.cuda.synchronize = lambda *_: None
 torch.Generator = _NoGenerator
 FakeTensor.numpy = lambda tensor: np.zeros(tensor.shape, dtype=_numpy_dtype(tensor))
@@ -102,17 +103,17 @@ def _is_composite(func):
 
 
 class Watch(OneDevice):
-    """Counts what waits for the device; every number that is asked for is 0."""
+    """Counts operations that wait for the device; every value read from it is 0."""
 
     def __init__(self):
         super().__init__()
         self.waits = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Look at the operation, then do it or make up what it would find."""
-        if func.namespace == "prim":  # a question about a tensor
+        """Run an operation, or make up its result, and count it if it waits."""
+        if func.namespace == "prim":  # a property of a tensor
             return func(*args, **(kwargs or {}))
-        if _is_composite(func):  # only in inference mode are there any
+        if _is_composite(func):  # only in inference mode
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
@@ -132,13 +133,13 @@ class Watch(OneDevice):
                 self._note("copy of pageable memory", result)
         return result
 
-    def _note(self, what, tensor):
+    def _note(self, wait, tensor):
         if tensor.device.type == "cuda":
-            self.waits[what] += 1
+            self.waits[wait] += 1
 
 
 @contextlib.contextmanager
 def pretending():
-    """Tensors made in here have no contents."""
+    """Create fake tensors inside this block."""
     with FakeTensorMode(allow_non_fake_inputs=True), Watch() as watch:
         yield watch

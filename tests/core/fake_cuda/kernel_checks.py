@@ -1,4 +1,4 @@
-"""What is tried of the kernels that PyTorch makes for the device, by group: each check gives facts for JSON."""
+"""Checks of the kernels that PyTorch compiles for the fake device, by group: each returns a result for JSON."""
 
 import dataclasses
 from functools import partial
@@ -13,60 +13,60 @@ from txlcli.core.kernels.attention_torch import flex
 from txlcli.core.model import attention
 from txlcli.core.reading.registry import make_reader
 
-LANES, HEADS, WIDTH = 2, 2, 16
+BATCH_SIZE, HEADS, WIDTH = 2, 2, 16
 
 
-def _forget():
+def _reset():
     torch._dynamo.reset()
     counters.clear()
     KERNELS.clear()
 
 
-def _facts():
-    """How many graphs were compiled, and the most shared memory that a kernel takes."""
+def _compiled():
+    """Return the number of compiled graphs, and the largest shared memory of a kernel."""
     return {"graphs": counters["stats"]["unique_graphs"], "shared": max(size for _, size in KERNELS)}
 
 
 def compiled_steps(case, *changes):
-    """Of three training steps in bf16, the first of them with an empty memory."""
-    _forget()
+    """Compile three training steps in bf16, the first with an empty memory."""
+    _reset()
     settings = load(case, "model.attention_dropout=0", "train.precision=bf16", *changes)
     with MODE:
         training = start(settings, build(case, settings, CUDA))
         for _ in range(3):
             training.update()
-    return _facts()
+    return _compiled()
 
 
 def memory_that_grows():
-    """Of FlexAttention while segments of two lengths are read."""
-    _forget()
+    """Compile FlexAttention for a growing memory and segments of two lengths."""
+    _reset()
     settings = load("relative", "train.attention=flex")
-    how = dataclasses.replace(settings.eval, seg_len=20, mem_len=130)
+    eval_settings = dataclasses.replace(settings.eval, seg_len=20, mem_len=130)
     with MODE, torch.inference_mode():
         model = build("relative", settings, CUDA)
         model.attend_by("flex")
-        reader = make_reader(model, how, batch_size=LANES, precision="bf16")
+        reader = make_reader(model, eval_settings, batch_size=BATCH_SIZE, precision="bf16")
         for length in (*[20] * 10, 7, 20):
-            reader.read(torch.zeros(LANES, length, dtype=torch.long, device=CUDA))
-    return _facts()
+            reader.read(torch.zeros(BATCH_SIZE, length, dtype=torch.long, device=CUDA))
+    return _compiled()
 
 
 ARGUMENTS = ("query", "key", "value", "content_bias", "position_bias", "position_key")
 
 
 def differences(seg_len, key_len, reach, rows):
-    """Of FlexAttention's output and gradients from attention written out, each relative to its largest number.
+    """Return how far FlexAttention's output and gradients are from the default attention, relative to their maxima.
 
     Args:
         seg_len: L.
         key_len: K.
-        reach: distances that are seen.
-        rows: of position keys; none without.
+        reach: n, distances scored.
+        rows: of position keys; 0 for no position scores.
     """
-    _forget()
+    _reset()
     torch.manual_seed(1)
-    shapes = [(LANES, HEADS, seg_len), (LANES, HEADS, key_len), (LANES, HEADS, key_len)]
+    shapes = [(BATCH_SIZE, HEADS, seg_len), (BATCH_SIZE, HEADS, key_len), (BATCH_SIZE, HEADS, key_len)]
     shapes += [(HEADS,), (HEADS,), (HEADS, rows)] if rows else []
     here = [torch.randn(*shape, WIDTH).requires_grad_() for shape in shapes]
     there = [TWINS.pretend(tensor.detach(), requires_grad=True) for tensor in here]
@@ -76,7 +76,7 @@ def differences(seg_len, key_len, reach, rows):
         return attend(**dict(zip(ARGUMENTS, [*tensors, *missing], strict=True)), reach=reach, scale=1.0)
 
     expected = by(attention.attend, *here)
-    # In one graph: between two of them autograd would add gradients that have no numbers.
+    # In one graph: between two graphs autograd would add gradients that have no data.
     found = torch.compile(lambda *inputs: by(flex, *inputs), fullgraph=True)(*there)
     weights = torch.randn(expected.shape)
     wanted = [expected, *torch.autograd.grad(expected, here, weights)]
@@ -102,4 +102,4 @@ GROUPS = {
         "no positions": partial(differences, 130, 200, 200, 0),
     },
 }
-"""Those of "numbers" want TRITON_INTERPRET=1."""
+"""The group "numbers" needs TRITON_INTERPRET=1."""

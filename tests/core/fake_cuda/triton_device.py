@@ -1,7 +1,7 @@
-"""What Inductor and Triton must be told to make kernels for the device, taken for an H200, which is not there.
+"""Lets Inductor and Triton compile kernels for the fake device, an H200.
 
-Kernels become machine code that is never run. With TRITON_INTERPRET=1 Triton's interpreter runs them instead, on the
-CPU, on tensors of numbers that stand behind those without contents.
+Kernels are compiled to machine code that is never run. With TRITON_INTERPRET=1, Triton's interpreter runs them instead,
+on the CPU, on tensors with data that belong to the fake ones.
 """
 
 import os
@@ -19,12 +19,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 KERNELS = []
-"""Name and bytes of shared memory of each that was made."""
+"""Name and bytes of shared memory of each compiled kernel."""
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class _Driver:
-    """Triton's, for a device on which nothing is started."""
+    """A driver of Triton for a device that launches nothing."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
@@ -40,7 +40,7 @@ class _Driver:
 
 
 def _note_kernel(autotuner, result):
-    """Stands for loading a kernel that was made."""
+    """Record a kernel instead of loading it."""
     KERNELS.append((autotuner.fn.__name__, result.kernel.shared))
     return SimpleNamespace(config=result.config), None
 
@@ -49,40 +49,40 @@ def _reinterpreted(tensor, size, stride, offset=0):
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
-def _without_contents(size, stride, dtype):
+def _fake_tensor(size, stride, dtype):
     with MODE:
         return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
-def _without_numbers(size, stride, dtype):
-    """What is not written shows."""
+def _uninitialised(size, stride, dtype):
+    """Return a tensor in which values that are not written can be recognised."""
     return torch.empty_strided(size, stride, dtype=dtype).fill_(float("nan") if dtype.is_floating_point else -1)
 
 
 class Twins:
-    """A tensor of numbers behind each without contents that a compiled graph reads or gives."""
+    """A tensor with data for each fake tensor that a compiled graph reads or returns."""
 
     def __init__(self):
-        self._known = {}  # by storage, which is kept alive
+        self._known = {}  # by storage, which is kept in memory
 
     def pretend(self, numbers, *, requires_grad=False):
-        """A tensor on the device that stands for these numbers."""
+        """Return a fake tensor on the device for this data."""
         with MODE:
             there = torch.empty_strided(numbers.shape, numbers.stride(), dtype=numbers.dtype, device="cuda")
         storage = there.untyped_storage()
-        self._known[storage._cdata] = storage, numbers
+        self._known[id(storage)] = storage, numbers
         return there.requires_grad_(requires_grad)
 
     def numbers(self, there):
-        """What stands behind a tensor."""
+        """Return the data of a tensor."""
         if not isinstance(there, FakeTensor):
             return there
         with unset_fake_temporarily():
-            _, numbers = self._known[there.untyped_storage()._cdata]
+            _, numbers = self._known[id(there.untyped_storage())]
             return torch.as_strided(numbers, there.shape, there.stride(), there.storage_offset())
 
     def call(self, graph, inputs):
-        """Run a compiled graph on the numbers."""
+        """Run a compiled graph on the data."""
         numbers = [self.numbers(tensor) for tensor in inputs]
         with unset_fake_temporarily():
             outputs = graph.current_callable(numbers)
@@ -99,15 +99,15 @@ def _take_over_compilers(*, interpreted):
     driver.set_active(_Driver())
     triton_helpers.set_driver_to_gpu = lambda: None
     config.compile_threads, config.force_disable_caches = 1, True
-    config.joint_graph_constant_folding = False  # it and the next two would compute something there
+    config.joint_graph_constant_folding = False  # this and the next two would compute on the device
     fuse_attention._sfdp_init = pad_mm._pad_mm_init = lambda *_, **__: None
     fake_impls.op_implementations_dict[torch.ops.aten._pin_memory.default] = lambda _, __, tensor, *___: tensor.clone()
     guards = torch._C._dynamo.guards
     if interpreted:
-        guards._empty_strided_cuda = _without_numbers
+        guards._empty_strided_cuda = _uninitialised
         CompiledFxGraph.__call__ = _run_on_numbers
     else:
-        guards._empty_strided_cuda, guards._reinterpret_tensor = _without_contents, _reinterpreted
+        guards._empty_strided_cuda, guards._reinterpret_tensor = _fake_tensor, _reinterpreted
         CachingAutotuner._make_launcher = _note_kernel
         CachingAutotuner.run = lambda *_, **__: None
 

@@ -1,4 +1,4 @@
-"""Whether torch.compile can be had, and what is made of it: FlexAttention."""
+"""Availability of torch.compile and of FlexAttention, which needs it."""
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ def no_compiler():
         yield
 
 
-def test_a_machine_with_a_compiler_is_good():
+def test_a_machine_with_a_compiler_is_accepted():
     check_compiler(CPU, "compile", "leave it out")
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_a_machine_without_a_compiler_is_told_so():
+def test_without_a_compiler_the_error_names_it():
     with pytest.raises(UsageError) as caught:
         check_compiler(CPU, "compile", "leave it out")
     assert str(caught.value).startswith("compile: PyTorch finds no working compiler for cpu (")

@@ -246,10 +246,11 @@ def read(decoder, tokens, lengths):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("changed", [{"norm": "post"}, {"norm": "pre"}, {"position": "sinusoid"}], ids=str)
-@pytest.mark.parametrize(("lanes", "lengths"), [(1, [1] * 29), (B, [L, L, L, 14])], ids=["tokens", "segments"])
-def test_packed_matrices_do_not_change_what_a_decoder_returns(changed, dtype, tolerance, lanes, lengths):
-    model, tokens = small_model(dtype=torch.float32, std=0.2, **changed), draw_tokens(lanes, 29)
-    options = {"lanes": lanes, "mem_len": M, "seg_len": 14, "precision": "fp32" if dtype == torch.float32 else "bf16"}
+@pytest.mark.parametrize(("batch_size", "lengths"), [(1, [1] * 29), (B, [L, L, L, 14])], ids=["tokens", "segments"])
+def test_packed_matrices_do_not_change_what_a_decoder_returns(changed, dtype, tolerance, batch_size, lengths):
+    model, tokens = small_model(dtype=torch.float32, std=0.2, **changed), draw_tokens(batch_size, 29)
+    precision = "fp32" if dtype == torch.float32 else "bf16"
+    options = {"batch_size": batch_size, "mem_len": M, "seg_len": 14, "precision": precision}
     results = []
     for use in (EVERYWHERE, NOWHERE):
         with use_onednn(use):

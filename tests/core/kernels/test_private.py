@@ -81,14 +81,6 @@ def test_softmax_backward_is_the_gradient_of_the_softmax(source, dtype, atol):
     torch.testing.assert_close(given.double(), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("source", [torch, NOTHING])
-def test_lerp_all_moves_every_value_by_the_share(source):
-    values, targets = [draw(3), draw(5, 2)], [draw(3, seed=4), draw(5, 2, seed=5)]
-    expected = [value + 0.3 * (target - value) for value, target in zip(values, targets, strict=True)]
-    private.lerp_all(values, targets, 0.3, source=source)
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-14)
-
-
 def test_optimize_ddp_is_switched_off_where_it_exists():
     config = SimpleNamespace(optimize_ddp=True)
     private.compile_across_ddp_buckets(source=SimpleNamespace(_dynamo=SimpleNamespace(config=config)))

@@ -17,7 +17,7 @@ from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, obs
 from tests.core.model.test_attention import KINDS, attend, by_kind, draw, draw_inputs, shifted
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import row_multiple, use_row_multiple
-from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace
+from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace, scores_at_once
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
@@ -103,9 +103,8 @@ def _aligned(matrices):
 @pytest.mark.parametrize("multiple", [MULTIPLE, 1])
 def test_products_of_attention_read_and_write_aligned_rows(multiple):
     workspace = Workspace()
-    workspace.at_once = True  # as on a GPU
     inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in draw_inputs(key_len=K)]
-    with use_row_multiple(multiple), Operands() as operands:
+    with scores_at_once(), use_row_multiple(multiple), Operands() as operands:
         out = attend(*inputs, reach=K, workspace=workspace)
         out.float().sum().backward()
     assert operands.count > 20

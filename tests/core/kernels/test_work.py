@@ -1,6 +1,6 @@
-"""The work of a training step, of an evaluated segment and of a token stays what the formulas say.
+"""The work of a training step, of an evaluated segment and of a token equals the formulas.
 
-Counts, not times: they are the same on every machine. Bounds on bytes are lists of the tensors that the work needs.
+Counts instead of times, because they are equal on every machine. Bounds on bytes list the tensors that are needed.
 
 Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d model width, F inner width, V vocabulary,
 N layers.
@@ -15,44 +15,43 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels import attention_lanes
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.windows import WindowReader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 
-B, L, M = 3, 67, 71  # scores are what matters at published sizes; here, too
+B, L, M = 3, 67, 71  # scores take most of the work, as at published sizes
 K = M + L
 N, H, D, WIDTH, F = 2, 3, 11, 14, 17
 FLOAT = 4
 
 
-@pytest.fixture(autouse=True)
-def one_lane_at_a_time(monkeypatch):
-    """As models of a published size are computed on a CPU where their segments are short."""
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", 1)
-    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", L)
+def one_lane_model(*, min_queries=L, **changed):
+    """Return a model that computes one lane at a time, like models of published sizes on a CPU."""
+    model = small_model(dtype=torch.float32, **changed)
+    model.workspace.cache_bytes, model.workspace.min_queries = 1, min_queries
+    return model
 
 
 def floats(*sizes):
-    """Bytes of fp32 tensors, each given as (how many, size)."""
+    """Return the bytes of fp32 tensors, given as (count, size)."""
     return FLOAT * sum(count * size for count, size in sizes)
 
 
 SCORES = H * L * K  # of one lane
 
 
-def training(**how):
-    """A training whose next step finds its memory, its gradients and the optimizer's state."""
-    settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **how)
+def training(*, min_queries=L, **changed):
+    """Return a training whose memory, gradients and optimizer state exist already."""
+    settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **changed)
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
-    model = small_model(dtype=torch.float32)
-    found = Training(model, settings, segments, valid=None, folder=Path(), identity={})
+    model = one_lane_model(min_queries=min_queries)
+    started = Training(model, settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(3):
-        found.update()
-    return found
+        started.update()
+    return started
 
 
 def allocated(work):
@@ -67,7 +66,7 @@ def operations(work):
     return counter.get_total_flops()
 
 
-def test_bytes_of_results_are_counted_and_views_and_places_given_are_not():
+def test_bytes_of_results_are_counted_but_not_of_views_and_output_arguments():
     place = torch.empty(5, 7)
 
     def work():
@@ -78,7 +77,7 @@ def test_bytes_of_results_are_counted_and_views_and_places_given_are_not():
     assert allocated(work) == 60 + 60 + 40 + 56
 
 
-def test_a_training_step_multiplies_no_more_than_the_formula():
+def test_a_training_step_multiplies_as_much_as_the_formula():
     step = training()
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     unseen = unseen_flops_per_token(step.model.settings, L)
@@ -86,9 +85,8 @@ def test_a_training_step_multiplies_no_more_than_the_formula():
 
 
 @pytest.mark.parametrize("queries", [17, 1])
-def test_blocks_of_queries_leave_out_most_of_what_none_sees(monkeypatch, queries):
-    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", queries)
-    step = training()
+def test_blocks_of_queries_skip_most_keys_that_no_query_sees(queries):
+    step = training(min_queries=queries)
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     blocks = [23, 23, 21] if queries == 17 else [1] * L
     unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
@@ -96,10 +94,10 @@ def test_blocks_of_queries_leave_out_most_of_what_none_sees(monkeypatch, queries
 
 
 def training_bytes():
-    """The tensors of one training step, dropout off; distance spaces are those of the step before."""
+    """Return the bytes of the tensors of one training step without dropout; score buffers exist already."""
     forward_layer = [
         (B, SCORES),  # probabilities, kept for the backward pass
-        (1, B * K * WIDTH),  # memory with segment, as it is remembered
+        (1, B * K * WIDTH),  # memory with segment, stored for the next one
         (4, B * K * H * D),  # keys, values, of memory and segment apart and together
         (1, K * H * D),  # position keys
         (5, B * L * H * D),  # queries, scaled, with u, with v; output
@@ -130,12 +128,12 @@ def training_bytes():
 
 def test_a_training_step_allocates_no_more_than_its_tensors():
     step = training()
-    found, most = allocated(step.update), training_bytes()
-    assert found <= most
-    assert most - found < N * floats((B, SCORES))  # one more tensor of scores in each layer would be seen
+    given, bound = allocated(step.update), training_bytes()
+    assert given <= bound
+    assert bound - given < N * floats((B, SCORES))  # one more tensor of scores in each layer would be seen
 
 
-def test_recomputing_multiplies_queries_with_keys_and_distances_and_the_softmax_once_more():
+def test_recomputing_repeats_the_scores_and_the_softmax():
     step = training(recompute=True)
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     expected += unseen_flops_per_token(step.model.settings, L)
@@ -146,10 +144,10 @@ def test_recomputing_multiplies_queries_with_keys_and_distances_and_the_softmax_
 
 @pytest.mark.parametrize("max_distance", [None, 3, 29])
 @pytest.mark.parametrize("seg_len", [1, L])
-def test_reading_multiplies_no_more_than_the_formula(seg_len, max_distance):
+def test_reading_multiplies_as_much_as_the_formula(seg_len, max_distance):
     reader = full_reader(seg_len, max_distance=max_distance)
     tokens = draw_tokens(B, seg_len)
-    # Distances beyond the farthest key of a query are multiplied, too: so many more than are seen.
+    # Distances beyond the farthest key of a query are multiplied, too.
     expected = decoding_flops_per_token(reader.model.settings, V, keys=M + seg_len, max_distance=max_distance)
     if max_distance is not None:  # where the farthest distance is shared, one row of it for each query of the segment
         expected += 2 * N * (seg_len - 1) * H * D
@@ -159,30 +157,30 @@ def test_reading_multiplies_no_more_than_the_formula(seg_len, max_distance):
 
 
 @pytest.mark.parametrize("position", ["relative", "learned"])
-def test_a_window_multiplies_what_the_formula_says_and_what_no_query_sees(position):
+def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_sees(position):
     learned = {"n_positions": L} if position == "learned" else {}
-    model = small_model(dtype=torch.float32, position=position, **learned)
+    model = one_lane_model(position=position, **learned)
     reader = WindowReader(model, attn_len=L, precision="fp32")
     reader.read_last(draw_tokens(1, L))
     token = draw_tokens(1, 1)
     expected = window_flops_per_prediction(model.settings, V, window=L)
     terms = 3 if position == "relative" else 2
     unseen = 2 * (N - 1) * L * terms * (L - 1) / 2 * H * D  # of the layers below the last
-    unwanted = 2 * (L - 1) * WIDTH * H * D  # queries of the last layer, projected with the keys
-    assert expected <= operations(lambda: reader.losses(reader.read(token), token)) <= expected + unseen + unwanted
+    unused = 2 * (L - 1) * WIDTH * H * D  # queries of the last layer, projected with the keys
+    assert expected <= operations(lambda: reader.losses(reader.read(token), token)) <= expected + unseen + unused
 
 
 def full_reader(seg_len, max_distance=None):
-    """A decoder with a full memory, so placed that the next segment needs no slide."""
-    sizes = {"lanes": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}
-    reader = Decoder(small_model(dtype=torch.float32), **sizes, memory_start="zeros")
+    """Return a decoder with a full memory whose buffer does not slide at the next segment."""
+    sizes = {"batch_size": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}
+    reader = Decoder(one_lane_model(), **sizes, memory_start="zeros")
     reader.read(draw_tokens(B, seg_len))
     reader.reset()
     return reader
 
 
 def reading_bytes(seg_len):
-    """The tensors of one segment that is read and scored; distance spaces and keys are there already."""
+    """Return the bytes of the tensors of reading and scoring one segment; score buffers and keys exist already."""
     keys = M + seg_len
     layer = [
         (1, H * seg_len * keys),  # scores of one lane, used by the lanes one after the other
@@ -198,13 +196,13 @@ def reading_bytes(seg_len):
 @pytest.mark.parametrize("seg_len", [1, L])
 def test_reading_allocates_no_more_than_its_tensors(seg_len):
     reader, tokens = full_reader(seg_len), draw_tokens(B, seg_len)
-    found, most = allocated(lambda: reader.losses(reader.read(tokens), tokens)), reading_bytes(seg_len)
-    assert found <= most
-    # A second tensor of scores in each layer would be seen, or where they are small a copy of its keys.
-    assert most - found < N * floats((1, H * max(seg_len, D) * (M + seg_len)))
+    given, bound = allocated(lambda: reader.losses(reader.read(tokens), tokens)), reading_bytes(seg_len)
+    assert given <= bound
+    # A second tensor of scores in each layer would be noticed, or a copy of its keys where scores are small.
+    assert bound - given < N * floats((1, H * max(seg_len, D) * (M + seg_len)))
 
 
-def test_a_token_allocates_no_more_after_a_long_text_than_before():
+def test_a_token_allocates_equally_much_after_a_long_text():
     reader, token = full_reader(1), draw_tokens(B, 1)
     sizes = {allocated(lambda: reader.losses(reader.read(token), token)) for _ in range(3 * reader.capacity)}
     slide = 2 * N * floats((1, B * H * M * D))  # keys and values move now and then

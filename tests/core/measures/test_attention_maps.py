@@ -137,7 +137,7 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(kind, reach)
     weights = (
         term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms).total().softmax(-1)
     )  # (H, L, n)
-    mixed = torch.zeros(H, L, D, dtype=torch.float64)
+    mixed = torch.zeros(H, L, values.shape[3], dtype=torch.float64)
     for i in range(L):
         for c in range(reach):
             j = M + i - (reach - 1 - c)
@@ -153,7 +153,7 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(kind, reach)
 def test_the_terms_of_the_encoding_are_averaged(kind):
     model = small_model(**KINDS[kind])
     maps = observe(model, stream(), eval_settings(same_length="m"), at=FIRST, rows=1)
-    wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "sinusoid": [], "learned": []}[kind]
+    wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "sinusoid": [], "learned": [], "rotary": []}[kind]
     assert list(maps.by_term) == list(terms_of(kind)) == wanted
     for averaged in (maps.by_distance, *maps.by_term.values()):
         np.testing.assert_allclose(averaged.sum(-1), 1, atol=1e-12)

@@ -1,8 +1,9 @@
-"""What is timed is the work that is meant; the times themselves belong to the machine."""
+"""The work that is timed; the times themselves depend on the machine."""
 
 import itertools
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,6 @@ from tests.core.builders import small_model, small_rnn
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.measures import timing
 from txlcli.core.measures.timing import Timing
-from txlcli.core.model import registry
-from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading import windows
-from txlcli.core.reading.decoder import Decoder
 
 CPU = torch.device("cpu")
 B, L, M = 2, 5, 7
@@ -26,12 +23,12 @@ def small_float_model():
     return small_model(dtype=torch.float32)
 
 
-def test_a_timing_is_quoted_by_its_middle_and_its_ends():
+def test_a_timing_has_a_median_and_extremes():
     times = Timing((3.0, 1.0, 2.0, 9.0, 2.5))
     assert (times.median, times.low, times.high) == (2.5, 1.0, 9.0)
 
 
-def test_the_first_call_is_not_counted():
+def test_the_warm_up_call_is_not_counted():
     pauses = iter([0.2, 0.01, 0.01, 0.01])
     times = timing.measure(lambda: time.sleep(next(pauses)), CPU, tokens=2, repeat=3)
     assert len(times.ms_per_token) == 3
@@ -40,144 +37,134 @@ def test_the_first_call_is_not_counted():
     assert next(pauses, None) is None
 
 
-def test_the_peak_is_above_what_one_operation_after_the_other_could_reach():
+def test_the_peak_is_above_the_rate_of_scalar_operations():
     assert 1e9 < timing.peak_flops_per_s(CPU, "fp32", repeat=1) < 1e15
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """What the timed work reads: (rows, tokens, positions remembered before) of each segment; and the decoders used."""
-    seen, decoders = [], []
+@dataclass(frozen=True)
+class Call:
+    """One call of the first layer's attention, by a model or by a copy of it that a reader made."""
 
-    class Watched(Decoder):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            decoders.append(options)
-
-        def _run(self, tokens, *, count):
-            seen.append((*tokens.shape, self._end - self._start))
-            return super()._run(tokens, count=count)
-
-    for module in (windows, registry):
-        monkeypatch.setattr(module, "Decoder", Watched)
-    return seen, decoders
+    rows: int
+    tokens: int
+    keys_before: int
+    reach: int
+    distances: int
+    """Distances with an encoding of their own."""
+    key_address: int
 
 
-def test_evaluation_is_timed_with_a_full_memory(watched):
-    how = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=4, same_length="m_plus_one")
-    timing.time_evaluation(small_float_model(), how, precision="fp32", repeat=2)
-    seen, (options,) = watched
-    scored = seen[2:]  # two segments fill the memory
-    assert set(scored) == {(B, L, M)}
-    assert (options["max_distance"], options["same_length"]) == (4, "m_plus_one")
+def observed_model():
+    """Return a small model and the list of calls, which grows while the model or a copy of it is used."""
+    model, calls = small_float_model(), []
+
+    def note(_, inputs):
+        query, (keys, _values), terms, *_attend = inputs
+        distances = torch.unique(terms.position_key.detach().round(decimals=4), dim=1).shape[1]
+        rows, _, tokens, _ = query.shape
+        calls.append(Call(rows, tokens, keys.shape[2] - tokens, terms.reach, distances, keys.data_ptr()))
+
+    model.layers[0].attention.register_forward_pre_hook(note)
+    return model, calls
+
+
+def sizes(calls):
+    return [(call.rows, call.tokens, call.keys_before) for call in calls]
+
+
+def slides(calls):
+    """Count the slides of the buffer: between two of them, the keys in view move to higher addresses."""
+    return sum(after.key_address <= before.key_address for before, after in itertools.pairwise(calls))
+
+
+def test_evaluation_is_timed_with_a_full_memory():
+    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=4, same_length="m_plus_one")
+    model, calls = observed_model()
+    timing.time_evaluation(model, settings, precision="fp32", repeat=2)
+    scored = calls[2:]  # two segments fill the memory
+    assert set(sizes(scored)) == {(B, L, M)}
+    assert {(call.distances, call.reach) for call in scored} == {(5, M + 1)}
 
 
 @pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (L, 160), (1, 160), (300, M)])
-def test_a_repetition_pays_for_the_slide_of_the_buffer(seg_len, mem_len, monkeypatch):
-    places = where_each_reading_ends(monkeypatch)
-    how = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
-    timing.time_evaluation(small_float_model(), how, precision="fp32", repeat=2)
+def test_a_repetition_includes_the_slide_of_the_buffer(seg_len, mem_len):
+    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
+    model, calls = observed_model()
+    timing.time_evaluation(model, settings, precision="fp32", repeat=2)
     period = -(-max(seg_len, mem_len // 4) // seg_len)  # segments
-    assert len(places) == -(-mem_len // seg_len) + 3 * period  # the memory, the warm-up, two repetitions
-    for repetition in (places[-2 * period - 1 : -period], places[-period - 1 :]):
+    assert len(calls) == -(-mem_len // seg_len) + 3 * period  # the memory, the warm-up, two repetitions
+    for repetition in (calls[-2 * period - 1 : -period], calls[-period - 1 :]):
         assert slides(repetition) >= 1
 
 
 @pytest.mark.parametrize("mem_len", [M, 160])
-def test_single_tokens_pay_for_the_slide_of_the_buffer(mem_len, monkeypatch):
-    places = where_each_reading_ends(monkeypatch)
-    how = EvalSettings(seg_len=L, mem_len=mem_len)
-    timing.time_single_tokens(small_float_model(), how, precision="fp32", repeat=2)
+def test_a_repetition_of_single_tokens_includes_the_slide_of_the_buffer(mem_len):
+    model, calls = observed_model()
+    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=mem_len), precision="fp32", repeat=2)
     period = max(L, mem_len // 4)  # tokens
-    assert [slides(places[-2 * period - 1 : -period]), slides(places[-period - 1 :])] == [1, 1]
+    assert [slides(calls[-2 * period - 1 : -period]), slides(calls[-period - 1 :])] == [1, 1]
 
 
-def where_each_reading_ends(monkeypatch):
-    """The end of what a decoder's buffer holds, after each reading."""
-    ends = []
-
-    class Noted(Decoder):
-        def _run(self, tokens, *, count):
-            hidden = super()._run(tokens, count=count)
-            ends.append(self._end)
-            return hidden
-
-    monkeypatch.setattr(registry, "Decoder", Noted)
-    return ends
+def test_single_tokens_are_timed_with_a_full_memory():
+    settings = EvalSettings(seg_len=L, mem_len=M, max_distance=4, same_length="m_plus_one")
+    model, calls = observed_model()
+    timing.time_single_tokens(model, settings, precision="fp32", repeat=3)
+    assert sizes(calls[:2]) == [(1, L, 0), (1, M - L, L)]  # the memory, in segments
+    assert sizes(calls[2:]) == [(1, 1, M)] * (1 + 3 * L)  # L is more than a quarter of M
+    assert {(call.distances, call.reach) for call in calls[2:]} == {(5, M + 1)}
 
 
-def slides(ends):
-    """How often the buffer has slid: each reading ends behind the one before it, unless it has."""
-    return sum(after <= before for before, after in itertools.pairwise(ends))
-
-
-def test_single_tokens_are_timed_with_a_full_memory(watched):
-    how = EvalSettings(seg_len=L, mem_len=M, max_distance=4, same_length="m_plus_one")
-    timing.time_single_tokens(small_float_model(), how, precision="fp32", repeat=3)
-    seen, (options,) = watched
-    assert seen[:2] == [(1, L, 0), (1, M - L, L)]  # the memory, in segments
-    assert seen[2:] == [(1, 1, M)] * (1 + 3 * L)  # L is more than a quarter of M
-    assert (options["max_distance"], options["same_length"]) == (4, "m_plus_one")
-
-
-def test_single_tokens_without_memory_are_timed_with_a_window_for_each(watched):
-    how = EvalSettings(seg_len=L, mem_len=0, max_distance=4)
-    timing.time_single_tokens(small_float_model(), how, precision="fp32", repeat=3)
-    seen, (options,) = watched
-    assert seen == [(1, L, 0)] * 5  # the first window, one to warm up, three repetitions
-    assert options["max_distance"] == 4
+def test_single_tokens_without_memory_are_timed_with_a_window_for_each():
+    model, calls = observed_model()
+    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=0, max_distance=3), precision="fp32", repeat=3)
+    assert sizes(calls) == [(1, L, 0)] * 5  # the first window, the warm-up, three repetitions
+    assert {call.distances for call in calls} == {4}
 
 
 @pytest.mark.parametrize("arch", ["lstm", "qrnn"])
-def test_single_tokens_of_a_model_with_a_state_are_timed(arch):
-    how = EvalSettings(seg_len=L, mem_len=0)
-    times = timing.time_single_tokens(small_rnn(arch, dtype=torch.float32), how, precision="fp32", repeat=3)
+def test_single_tokens_of_a_recurrent_model_are_timed(arch):
+    model, settings = small_rnn(arch, dtype=torch.float32), EvalSettings(seg_len=L, mem_len=0)
+    times = timing.time_single_tokens(model, settings, precision="fp32", repeat=3)
     assert len(times.ms_per_token) == 3
     assert 0 < times.low < math.inf
 
 
 @pytest.mark.parametrize("attn_len", [11, 700])
-def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(watched, attn_len):
-    timing.time_vanilla(small_float_model(), attn_len, windows=3, max_distance=4, precision="fp32", repeat=2)
-    seen, (options,) = watched
-    starts = [number for number, (_, _, remembered) in enumerate(seen) if remembered == 0]
-    assert len(starts) == 3  # the warm-up and two repetitions, each from nothing
-    assert {rows for rows, _, _ in seen} == {3}
-    assert sum(tokens for _, tokens, _ in seen) == 3 * attn_len
-    assert options["max_distance"] == 4  # the same function as with memory
+def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(attn_len):
+    model, calls = observed_model()
+    timing.time_vanilla(model, attn_len, windows=3, max_distance=4, precision="fp32", repeat=2)
+    windows = [call for call in calls if call.keys_before == 0]
+    assert len(windows) == 3  # the warm-up and two repetitions, each with an empty memory
+    assert {call.rows for call in calls} == {3}
+    assert sum(call.tokens for call in calls) == 3 * attn_len
+    assert {call.distances for call in calls} == {5}  # as with memory
 
 
-def test_batched_windows_are_the_same_function_as_one(watched):
-    one = Timing((1e9,))  # anything is faster
-    timing.best_windows(small_float_model(), L, one, max_distance=3, precision="fp32", repeat=1)
-    _, decoders = watched
-    assert len(decoders) >= 3  # two and four were tried, the winner was timed
-    assert {options["max_distance"] for options in decoders} == {3}
+def test_batched_windows_share_distances_like_a_single_one():
+    model, calls = observed_model()
+    one = Timing((1e9,))  # everything is faster
+    timing.best_windows(model, L, one, max_distance=3, precision="fp32", repeat=1)
+    assert {1, 2, 4} - {call.rows for call in calls} == {1}
+    assert {call.distances for call in calls} == {4}
 
 
-def test_training_is_timed_with_a_full_memory(monkeypatch):
-    keys = []
-    forward = TransformerXL.forward
-
-    def watching(self, tokens, memory, **options):
-        keys.append((*tokens.shape, memory[0].shape[1]))
-        return forward(self, tokens, memory, **options)
-
-    monkeypatch.setattr(TransformerXL, "forward", watching)
-    timing.time_training(small_float_model(), TRAIN, repeat=2)
-    assert keys[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
+def test_training_is_timed_with_a_full_memory():
+    model, calls = small_float_model(), []
+    model.register_forward_pre_hook(lambda _, inputs: calls.append((*inputs[0].shape, inputs[1][0].shape[1])))
+    timing.time_training(model, TRAIN, repeat=2)
+    assert calls[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
 
 
 @pytest.mark.parametrize("mem_len", [0, M])
 @pytest.mark.parametrize("seg_len", [1, L])
-def test_evaluation_is_timed_with_every_repetition(mem_len, seg_len):
-    how = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
-    times = timing.time_evaluation(small_float_model(), how, precision="fp32", repeat=3)
+def test_evaluation_is_timed_once_per_repetition(mem_len, seg_len):
+    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
+    times = timing.time_evaluation(small_float_model(), settings, precision="fp32", repeat=3)
     assert len(times.ms_per_token) == 3
     assert 0 < times.low <= times.median <= times.high < math.inf
 
 
-def test_a_longer_window_costs_the_vanilla_model_more():
+def test_a_longer_window_takes_the_vanilla_model_longer():
     # 2,500 tokens against 5: even on a busy machine the ratio is far from 1.
     long, short = (
         timing.time_vanilla(small_float_model(), attn_len, windows=1, max_distance=None, precision="fp32", repeat=3)
@@ -186,41 +173,39 @@ def test_a_longer_window_costs_the_vanilla_model_more():
     assert long.low > 2 * short.low
 
 
-def test_windows_at_once_are_taken_as_long_as_they_gain():
+def test_more_windows_are_used_only_if_they_are_faster():
     model = small_float_model()
-    one = Timing((1e9,))  # anything is faster
+    one = Timing((1e9,))  # everything is faster
     windows, best = timing.best_windows(model, L, one, max_distance=None, precision="fp32", repeat=2)
     assert windows >= 2
     assert best.median < one.median
-    none = Timing((1e-9,))  # nothing is
+    none = Timing((1e-9,))  # nothing is faster
     assert timing.best_windows(model, L, none, max_distance=None, precision="fp32", repeat=2) == (1, none)
 
 
-def search_where_windows_beyond(most, work, monkeypatch):
-    """A search for batched windows, where a decoder of more than `most` of them begins with some work."""
-
-    class Limited(Decoder):
-        def __init__(self, *args, lanes, **options):
-            if lanes > most:
-                work()
-            super().__init__(*args, lanes=lanes, **options)
-
-    monkeypatch.setattr(windows, "Decoder", Limited)
-    one = Timing((1e9,))  # anything is faster
-    return timing.best_windows(small_float_model(), L, one, max_distance=None, precision="fp32", repeat=1)
+def search_where_windows_beyond(limit, work):
+    """Search the best number of windows with a model that does some work when it reads more than `limit` of them."""
+    model = small_float_model()
+    model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: work() if len(inputs[0]) > limit else None)
+    one = Timing((1e9,))  # everything is faster
+    return timing.best_windows(model, L, one, max_distance=None, precision="fp32", repeat=1)
 
 
-def test_the_search_for_windows_ends_where_memory_does(monkeypatch):
-    most, _ = search_where_windows_beyond(2, lambda: torch.empty(1 << 50), monkeypatch)
-    assert most == 2
+def allocate_too_much():
+    torch.empty(1 << 50)
 
 
-def test_the_search_for_windows_hides_no_other_error(monkeypatch):
+def test_the_search_for_windows_ends_where_memory_ends():
+    windows, _ = search_where_windows_beyond(2, allocate_too_much)
+    assert windows == 2
+
+
+def test_the_search_for_windows_hides_no_other_error():
     with pytest.raises(RuntimeError, match="size mismatch"):
-        search_where_windows_beyond(2, lambda: torch.ones(2, 3) @ torch.ones(2), monkeypatch)
+        search_where_windows_beyond(2, lambda: torch.ones(2, 3) @ torch.ones(2))
 
 
-def test_training_is_timed_by_real_steps_that_write_nothing(tmp_path, monkeypatch):
+def test_timing_of_training_runs_real_steps_and_writes_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = small_float_model()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -230,8 +215,8 @@ def test_training_is_timed_by_real_steps_that_write_nothing(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux can tell")
-def test_the_peak_of_memory_is_that_of_the_block():
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux reports it")
+def test_peak_memory_is_that_of_the_block():
     size = 64 << 20
     with timing.peak_memory(CPU) as idle:
         pass
@@ -239,5 +224,5 @@ def test_the_peak_of_memory_is_that_of_the_block():
         block = torch.ones(size, dtype=torch.uint8)
         del block
     if not idle:
-        pytest.skip("this machine does not let the mark be set back")
+        pytest.skip("the high-water mark cannot be reset on this machine")
     assert busy[0] >= idle[0] + size // 2

@@ -8,16 +8,15 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from txlcli.core.kernels import attention_lanes
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.attention_lanes import LaneAttention
-from txlcli.core.kernels.distance_space import DenseScoreBuffer, PaddedScoreBuffer, Workspace
+from txlcli.core.kernels.attention_tiles import TiledAttention, Tiling
+from txlcli.core.kernels.distance_space import CACHE_BYTES, MIN_QUERIES, DenseScoreBuffer, PaddedScoreBuffer, Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attention, ScoreTerms, distance_encoding, split_heads
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14
 # Bytes of float64 scores in one pass, fewest queries in a block of them.
-AS_MEASURED = (attention_lanes.CACHE_BYTES, attention_lanes.FEWEST_QUERIES)
+AS_MEASURED = (CACHE_BYTES, MIN_QUERIES)
 TWO_LANES, ONE_LANE = (2 * H * L * (M + 2 * L - 1) * 8, 64), (1, 64)
 UNLIKE_BLOCKS, ONE_QUERY = (1, 2), (1, 1)  # of three queries and of two; of one
 SHAPES = [(1, 1), (1, 7), (2, 3), (5, 5), (5, 12)]
@@ -27,9 +26,9 @@ def draw(*shape, seed=3, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def cut(monkeypatch, passes):
-    monkeypatch.setattr(attention_lanes, "CACHE_BYTES", passes[0])
-    monkeypatch.setattr(attention_lanes, "FEWEST_QUERIES", passes[1])
+def workspace_of(tiling):
+    """A workspace that divides scores into tiles of so many bytes and so many queries at least."""
+    return Workspace(cache_bytes=tiling[0], min_queries=tiling[1])
 
 
 def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width=D):
@@ -43,7 +42,7 @@ def draw_inputs(*, lanes=B, seg_len=L, key_len=M + L, reach=None, heads=H, width
 def relative_attention(width, heads):
     """An attention, and the projection of distances that goes with it."""
     module = Attention(d_model=width, n_heads=heads, d_head=D, dropout=0.0).double()
-    module.attend = LaneAttention()
+    module.attend = TiledAttention()
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
 
 
@@ -195,7 +194,7 @@ def test_a_pass_takes_as_many_lanes_as_the_cache_holds_or_of_one_lane_as_many_qu
     cut(monkeypatch, (cache_bytes, 1))
     # One lane: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes. Lanes are divided evenly.
     inputs = draw_inputs(lanes=6, seg_len=2, key_len=4, heads=1)
-    plan = attention_lanes._Plan.of(laid_out(inputs, 4), Workspace())
+    plan = attention_tiles._Plan.of(laid_out(inputs, 4), Workspace())
     assert (plan.lanes, plan.queries) == expected
 
 
@@ -203,7 +202,7 @@ def test_a_pass_takes_as_many_lanes_as_the_cache_holds_or_of_one_lane_as_many_qu
 def test_blocks_of_queries_are_alike_and_see_nothing_after_their_last_query(monkeypatch, fewest, blocks):
     cut(monkeypatch, (1, fewest))
     inputs = laid_out(draw_inputs(), M + L)
-    passes = list(attention_lanes._Plan.of(inputs, Workspace()).passes(inputs))
+    passes = list(attention_tiles._Plan.of(inputs, Workspace()).passes(inputs))
     assert [one.first for one in passes] == sorted(list(range(B)) * len(blocks))
     assert [one.queries for one in passes] == blocks * B
     assert all(one.keys == M + one.begin + one.queries for one in passes)
@@ -293,7 +292,7 @@ def test_dropout_is_the_same_with_and_without_a_gradient(monkeypatch, passes):
 
 def test_attention_dropout_acts_in_training_only():
     module = Attention(d_model=WIDTH, n_heads=H, d_head=D, dropout=0.5).double()
-    module.attend = LaneAttention()
+    module.attend = TiledAttention()
     context = draw(B, M + L, WIDTH)
 
     def out():

@@ -17,11 +17,10 @@ from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
-from txlcli.core.reading.scoring import score
+from txlcli.core.reading.scoring import score, scored_stream
 from txlcli.core.reading.state_reader import StateReader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import new_model
-from txlcli.core.training.segments import scored_stream
 
 B, L, T, D, W = 2, 5, 23, 7, 11
 ARCHS = ("lstm", "qrnn")

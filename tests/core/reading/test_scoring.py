@@ -13,8 +13,7 @@ from tests.core import oracle
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading import scoring
-from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in, score
-from txlcli.core.training.segments import scored_stream
+from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in, score, scored_stream
 
 L, M = 5, 7
 

@@ -9,12 +9,12 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.reading.scoring import Scores, score
+from txlcli.core.reading.scoring import Scores, score, scored_stream
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.reports import StepReport, ValidReport
-from txlcli.core.training.segments import TrainingSegments, scored_stream
+from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit, validation_settings
 from txlcli.errors import TrainingError, UsageError
 

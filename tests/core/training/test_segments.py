@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txlcli.core.training.segments import StreamPosition, TrainingSegments, scored_stream
+from txlcli.core.reading.scoring import scored_stream
+from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.errors import TrainingError
 
 

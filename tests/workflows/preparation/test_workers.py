@@ -1,4 +1,4 @@
-"""Worker processes end with the one that started them."""
+"""Worker processes exit when their parent is killed."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ if __name__ == "__main__":
 """
 
 
-def lives(process):
+def is_running(process):
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -33,17 +33,17 @@ def lives(process):
     return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there a process cannot be killed in this way")
-def test_workers_end_where_their_parent_was_killed(tmp_path):
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL on Windows")
+def test_workers_exit_when_their_parent_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     workers = [int(word) for word in parent.stdout.readline().split()]
     assert len(workers) == 2
-    assert all(lives(worker) for worker in workers)
+    assert all(is_running(worker) for worker in workers)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     until = time.monotonic() + 60
-    while any(lives(worker) for worker in workers):
-        assert time.monotonic() < until, "workers outlive their parent"
+    while any(is_running(worker) for worker in workers):
+        assert time.monotonic() < until, "workers outlived their parent"
         time.sleep(0.05)

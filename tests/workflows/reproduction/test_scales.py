@@ -1,4 +1,4 @@
-"""The scales: every model can be built, and its words are the same at all of them."""
+"""The scales: every model can be built, and the parts are the same at all of them."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_item_has_its_models_and_every_model_a_text(name):
+def test_every_item_has_models_and_every_model_a_text(name):
     scale = EVERY[name]
     assert {key for item in ITEMS.values() for key in item.parts} == set(scale.models)
     for model in scale.models.values():
@@ -34,7 +34,7 @@ def test_every_model_can_be_built(name):
         assert count_parameters(settings.model, settings.published.vocab_size or 300_000) > 0
 
 
-def test_rows_of_the_ablation_are_what_the_paper_s_table_says():
+def test_ablations_have_the_settings_of_the_papers_rows():
     for scale in EVERY.values():
         keys = ITEMS["table6"].parts[:9]
         for row, key in zip(published.TABLE_6.rows, keys, strict=False):
@@ -43,7 +43,7 @@ def test_rows_of_the_ablation_are_what_the_paper_s_table_says():
             assert settings.model.position == row.position
             assert settings.train.loss_part == row.loss_part
         lengths = [scale.models[key].settings().train.seg_len for key in ITEMS["table10"].parts]
-        assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer where there is no memory to keep
+        assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer without memory
 
 
 def scores_distances(settings):
@@ -51,7 +51,7 @@ def scores_distances(settings):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_without_recurrence_distances_are_those_of_a_segment(name):
+def test_without_recurrence_max_distance_is_the_segment_length(name):
     for key, model in EVERY[name].models.items():
         if "alone" in key:
             settings = model.settings()
@@ -59,7 +59,7 @@ def test_without_recurrence_distances_are_those_of_a_segment(name):
             assert settings.evaluation_settings().max_distance == trained
 
 
-def test_at_the_paper_s_scale_the_models_are_the_packaged_recipes():
+def test_the_papers_scale_uses_the_packaged_recipes():
     models = scales.PAPER.models
     for row, key in zip(published.TABLE_10.rows, ITEMS["table10"].parts, strict=True):
         assert models[key].settings().train.seg_len == row.backprop_len
@@ -79,17 +79,17 @@ def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps
         assert same == paper.model
 
 
-def test_a_text_that_stands_for_penn_treebank_has_runs_of_its_own():
+def test_runs_on_a_substitute_for_penn_treebank_have_other_names():
     names = {name: EVERY[name].run_name("ptb-xl", 1) for name in ("tiny", "tiny without ptb")}
     assert names == {"tiny": "tiny-ptb-xl-on-ptb-1", "tiny without ptb": "tiny-ptb-xl-on-tiny-words-1"}
 
 
-def test_penn_treebank_stands_for_itself_at_tiny_scale_where_it_is_there():
+def test_tiny_scale_uses_penn_treebank_if_it_is_prepared():
     stores = {name: EVERY[name].models["ptb-xl"].settings().corpus.store for name in ("tiny", "tiny without ptb")}
     assert stores == {"tiny": "ptb", "tiny without ptb": "tiny-words"}
 
 
-def test_one_model_that_plays_two_parts_is_trained_once():
+def test_parts_with_the_same_model_share_a_run():
     tiny = EVERY["tiny"]
     assert tiny.run_name("short-xl", 1) == tiny.run_name("ablation-xl-full", 1) == "tiny-ablation-xl-full-1"
     assert scales.PAPER.run_name("short-xl", 1) == "paper-short-xl-1"
@@ -100,7 +100,7 @@ def test_groups_are_those_of_table_8():
     assert len(PARTS) == len(published.TABLE_8.rows)
 
 
-def test_items_come_in_the_paper_s_order_and_all_is_every_one():
+def test_items_are_selected_in_the_papers_order():
     assert select(["figure3", "table2", "table2"]) == ["table2", "figure3"]
     assert select(["all"]) == list(ITEMS)
     with pytest.raises(UnknownNameError, match='unknown table or figure "tabel6"; did you mean "table6"'):

@@ -47,7 +47,7 @@ class FakeRunner:
         return {"rows": rows, "search": {"found": 8 * run.seed, "tried": tried}}
 
 
-def test_our_numbers_stand_in_the_paper_s_rows():
+def test_our_numbers_are_in_the_papers_rows():
     worth = {
         "bytes-xl-12": 2.0,
         "bytes-xl-18": 1.0,
@@ -62,7 +62,7 @@ def test_our_numbers_stand_in_the_paper_s_rows():
     assert rows["Dai et al. (2019) - 18L Transformer-XL"] == [
         "1,234", "11.125 ± 0.177", "1.125 ± 0.177", "88M", "-", "1.03"
     ]  # fmt: skip
-    assert grid.columns[1:4] == ["parameters", "valid", "test"]  # enwik8 stands for itself
+    assert grid.columns[1:4] == ["parameters", "valid", "test"]  # not a substitute for enwik8
     assert rows["Knol (2017) - cmix v13"] == ["", "", "", "-", "-", "1.23"]
     verdicts = {claim.text: claim.held for claim in section.claims}
     assert verdicts == {
@@ -73,24 +73,24 @@ def test_our_numbers_stand_in_the_paper_s_rows():
         "18L Transformer-XL is better than 12L Transformer-XL": True,
         "18L Transformer-XL is better than 64L Transformer": True,
         "18L Transformer-XL is better than 12L Transformer": True,
-        "12L Transformer-XL is better than 12L Transformer": True,  # with 64L it shares 1.06 in the paper
+        "12L Transformer-XL is better than 12L Transformer": True,  # in the paper 64L has the same 1.06
         "64L Transformer is better than 12L Transformer": False,
     }
     assert section.claims[0].detail == "0.99 and 1.03 bpc in the paper, here 3.125 ± 0.177 and 1.125 ± 0.177"
 
 
-def test_models_without_memory_are_read_by_windows_of_their_segments():
-    asked = {}
+def test_models_without_memory_are_evaluated_by_windows_of_the_segment_length():
+    requested = {}
 
     def note(key, split, options):
-        asked[key] = options
+        requested[key] = options
         return 1.0
 
     benchmarks.table(FakeRunner(note), 2)
-    assert asked["bytes-vanilla-12"] == {"attn_len": (512,), "stride": 1}
-    assert asked["bytes-xl-12"] == {}
+    assert requested["bytes-vanilla-12"] == {"attn_len": (512,), "stride": 1}
+    assert requested["bytes-xl-12"] == {}
     benchmarks.table(FakeRunner(note), 1)
-    assert asked["words-qrnn"] == {}  # it carries a state
+    assert requested["words-qrnn"] == {}  # it has a recurrent state
 
 
 def ablation(key, split, options):
@@ -107,17 +107,17 @@ LONGER = "Attention longer than in training (256 keys at most) lowers the perple
 HARMLESS = "Up to four times the trained memory (128) does no harm (perplexity within 0.5% of that of shorter lengths)"
 
 
-def test_the_ablation_has_both_lengths_and_their_orders(tmp_path):
-    asked = []
+def test_table_6_compares_training_settings_with_the_best_length(tmp_path):
+    requested = []
 
     def note(key, split, options):
         if key == "ablation-xl-full":
-            asked.append(options)
+            requested.append(options)
         return ablation(key, split, options)
 
     runner = FakeRunner(note, tmp_path)
     section = ablations.table6(runner)
-    assert asked[0] == {"mem_len": (128,), "seg_len": 128, "same_length": False}  # as a training segment is read
+    assert requested[0] == {"mem_len": (128,), "seg_len": 128, "same_length": False}  # as in training
     rows = section.grids[0].rows
     assert len(rows) == len(published.TABLE_6.rows)
     assert rows[0] == [
@@ -128,14 +128,14 @@ def test_the_ablation_has_both_lengths_and_their_orders(tmp_path):
     verdicts = verdicts_of(section)
     assert verdicts["Recurrence helps (full loss)"]
     assert not verdicts["Recurrence helps (half loss)"]  # both are 3
-    assert verdicts[LONGER]  # 300 keys are as good as 8, and better than training's reading
+    assert verdicts[LONGER]  # 300 keys are as good as 8, and better than the training settings
     assert verdicts[HARMLESS]
     ((path, curves),) = runner.plotted
     assert path == tmp_path / section.figures[0][0]
     assert curves["xl-full"] == ([8, 300], pytest.approx([2.0, 2.0]))  # of the first seed, without length 0
 
 
-def test_longer_attention_that_harms_is_said(tmp_path):
+def test_harmful_longer_attention_is_reported(tmp_path):
     def harmful(key, split, options):
         return 2.02 if options.get("mem_len") == (256, 512) else ablation(key, split, options)
 
@@ -145,7 +145,7 @@ def test_longer_attention_that_harms_is_said(tmp_path):
     assert detail == "here +1.00% at M = 256 and +1.00% at M = 512, the worst seed"
 
 
-def test_a_curve_that_goes_on_falling_does_no_harm(tmp_path):
+def test_a_decreasing_perplexity_does_no_harm(tmp_path):
     section = ablations.table6(FakeRunner(ablation, tmp_path, loss_at_300=-1.0))  # 300 keys are far better than 256
     assert verdicts_of(section)[HARMLESS] is False  # and 512 are worse than 300
 
@@ -155,13 +155,13 @@ def test_a_curve_that_goes_on_falling_does_no_harm(tmp_path):
     assert verdicts_of(ablations.table6(FakeRunner(falling, tmp_path)))[HARMLESS] is True
 
 
-def test_a_length_that_is_no_longer_than_training_proves_nothing(tmp_path):
-    # The best of all lengths, 8, is better than the reading of training, but 300 is not.
+def test_the_best_length_counts_only_if_it_exceeds_that_of_training(tmp_path):
+    # The best of all lengths, 8, is better than the training settings, but 300 is not.
     section = ablations.table6(FakeRunner(ablation, tmp_path, loss_at_300=1.0))
     assert verdicts_of(section)[LONGER] is False
 
 
-def test_the_best_is_never_worse_than_the_reading_of_training(tmp_path):
+def test_the_best_is_never_worse_than_the_training_settings(tmp_path):
     def best_as_trained(key, split, options):
         return ablation(key, split, options) - (1.0 if options.get("same_length") is False else 0)
 
@@ -178,25 +178,25 @@ def test_recl_is_compared_within_a_group():
     assert claims[0].detail == "here >= 64 and 32 tokens"
 
 
-def test_two_bounds_decide_nothing():
-    for point, told in (
+def test_two_equal_bounds_are_undecided():
+    for point, bound in (
         ({"recl_tokens": 16, "grid_ended": False}, "<= 16"),
         ({"recl_tokens": 64, "grid_ended": True}, ">= 64"),
     ):
         claims = recl.compare_groups({key: {"recl": [point]} for key in recl.PARTS}, 16)
         assert {claim.held for claim in claims} == {None}
-        assert claims[0].detail == f"here {told} and {told} tokens"
+        assert claims[0].detail == f"here {bound} and {bound} tokens"
         assert claims[0].verdict == "undecided"
 
 
 @pytest.mark.parametrize(
     ("values", "text"), [((2.0,), "2.000"), ((2.0, 3.0), "2.500 ± 0.707"), ((1.0, 1.0, 1.0), "1.000 ± 0.000")]
 )
-def test_a_number_has_its_deviation_where_there_are_seeds(values, text):
+def test_a_number_over_several_seeds_has_its_deviation(values, text):
     assert str(Measured(values)) == text
 
 
-def test_a_text_that_stands_for_another_is_named_beside_its_numbers():
+def test_a_substitute_text_is_named_in_the_columns():
     class Tiny(FakeRunner):
         scale = tiny(has_ptb=False)
 
@@ -207,7 +207,7 @@ def test_a_text_that_stands_for_another_is_named_beside_its_numbers():
     assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]
 
 
-def test_table_10_says_how_much_text_each_row_learns_from(tmp_path):
+def test_table_10_shows_the_tokens_per_step_of_each_row(tmp_path):
     section = ablations.table10(FakeRunner(ablation, tmp_path))
     assert section.notes[-1] == (
         "Tokens per step (batch size x segment length), row by row: 60 x 128, 60 x 128, 60 x 176, 60 x 172."
@@ -215,4 +215,4 @@ def test_table_10_says_how_much_text_each_row_learns_from(tmp_path):
     tiny_scale = tiny(has_ptb=False)
     trained = [tiny_scale.models[key].settings().train for key in ablations.TABLE_10]
     texts = [one.batch_size * one.seg_len for one in trained]
-    assert max(texts) / min(texts) < 1.02  # as much text for all
+    assert max(texts) / min(texts) < 1.02  # about the same text for all

@@ -17,6 +17,9 @@ is its end, where distance 0 is; a view of a DenseScoreBuffer arranges the same 
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
@@ -157,6 +160,23 @@ class DenseScoreBuffer:
 
 ScoreBuffer = PaddedScoreBuffer | DenseScoreBuffer
 
+CACHE_BYTES = 4 << 20
+"""Scores that stay in a CPU's cache while they are used (measured: more is slower, less is no faster)."""
+MIN_QUERIES = 128
+"""Smaller blocks of queries gain nothing on a CPU (measured)."""
+
+_at_once = ContextVar("_at_once", default=False)
+
+
+@contextmanager
+def scores_at_once() -> Iterator[None]:
+    """Score the whole batch in one pass inside this block, as on a GPU: to forecast its memory on a CPU."""
+    before = _at_once.set(True)
+    try:
+        yield
+    finally:
+        _at_once.reset(before)
+
 
 class Workspace:
     """Score buffers of a model, reused by all layers and segments: to allocate and fill one takes time.
@@ -165,13 +185,20 @@ class Workspace:
     large, and filling them is fast.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cache_bytes: int = CACHE_BYTES, min_queries: int = MIN_QUERIES) -> None:
         self._idle: dict[str, ScoreBuffer] = {}  # the last released buffer of each purpose
-        self.at_once = False
-        """True if all scores are computed in one pass, as on a GPU; set to forecast the memory of another device."""
+        self.cache_bytes = cache_bytes
+        """Scores that are computed together on a CPU take at most so many bytes."""
+        self.min_queries = min_queries
+        """Smallest block of queries into which a segment is divided on a CPU."""
+
+    @property
+    def at_once(self) -> bool:
+        """True if all scores are computed together on a CPU, as on a GPU."""
+        return _at_once.get()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
-        return Workspace()
+        return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 
     def acquire(
         self,

@@ -4,7 +4,6 @@ A release of PyTorch may drop a private name without notice. Each function looks
 leave it out.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.nn import functional as F
 ONEDNN_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
 NAMES = (
     "_softmax_backward_data",
-    "_foreach_lerp_",
     "_dynamo.config.optimize_ddp",
     "_subclasses.fake_tensor.FakeTensorMode",
     *(f"ops.mkldnn.{name}" for name in ONEDNN_OPERATORS),
@@ -41,16 +39,6 @@ def softmax_backward(grad: Tensor, probability: Tensor, *, source: object = torc
         return fused
     weighted = grad.to(torch.promote_types(grad.dtype, torch.float32)) * probability
     return (weighted - probability * weighted.sum(-1, keepdim=True)).to(probability.dtype)
-
-
-def lerp_all(values: Sequence[Tensor], targets: Sequence[Tensor], weight: float, *, source: object = torch) -> None:
-    """Move each value in place towards its target by this share. The fallback starts one kernel per tensor."""
-    function = find("_foreach_lerp_", source)
-    if function is not None:
-        function(list(values), list(targets), weight)
-        return
-    for value, target in zip(values, targets, strict=True):
-        value.lerp_(target, weight)
 
 
 def compile_across_ddp_buckets(*, source: object = torch) -> None:

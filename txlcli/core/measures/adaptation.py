@@ -21,8 +21,8 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.rnn import flatten_lstm_weights, lstms_in_training_mode
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.registry import make_reader, sized_for
-from txlcli.core.reading.scoring import Lanes, Scores, score
-from txlcli.core.training.segments import StreamPosition, Tokens, TrainingSegments
+from txlcli.core.reading.scoring import Lanes, Scores, Tokens, score
+from txlcli.core.training.segments import StreamPosition, TrainingSegments
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the standard deviation of h_t . h_i: from a flat cache to a peaked one."""

@@ -29,7 +29,7 @@ from txlcli.core.kernels.distance_space import PaddedScoreBuffer
 from txlcli.core.model.attention import Attention, ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.training.segments import Tokens
+from txlcli.core.reading.scoring import Tokens
 
 SCORE_BYTES = 16 << 20
 TOP_ONE_IN = 5  # Figure 6 marks the top 20 %

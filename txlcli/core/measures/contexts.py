@@ -19,8 +19,8 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader, sized_for
+from txlcli.core.reading.scoring import Tokens
 from txlcli.core.reading.windows import window_decoder
-from txlcli.core.training.segments import Tokens
 
 
 def eligible_positions(count: int, *, longest: int) -> int:

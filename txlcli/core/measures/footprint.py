@@ -14,11 +14,11 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import autocast
+from txlcli.core.kernels.distance_space import scores_at_once
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.optimizer import state_bytes
 
 CPU = torch.device("cpu")
@@ -140,14 +140,16 @@ def _saved_bytes(
         stand_in = make_model(model, vocab_size).train()
         # FlexAttention needs CUDA. It keeps no probabilities, but equally many scores by distance.
         stand_in.recompute(train.recompute)
-        if isinstance(stand_in, TransformerXL):
-            stand_in.workspace.at_once = device.type != "cpu"
-            if train.attention != "flex":
-                stand_in.attend_by(train.attention)
+        if train.attention != "flex":
+            stand_in.attend_by(train.attention)
         weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
-        casts = contextlib.nullcontext() if device.type == "cpu" else cached_casts()
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _precision(train), casts:
+        with contextlib.ExitStack() as stack:
+            if device.type != "cpu":  # these need no GPU, but keep what a GPU would keep
+                stack.enter_context(cached_casts())
+                stack.enter_context(scores_at_once())
+            stack.enter_context(_precision(train))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
             memory = stand_in.full_memory(batch_size, train.mem_len)
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)

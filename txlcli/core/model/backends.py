@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.settings import AttentionBackend
-from txlcli.core.kernels.attention_lanes import LaneAttention
+from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.attention_torch import flex, sdpa
 from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear, Packed, should_pack
@@ -22,7 +22,7 @@ def choose(name: AttentionBackend, workspace: Workspace, *, recompute: bool) -> 
     """
     if name == "reference":
         return definition.attend, definition.plain_product
-    attend: dict[str, Attend] = {"auto": LaneAttention(workspace, recompute=recompute), "sdpa": sdpa, "flex": flex}
+    attend: dict[str, Attend] = {"auto": TiledAttention(workspace, recompute=recompute), "sdpa": sdpa, "flex": flex}
     return attend[name], _own_product
 
 

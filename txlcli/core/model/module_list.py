@@ -9,7 +9,7 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class ModuleList(nn.ModuleList, Generic[Kind]):
-    """`nn.ModuleList` of modules of one kind, so that nobody who takes one has to assert its type."""
+    """nn.ModuleList of modules of one class, so that callers need not assert their type."""
 
     if TYPE_CHECKING:
 

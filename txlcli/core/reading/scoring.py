@@ -16,7 +16,27 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.registry import make_reader, sized_for
-from txlcli.core.training.segments import Tokens
+
+Tokens = NDArray[np.integer]
+"""A stream of ids, (T,)."""
+
+
+def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
+    """Return the inputs and targets, (T,) each, for scoring a split.
+
+    With a boundary the stream begins with an implied one and every token is predicted; without, the first token has no
+    context and is only read.
+
+    Args:
+        ids: the split, (N,).
+        boundary: the token that ends a line or sentence, None for bytes and characters.
+        count: predict at most this many tokens, from the start of the split.
+    """
+    head = ids if count is None else ids[: count + (boundary is None)]
+    tokens = head.astype(np.int64)
+    if boundary is None:
+        return tokens[:-1], tokens[1:]
+    return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
 
 
 @dataclass(frozen=True)

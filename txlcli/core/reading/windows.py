@@ -16,8 +16,7 @@ from torch import Tensor
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.scoring import Scores
-from txlcli.core.training.segments import Tokens
+from txlcli.core.reading.scoring import Scores, Tokens
 
 TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large

@@ -9,27 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import TrainingError
-
-Tokens = NDArray[np.integer]
-
-
-def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
-    """Return the inputs and targets, (T,) each, for scoring a split.
-
-    With a boundary the stream begins with an implied one and every token is predicted; without, the first token has no
-    context and is only read.
-
-    Args:
-        ids: the split, (N,).
-        boundary: the token that ends a line or sentence, None for bytes and characters.
-        count: predict at most this many tokens, from the start of the split.
-    """
-    head = ids if count is None else ids[: count + (boundary is None)]
-    tokens = head.astype(np.int64)
-    if boundary is None:
-        return tokens[:-1], tokens[1:]
-    return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
 
 
 def lane_length(tokens: int, batch_size: int) -> int:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.scoring import Scores, score
-from txlcli.core.training.segments import Tokens
+from txlcli.core.reading.scoring import Scores, Tokens, score
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from txlcli.config.settings import EvalSettings
     from txlcli.core.measures.adaptation import CacheSettings, DynamicSettings
-    from txlcli.core.reading.scoring import Scores
-    from txlcli.core.training.segments import Tokens
+    from txlcli.core.reading.scoring import Scores, Tokens
     from txlcli.runs.loading import OpenRun
 
 RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients

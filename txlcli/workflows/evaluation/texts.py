@@ -84,7 +84,7 @@ def validation_text(opened: "OpenRun", positions: int | None, data_dir: Path) ->
 
 
 def _first_positions(opened: "OpenRun", store: "TokenStore", split: str, positions: int | None) -> ScoredText:
-    from txlcli.core.training.segments import scored_stream
+    from txlcli.core.reading.scoring import scored_stream
 
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
@@ -134,7 +134,7 @@ def encode_text(opened: "OpenRun", source: UserText, positions: int | None, repo
         VocabularyError: the text is not UTF-8, contains symbols that are not in the vocabulary, or has no token to
             predict.
     """
-    from txlcli.core.training.segments import scored_stream
+    from txlcli.core.reading.scoring import scored_stream
 
     vocab, data = opened.vocab, source.data
     text = _decode(source) if vocab.tokenizer != "byte" else None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError
 from txlcli.runs import history, run_folder
 from txlcli.runs.run_folder import Run
-from txlcli.system.command_lines import DATA_DIR, RUNS_DIR
+from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows import generation, speed
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from txlcli.workflows.attention import AttentionResult
 
 FIRST_SEED = 1111
-USUAL_FOLDERS = {"--data-dir": DATA_DIR, "--runs-dir": RUNS_DIR}
 LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to continue")
 
 
@@ -207,15 +205,10 @@ class Runner:
             prepare(text.source, self.data_dir, wanted, reporter=self.reporter)
 
     def record_command(self, *words: str) -> None:
-        """Record a command line; unusual folders and the device are added as options."""
-        folders = {"--data-dir": self.data_dir, "--runs-dir": self.runs_dir}
-        if words[0] != "train":  # the other commands get the run's folder, or need no run
-            del folders["--runs-dir"]
-        options = [word for option, folder in folders.items() if folder != USUAL_FOLDERS[option]
-                   for word in (option, str(folder))]  # fmt: skip
-        if self.device != "auto" and words[0] != "prepare":
-            options += ["--device", self.device]
-        line = shlex.join(["txl", *words, *options])
+        """Record a command line; folders and the device are added unless they are the defaults."""
+        device = ["--device", self.device] if self.device != "auto" and words[0] != "prepare" else []
+        runs_dir = self.runs_dir if words[0] == "train" else RUNS_DIR  # the other commands name the run's folder
+        line = command_line(*words, *device, data_dir=self.data_dir, runs_dir=runs_dir)
         if line not in self.provenance.commands:
             self.provenance.commands.append(line)
 

@@ -38,7 +38,8 @@ def read_splits(
         RecipeError: a setting needs what the store does not have.
         TrainingError: a split is too short.
     """
-    from txlcli.core.training.segments import TrainingSegments, scored_stream
+    from txlcli.core.reading.scoring import scored_stream
+    from txlcli.core.training.segments import TrainingSegments
     from txlcli.core.training.validation import ValidSplit
 
     starts = None

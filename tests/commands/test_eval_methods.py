@@ -18,10 +18,13 @@ SHORT = ["--positions", 60, "--batch-size", 2]
 
 
 def test_windows_are_evaluated_by_length(here):
-    told = json_of("eval", "byte", "--attn-len", "3,7", *SHORT)
-    assert [(row["attn_len_min"], row["attn_len_max"], row["stride"]) for row in told["rows"]] == [(3, 3, 1), (7, 7, 1)]
-    assert all(row["tokens"] == 60 and row["slowdown"] is None for row in told["rows"])
-    assert (told["seg_len"], told["same_length"], told["max_distance"]) == (None, None, 10)
+    output = json_of("eval", "byte", "--attn-len", "3,7", *SHORT)
+    assert [(row["attn_len_min"], row["attn_len_max"], row["stride"]) for row in output["rows"]] == [
+        (3, 3, 1),
+        (7, 7, 1),
+    ]
+    assert all(row["tokens"] == 60 and row["slowdown"] is None for row in output["rows"])
+    assert (output["seg_len"], output["same_length"], output["max_distance"]) == (None, None, 10)
     strided = json_of("eval", "byte", "--attn-len", "7", "--stride", 3, *SHORT)["rows"][0]
     assert (strided["attn_len_min"], strided["attn_len_max"]) == (5, 7)
     table = done("eval", "byte", "--attn-len", "3,7", *SHORT).stdout
@@ -47,21 +50,21 @@ def test_every_encoding_trains_evaluates_and_generates(here, position):
 
 
 @pytest.mark.parametrize("position", ["sinusoid", "learned"])
-def test_absolute_positions_know_no_distances(here, position):
+def test_max_distance_is_refused_for_absolute_positions(here, position):
     learned = ["model.n_positions=5"] if position == "learned" else []
     train(f"model.position={position}", *learned, name="absolute")
-    for wish in ("7", "none"):
-        assert refusal("eval", "absolute", "--max-distance", wish) == (
+    for limit in ("7", "none"):
+        assert refusal("eval", "absolute", "--max-distance", limit) == (
             "runs/absolute has absolute positions and encodes no distances; leave out --max-distance"
         )
-    told = json_of("eval", "absolute", *SHORT)
-    assert (told["position"], told["max_distance"]) == (position, None)
+    output = json_of("eval", "absolute", *SHORT)
+    assert (output["position"], output["max_distance"]) == (position, None)
     assert "L = 5, same_length = m, fp32; 2 lanes" in done("eval", "absolute", *SHORT).stdout
     assert "one prediction per window, fp32." in done("eval", "absolute", "--attn-len", 4, *SHORT).stdout
 
 
 @pytest.mark.parametrize("position", ["sinusoid", "learned"])
-def test_a_model_that_never_had_a_memory_gets_none(here, position):
+def test_memory_is_refused_for_a_model_trained_without_it(here, position):
     learned = ["model.n_positions=5"] if position == "learned" else []
     train(f"model.position={position}", "train.mem_len=0", "eval.mem_len=0", *learned, name="windows")
     message = refusal("eval", "windows", "--mem-len", "0,5")
@@ -70,10 +73,10 @@ def test_a_model_that_never_had_a_memory_gets_none(here, position):
     )
 
 
-def test_windows_longer_than_the_text_see_all_of_it(here):
+def test_windows_longer_than_the_text_are_truncated_and_reported(here):
     done("eval", "byte", "--attn-len", "50,70,90", *SHORT, "--losses", "losses.h5", "--plot", "curve.svg")
-    told = json_of("eval", "byte", "--attn-len", "50,70,90", *SHORT)
-    assert [(row["attn_len"], row["attn_len_min"], row["attn_len_max"]) for row in told["rows"]] == [
+    output = json_of("eval", "byte", "--attn-len", "50,70,90", *SHORT)
+    assert [(row["attn_len"], row["attn_len_min"], row["attn_len_max"]) for row in output["rows"]] == [
         (50, 50, 50), (70, 60, 60), (90, 60, 60)
     ]  # fmt: skip
     with h5py.File("losses.h5") as file:
@@ -99,7 +102,7 @@ def test_the_vanilla_model_is_not_trained_with_a_memory(here):
     )
 
 
-def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(here):
+def test_auxiliary_classifiers_are_used_in_training_only(here):
     vanilla = ["model.position=learned", "model.n_positions=5", "model.auxiliary_losses=true"]
     train(*vanilla, "train.mem_len=0", "eval.mem_len=0", name="vanilla")
     plain = json.loads((here / "runs/vanilla/run.json").read_text())["parameters"]
@@ -108,7 +111,7 @@ def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         (["--stride", 2], "--stride is the number of tokens predicted per window; add --attn-len, or leave it out"),
         (
@@ -140,14 +143,14 @@ def test_the_vanilla_model_trains_with_its_classifiers_and_is_evaluated_without(
         ),
     ],
 )
-def test_wishes_that_do_not_go_together_are_refused(here, wishes, message):
-    assert refusal("eval", "byte", *wishes) == message
+def test_options_that_exclude_each_other_are_refused(here, options, message):
+    assert refusal("eval", "byte", *options) == message
 
 
-def test_the_cache_and_dynamic_evaluation_stand_beside_the_model(here):
-    told = json_of("eval", "word", "--cache", 30, "--dynamic", *SHORT)
-    model, cache, dynamic = told["rows"]
-    assert [row["method"] for row in told["rows"]] == ["model", "cache 30", "dynamic"]
+def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
+    output = json_of("eval", "word", "--cache", 30, "--dynamic", *SHORT)
+    model, cache, dynamic = output["rows"]
+    assert [row["method"] for row in output["rows"]] == ["model", "cache 30", "dynamic"]
     assert model["loss_nats"] == json_of("eval", "word", *SHORT)["rows"][0]["loss_nats"]
     assert set(cache["adaptation"]) == {"theta", "lambda", "searched_on"}
     assert set(dynamic["adaptation"]) == {"lr", "decay", "searched_on"}
@@ -158,10 +161,10 @@ def test_the_cache_and_dynamic_evaluation_stand_beside_the_model(here):
     assert "M = 5, L = 5, same_length = m, max_distance = 10, fp32; 2 lanes, 1 of them start without context." in table
 
 
-def test_the_parameters_are_searched_on_valid_whatever_is_scored(here):
-    found = [json_of("eval", "word", "--cache", 30, "--split", split, *SHORT)["rows"][1] for split in ("test", "valid")]
-    assert found[0]["adaptation"] == found[1]["adaptation"]
-    assert found[0]["loss_nats"] != found[1]["loss_nats"]
+def test_the_parameters_are_searched_on_valid_for_every_split(here):
+    rows = [json_of("eval", "word", "--cache", 30, "--split", split, *SHORT)["rows"][1] for split in ("test", "valid")]
+    assert rows[0]["adaptation"] == rows[1]["adaptation"]
+    assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
 
 
 class Messages(SilentReporter):
@@ -237,18 +240,18 @@ def test_larger_learning_rates_are_tried_until_the_loss_increases():
     assert {decay for lr, decay in tried if lr == best.lr} == {0.0, 1e-3, 1e-2}
 
 
-def test_auto_finds_the_memory_on_valid_and_applies_it_to_test(here):
-    told = json_of("eval", "byte", "--mem-len", "auto", *SHORT)
-    search = told["search"]
+def test_auto_searches_for_the_memory_length_on_valid_and_applies_it_to_test(here):
+    output = json_of("eval", "byte", "--mem-len", "auto", *SHORT)
+    search = output["search"]
     lengths = [one["length"] for one in search["tried"]]
     assert (search["option"], search["split"], search["threshold"]) == ("--mem-len", "valid", 0.001)
     assert lengths == sorted(set(lengths))
-    assert lengths[:2] == [1, 2]  # without memory a query would see its segment, not M keys
-    assert [row["mem_len"] for row in told["rows"]] == [search["found"]]
+    assert lengths[:2] == [1, 2]  # not 0: without memory queries see their segment, not M keys
+    assert [row["mem_len"] for row in output["rows"]] == [search["found"]]
     on_valid = json_of("eval", "byte", "--split", "valid", "--mem-len", ",".join(map(str, lengths)), *SHORT)
     assert [one["loss_nats"] for one in search["tried"]] == [row["loss_nats"] for row in on_valid["rows"]]
     again = json_of("eval", "byte", "--mem-len", search["found"], *SHORT)
-    assert again["rows"][0]["loss_nats"] == told["rows"][0]["loss_nats"]
+    assert again["rows"][0]["loss_nats"] == output["rows"][0]["loss_nats"]
     result = done("eval", "byte", "--mem-len", "auto", *SHORT)
     assert f"--mem-len {search['found']} is the shortest of {len(lengths)} lengths up to {lengths[-1]}" in " ".join(
         result.stdout.split()
@@ -256,18 +259,18 @@ def test_auto_finds_the_memory_on_valid_and_applies_it_to_test(here):
     assert f"--mem-len {lengths[0]}: valid perplexity" in result.stderr
 
 
-def test_where_all_keys_are_seen_no_memory_is_tried_too(here):
-    told = json_of("eval", "byte", "--mem-len", "auto", "--no-same-length", *SHORT)
-    assert [one["length"] for one in told["search"]["tried"]][:2] == [0, 1]
+def test_without_same_length_the_search_includes_no_memory(here):
+    output = json_of("eval", "byte", "--mem-len", "auto", "--no-same-length", *SHORT)
+    assert [one["length"] for one in output["search"]["tried"]][:2] == [0, 1]
 
 
-def test_auto_finds_the_window_of_a_model_without_memory(here):
+def test_auto_searches_for_the_window_of_a_model_without_memory(here):
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="windows")
-    told = json_of("eval", "windows", "--attn-len", "auto", *SHORT)
-    assert max(one["length"] for one in told["search"]["tried"]) <= 5  # it has learned no more positions
-    assert told["rows"][0]["attn_len_max"] == told["search"]["found"]
+    output = json_of("eval", "windows", "--attn-len", "auto", *SHORT)
+    assert max(one["length"] for one in output["search"]["tried"]) <= 5  # the number of learned positions
+    assert output["rows"][0]["attn_len_max"] == output["search"]["found"]
     steps = json_of("eval", "windows", "--attn-len", "auto", "--stride", 2, *SHORT)["search"]["tried"]
-    assert {one["length"] for one in steps} <= {2, 4, 5}  # in steps of what a window predicts
+    assert {one["length"] for one in steps} <= {2, 4, 5}  # in steps of a stride
     message = refusal("eval", "windows", "--attn-len", "auto", "--stride", 9)
     assert message == "--stride 9 exceeds the longest window that can be tried, 5; give at most that"
     message = refusal("eval", "windows", "--mem-len", "auto")
@@ -285,15 +288,15 @@ def test_auto_finds_the_window_of_a_model_without_memory(here):
         ),
     ],
 )
-def test_a_search_that_cannot_be_is_refused(here, options, message):
+def test_an_impossible_search_is_refused(here, options, message):
     assert message in refusal("eval", "byte", *options)
 
 
-def test_learned_positions_with_memory_are_scored_although_no_window_is_that_long(here):
+def test_memory_beyond_the_learned_positions_has_no_slowdown(here):
     train("model.position=learned", "model.n_positions=5", name="memory")
-    told = json_of("eval", "memory", "--no-same-length", *SHORT)
-    assert told["rows"][0]["attn_len_max"] == 10
-    assert told["rows"][0]["slowdown"] is None
+    output = json_of("eval", "memory", "--no-same-length", *SHORT)
+    assert output["rows"][0]["attn_len_max"] == 10
+    assert output["rows"][0]["slowdown"] is None
     table = done("eval", "memory", "--no-same-length", *SHORT).stdout
     assert "slowdown: vanilla / one lane" not in table
 
@@ -311,37 +314,38 @@ def test_learned_positions_with_memory_are_scored_although_no_window_is_that_lon
         ),
     ],
 )
-def test_an_adaptation_that_cannot_be_is_refused(here, options, message):
+def test_an_impossible_adaptation_is_refused(here, options, message):
     assert refusal("eval", "byte", *options) == message
 
 
-def test_learning_from_the_text_in_fp16_is_refused(here, monkeypatch):
-    monkeypatch.setattr(loading, "check_precision", lambda *_: None)  # as on a GPU
+def test_dynamic_evaluation_in_fp16_is_refused(here, monkeypatch):
+    monkeypatch.setattr(loading, "check_precision", lambda *_: None)  # as if on a GPU
     message = refusal("eval", "byte", "--dynamic", "--precision", "fp16")
     assert message == "--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32"
 
 
 @pytest.mark.parametrize(
-    ("gone", "options"), [("valid", ["--cache", 9]), ("valid", ["--dynamic"]), ("train", ["--cache", 9, "--dynamic"])]
+    ("missing", "options"),
+    [("valid", ["--cache", 9]), ("valid", ["--dynamic"]), ("train", ["--cache", 9, "--dynamic"])],
 )
-def test_a_split_that_an_adaptation_needs_is_missed_before_anything_is_scored(here, gone, options):
-    (here / f"novel/{gone}.txt").unlink()
+def test_a_missing_split_that_an_adaptation_needs_is_reported_before_scoring(here, missing, options):
+    (here / f"novel/{missing}.txt").unlink()
     done("prepare", "novel", "--force")
     message = refusal("eval", "byte", *options, *SHORT, code=1)
-    assert message.startswith(f"data/novel.h5 has no {gone} split (it holds ")
+    assert message.startswith(f"data/novel.h5 has no {missing} split (it holds ")
 
 
-def test_that_a_text_may_have_been_learned_is_said_once(here):
+def test_possible_training_data_is_reported_once(here):
     (here / "novel/train.txt").write_text("the fox\n" * 60)
     done("prepare", "novel", "--force")
     (here / "strange.txt").write_text("the fox\n" * 9)
     assert "may contain" not in done("eval", "byte", "--text", "strange.txt").stderr
-    text = ["--text", "strange.txt", "--mem-len", "auto"]  # which is searched on valid
+    text = ["--text", "strange.txt", "--mem-len", "auto"]  # searched on valid
     for options in (["--cache", 9, "--dynamic"], ["--mem-len", "auto"], text):
         assert done("eval", "byte", *options, *SHORT).stderr.count("may contain training data of that run") == 1
 
 
-def test_that_valid_is_searched_and_scored_is_said(here):
+def test_searching_and_scoring_the_same_split_is_reported(here):
     result = done("eval", "byte", "--split", "valid", "--cache", 20, *SHORT)
     assert "valid is used both for the search and for the result" in result.stderr
     assert "valid is used both" not in done("eval", "byte", "--cache", 20, *SHORT).stderr

@@ -1,0 +1,132 @@
+"""The guides of CONTRIBUTING.md: each diff is applied to a copy of the source, and what it adds is used."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "CONTRIBUTING.md"
+RECIPE = """
+[corpus]
+store = "own"
+[model]
+n_layers = 2
+d_model = 12
+n_heads = 3
+d_head = 4
+d_inner = 17
+[train]
+seg_len = 7
+mem_len = 11
+batch_size = 2
+max_steps = 4
+valid_every = 2
+valid_tokens = 97
+[eval]
+seg_len = 7
+mem_len = 11
+batch_size = 2
+"""
+RUN = """
+import json, sys
+from typer.testing import CliRunner
+from txlcli.cli import app
+import txlcli
+assert txlcli.__file__.startswith(sys.argv[1]), txlcli.__file__
+for command in json.loads(sys.argv[2]):
+    result = CliRunner().invoke(app, command)
+    if result.exit_code:
+        sys.exit(f"{command}: {result.output} {result.exception!r}")
+    print(json.dumps(result.stdout))
+"""
+
+pytestmark = [
+    pytest.mark.skipif(not GUIDE.exists(), reason="no CONTRIBUTING.md here"),
+    pytest.mark.skipif(shutil.which("git") is None, reason="git applies the diffs"),
+]
+
+
+def diff_of(heading):
+    """Return the diff in a section of the guide."""
+    section = GUIDE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    return diff
+
+
+def changed_source(folder, diff):
+    """Copy the source into a folder and apply a diff to it."""
+    for name in ("txlcli", "corpora", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=folder, check=True)
+    shutil.copytree(folder / "recipes", folder / "txlcli" / "recipes", dirs_exist_ok=True)  # as it is installed
+
+
+def run(source, folder, *commands):
+    """Run commands of the changed source, one after the other; return the standard output of each."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", RUN, str(source), json.dumps(commands)]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Create a folder with a text and a recipe."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    text = "".join(f"{number} is followed by {number + 1}.\n" for number in range(400))
+    (folder / "own.txt").write_text(text, encoding="utf-8")
+    (folder / "own.toml").write_text(RECIPE, encoding="utf-8")
+    return folder
+
+
+PREPARE = ["prepare", "own.txt", "--tokenizer", "byte", "--name", "own"]
+
+
+def test_the_encoding_of_the_guide_trains_and_is_evaluated_with_memory(tmp_path, own):
+    diff = diff_of("Add an encoding")
+    assert re.findall(r"^\+\+\+ b/(\S+)", diff, flags=re.MULTILINE) == [
+        "txlcli/config/encodings.py",
+        "txlcli/core/model/encodings.py",
+    ]
+    changed_source(tmp_path / "source", diff)
+    train = ["train", "own.toml", "--set", "model.position=alibi"]
+    *_, result = run(tmp_path / "source", own, PREPARE, train, ["eval", "own", "--mem-len", "0,11", "--json"])
+    rows = json.loads(result)["rows"]
+    assert [row["mem_len"] for row in rows] == [0, 11]
+    assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
+
+
+def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(tmp_path, own):
+    changed_source(tmp_path / "source", diff_of("Add an optimizer"))
+    chosen = ["--set", "train.optimizer=adagrad"]
+    _, forecast, _, _, shown = run(
+        tmp_path / "source",
+        own,
+        PREPARE,
+        ["train", "own.toml", *chosen, "--dry-run", "--json"],
+        ["train", "own.toml", *chosen, "--max-steps", "2"],
+        ["train", "--resume", "own"],
+        ["runs", "--json"],
+    )
+    step_bytes = json.loads(forecast)["step_bytes"]
+    assert step_bytes["optimizer"] == step_bytes["weights"]
+    (trained,) = json.loads(shown)["runs"]
+    assert (trained["state"], trained["step"]) == ("finished", 4)
+
+
+def test_the_corpus_of_the_guide_is_prepared(tmp_path, own):
+    changed_source(tmp_path / "source", diff_of("Add a corpus"))
+    for split in ("train", "valid", "test"):
+        (own / f"wiki.{split}.tokens").write_text(" = A dog = \n \n a dog ran \n", encoding="utf-8")
+    _, result = run(tmp_path / "source", own, ["prepare", "wt2", "--source", "."], ["prepare", "--list", "--json"])
+    (store,) = json.loads(result)["stores"]
+    assert store["name"] == "wt2"
+    assert store["vocabulary_size"] == 6  # <eos>, =, A, a, dog, ran
