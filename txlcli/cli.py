@@ -88,7 +88,7 @@ class TxlGroup(TyperGroup):
             if error.errno != errno.ENOSPC:
                 raise
             console.give_up_stdout()  # --help is written by the option parser
-            console.complain(f"cannot write ({error.strerror}); free some space, or send the output elsewhere")
+            console.complain(f"cannot write ({error.strerror}); free some space, or redirect the output elsewhere")
             sys.exit(TxlError.exit_code)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):

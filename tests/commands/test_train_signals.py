@@ -88,7 +88,7 @@ def test_output_that_cannot_be_written_is_one_line(here, words, unbuffered):
     ended = _into_a_full_device(words, unbuffered)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
-        "error: stdout: cannot be written (No space left on device); free some space, or send it elsewhere"
+        "error: stdout: cannot be written (No space left on device); free some space, or redirect it elsewhere"
     )
     assert "Traceback" not in ended.stderr
     assert "Exception" not in ended.stderr
@@ -100,7 +100,7 @@ def test_help_that_cannot_be_written_is_one_line(here, unbuffered):
     ended = _into_a_full_device(["eval", "--help"], unbuffered)
     assert ended.returncode == 1
     assert ended.stderr == (
-        "error: cannot write (No space left on device); free some space, or send the output elsewhere\n"
+        "error: cannot write (No space left on device); free some space, or redirect the output elsewhere\n"
     )
 
 
@@ -124,7 +124,7 @@ def test_a_training_saves_when_its_reports_cannot_be_written(here):
         stderr = process.stderr.read()
     assert process.wait(LONGEST_WAIT_S) == 1
     assert stderr.splitlines()[-1] == (
-        "error: stdout: cannot be written (No space left on device); free some space, or send it elsewhere"
+        "error: stdout: cannot be written (No space left on device); free some space, or redirect it elsewhere"
     )
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == 2
 
