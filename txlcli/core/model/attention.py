@@ -17,6 +17,7 @@ with a position key of their own.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -121,24 +122,12 @@ def _rows_for(by_distance: Tensor, count: int) -> Tensor:
     return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
 
 
-class Attend(Protocol):
-    """A function that computes what `attend` computes."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        reach: int,
-        scale: float,
-        position_key: Tensor | None = None,
-        content_bias: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        distance_bias: Tensor | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Take the arguments of `attend` and return (B, H, L, D)."""
+Attend = Callable[..., Tensor]
+"""A function with the arguments and the result of `attend`."""
+Product = Callable[[nn.Linear, Tensor], Tensor]
+"""A function that multiplies rows (..., in) by the matrix of a module, (..., out)."""
+ProjectAll = Callable[[Tensor], tuple[Tensor, ...]]
+"""A function that projects a segment (B, L, d) to queries, keys and values, (B, L, H * D) each."""
 
 
 class Rotation(Protocol):
@@ -263,20 +252,6 @@ class Attention(nn.Module):
         dropout = self.attention_dropout if self.training else 0.0
         attended = (attend or self.attend)(query, *keys, **terms.arguments(), scale=self.scale, dropout=dropout)
         return self.product(self.w_o, attended.transpose(1, 2).flatten(2))
-
-
-class Product(Protocol):
-    """A function that multiplies rows by the matrix of a module."""
-
-    def __call__(self, module: nn.Linear, rows: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-
-
-class ProjectAll(Protocol):
-    """A function that projects queries, keys and values of a segment in one product."""
-
-    def __call__(self, segment: Tensor) -> tuple[Tensor, ...]:
-        """(B, L, d) -> three tensors (B, L, H * D)."""
 
 
 def plain_product(module: nn.Linear, rows: Tensor) -> Tensor:
