@@ -1,15 +1,18 @@
 """Attention with relative positions: section 3.3 of the paper, from top to bottom.
 
-The score of query i for key j, at distance i - j, is the sum of four terms:
+The score of query i for key j, at distance i - j, is the sum of four terms, divided by sqrt(D):
 
     (a) q_i . k_j                content
     (b) q_i . W_kR R_(i-j)       content and distance
     (c) u . k_j                  global content bias
     (d) v . W_kR R_(i-j)         global distance bias
 
-with q = W_q h, k = W_kE h. Queries come from the segment, keys and values from memory and segment, so that
-(a) + (c) = (q + u) . k and (b) + (d) = (q + v) . W_kR R. What follows computes exactly that, one operation per step.
-`attend` is the definition; the implementations in `core.kernels` take the same arguments and return the same numbers.
+with q = W_q h, k = W_kE h, so that (a) + (c) = (q + u) . k and (b) + (d) = (q + v) . W_kR R. Queries come from the
+segment, keys and values from memory and segment. `attend` computes this, one operation per step: it is the definition.
+u, v and W_kR belong to `encodings.RelativeEncoding`; the other projections to `Attention`.
+
+The modules `core.kernels.attention_*` take the arguments of `attend` and compute the same function faster: by tiles in
+distance space (the default), by PyTorch's fused kernels, and for single tokens of a CUDA graph.
 
 Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored, m of them
 with a position key of their own.
@@ -81,11 +84,12 @@ def attend(
         value: (B, H, K, like `key`).
         reach: n; keys at distance n or more are not seen.
         scale: factor of the score, 1 / sqrt(D).
-        position_key: W_kR R, (H, m, D), m at most n; row c is distance m - 1 - c, row 0 also all that are farther.
+        position_key: W_kR R, Q of Appendix B, (H, m, D), m at most n; row c is distance m - 1 - c. The first row also
+            stands for every larger distance.
         content_bias: u, (H, D).
         position_bias: v, (H, D).
-        distance_bias: added to the scaled score at each distance whatever the query, (H, n); column c is distance
-            n - 1 - c.
+        distance_bias: added to the scaled score of each distance, the same for all queries, (H, n), as ALiBi's penalty;
+            column c is distance n - 1 - c.
         dropout: share of the probabilities that is dropped.
     Returns:
         (B, H, L, D), in the dtype of `value`.
@@ -115,7 +119,7 @@ def _plus(query: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _rows_for(by_distance: Tensor, count: int) -> Tensor:
-    """Return `count` rows (H, count, x) of (H, m, x): the nearest ones, or the first row repeated for those beyond."""
+    """Return the `count` nearest rows of (H, m, x); the first row stands for every larger distance."""
     missing = count - by_distance.shape[1]
     if missing <= 0:
         return by_distance[:, -missing:]
@@ -134,17 +138,17 @@ class Rotation(Protocol):
     """A change of queries and keys that depends on their positions."""
 
     def apply(self, heads: Tensor) -> Tensor:
-        """Return queries or keys (B, H, x, D) of the x positions that this rotation stands for, changed."""
+        """Rotate queries or keys (B, H, x, D) at the x positions that this rotation was made for."""
 
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """Terms that an encoding adds to the content score (a) of one layer; None adds nothing."""
+    """Score terms (b) to (d) of one layer, beside the content score (a); None adds nothing."""
 
     reach: int
     """Distances 0 .. reach - 1 are seen, no others."""
     position_key: Tensor | None = None
-    """W_kR R, (H, m, D), m at most `reach`; row c is distance m - 1 - c, row 0 also all that are farther: (b)."""
+    """W_kR R, (H, m, D), m at most `reach`, the farthest first: (b). The first row stands for every larger distance."""
     content_bias: Tensor | None = None
     """u, (H, D): (c)."""
     position_bias: Tensor | None = None
@@ -216,7 +220,7 @@ class Attention(nn.Module):
         self.w_v = linear(d_model, n_heads * d_head, bias=False)
         self.w_o = linear(n_heads * d_head, d_model, bias=False)
         self.attend: Attend = attend
-        """Computes the attention; always the same function."""
+        """Backend; all backends compute the same function."""
         self.product: Product = plain_product
         """Multiplies by one of the matrices."""
         self.project_all: ProjectAll | None = None

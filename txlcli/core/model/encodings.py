@@ -25,10 +25,7 @@ from txlcli.errors import UsageError
 
 
 class Encoding(nn.Module):
-    """An encoding that encodes nothing: the score is (a) alone, and a layer reads what it is given.
-
-    Others replace the hooks that they need.
-    """
+    """Base class and no-op encoding: the score is (a) alone. Subclasses override the hooks that they need."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -42,11 +39,11 @@ class Encoding(nn.Module):
         """
 
     def add_to_embedding(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """Return the input of the first layer, before dropout, of scaled embeddings (B, L, d) at positions (L,)."""
+        """Return the input of the first layer, before dropout: scaled embeddings (B, L, d) at positions (L,)."""
         return embedded
 
     def add_to_layer_input(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
-        """Return what layer number `layer` reads, and the memory keeps, of hidden states (B, L, d)."""
+        """Return the input of layer number `layer`, which the memory keeps, from hidden states (B, L, d)."""
         return hidden
 
     def rotation(self, positions: Tensor) -> Rotation | None:
@@ -57,7 +54,7 @@ class Encoding(nn.Module):
         return None
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        """Return what is added to the score of the distances 0 .. reach - 1, for each of the N layers.
+        """Return the score terms of each of the N layers, for the distances 0 .. reach - 1.
 
         Args:
             reach: n.
@@ -139,11 +136,11 @@ class LearnedEncoding(Encoding):
 
     def check_positions(self, count: int) -> None:
         """Refuse positions that have no vector."""
-        known = len(self.position_tables[0])
-        if count > known:
+        n_positions = len(self.position_tables[0])
+        if count > n_positions:
             raise UsageError(
-                f"the model has learned {known:,} positions, so it cannot read {count:,} tokens at once; "
-                f"take segments and windows of at most {known:,}"
+                f"the model has learned {n_positions:,} positions, so it cannot read {count:,} tokens at once; "
+                f"take segments and windows of at most {n_positions:,}"
             )
 
     def add_to_layer_input(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
