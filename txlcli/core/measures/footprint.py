@@ -18,7 +18,6 @@ from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.optimizer import state_bytes
 
 CPU = torch.device("cpu")
@@ -39,9 +38,9 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
     """Count the parameters of each part of a model; a softmax tied to the embedding has only biases and clusters."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
-    counts = dict.fromkeys(PARTS.values(), 0)
+    counts = dict.fromkeys([*PARTS.values(), "other layers"], 0)
     for name, parameter in model.named_parameters():
-        part = next(part for piece, part in PARTS.items() if piece in name)
+        part = next((part for piece, part in PARTS.items() if piece in name), "other layers")
         counts[part] += parameter.numel()
     return {part: count for part, count in counts.items() if count}
 
@@ -140,10 +139,10 @@ def _saved_bytes(
         stand_in = make_model(model, vocab_size).train()
         # FlexAttention needs CUDA. It keeps no probabilities, but equally many scores by distance.
         stand_in.recompute(train.recompute)
-        if isinstance(stand_in, TransformerXL):
+        if train.attention != "flex":
+            stand_in.attend_by(train.attention)
+        if stand_in.workspace is not None:
             stand_in.workspace.at_once = device.type != "cpu"
-            if train.attention != "flex":
-                stand_in.attend_by(train.attention)
         weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
         casts = contextlib.nullcontext() if device.type == "cpu" else cached_casts()
