@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.core.attention_cases import (
-    DEFAULT,
     SINGLE_QUERIES,
     TILINGS,
     TWO_SEQUENCES,

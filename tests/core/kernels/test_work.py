@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels import attention_tiles
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.windows import WindowReader
@@ -28,11 +27,11 @@ N, H, D, WIDTH, F = 2, 3, 11, 14, 17
 FLOAT = 4
 
 
-@pytest.fixture(autouse=True)
-def one_lane_at_a_time(monkeypatch):
-    """Compute one lane at a time, as for models of published sizes with short segments on a CPU."""
-    monkeypatch.setattr(attention_tiles, "CACHE_BYTES", 1)
-    monkeypatch.setattr(attention_tiles, "FEWEST_QUERIES", L)
+def tiled_model(min_queries=L, **changed):
+    """Return a model that scores one sequence at a time, as models of published sizes do on a CPU."""
+    model = small_model(dtype=torch.float32, **changed)
+    model.workspace.cache_bytes, model.workspace.min_queries = 1, min_queries
+    return model
 
 
 def floats(*sizes):
@@ -40,16 +39,15 @@ def floats(*sizes):
     return FLOAT * sum(count * size for count, size in sizes)
 
 
-SCORES = H * L * K  # of one lane
+SCORES = H * L * K  # of one sequence
 
 
-def training(**changed):
+def training(min_queries=L, **changed):
     """Return a training whose memory, gradients and optimizer state exist already."""
     settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **changed)
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
-    model = small_model(dtype=torch.float32)
-    started = Training(model, settings, segments, valid=None, folder=Path(), identity={})
+    started = Training(tiled_model(min_queries), settings, segments, valid=None, folder=Path(), identity={})
     for _ in range(3):
         started.update()
     return started
@@ -86,9 +84,8 @@ def test_a_training_step_multiplies_as_much_as_the_formula():
 
 
 @pytest.mark.parametrize("queries", [17, 1])
-def test_blocks_of_queries_skip_most_keys_that_no_query_sees(monkeypatch, queries):
-    monkeypatch.setattr(attention_tiles, "FEWEST_QUERIES", queries)
-    step = training()
+def test_blocks_of_queries_skip_most_keys_that_no_query_sees(queries):
+    step = training(min_queries=queries)
     expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     blocks = [23, 23, 21] if queries == 17 else [1] * L
     unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
@@ -161,7 +158,7 @@ def test_reading_multiplies_as_much_as_the_formula(seg_len, max_distance):
 @pytest.mark.parametrize("position", ["relative", "learned"])
 def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_sees(position):
     learned = {"n_positions": L} if position == "learned" else {}
-    model = small_model(dtype=torch.float32, position=position, **learned)
+    model = tiled_model(position=position, **learned)
     reader = WindowReader(model, attn_len=L, precision="fp32")
     reader.read_last(draw_tokens(1, L))
     token = draw_tokens(1, 1)
@@ -175,7 +172,7 @@ def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_s
 def full_reader(seg_len, max_distance=None):
     """Return a decoder with a full memory whose buffer does not slide at the next segment."""
     sizes = {"batch_size": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}
-    reader = Decoder(small_model(dtype=torch.float32), **sizes, memory_start="zeros")
+    reader = Decoder(tiled_model(), **sizes, memory_start="zeros")
     reader.read(draw_tokens(B, seg_len))
     reader.reset()
     return reader
@@ -185,7 +182,7 @@ def reading_bytes(seg_len):
     """Return the bytes of the tensors of reading and scoring one segment; score buffers and keys exist already."""
     keys = M + seg_len
     layer = [
-        (1, H * seg_len * keys),  # scores of one lane, used by the lanes one after the other
+        (1, H * seg_len * keys),  # scores of one sequence, whose memory the next one reuses
         (8, B * seg_len * H * D),  # query, key, value; the query scaled, with u, with v; output, heads side by side
         (7, B * seg_len * WIDTH),
         (1, B * seg_len * F),
