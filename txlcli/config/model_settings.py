@@ -9,6 +9,9 @@ from txlcli.config.ranges import at_most_largest_count, known_words, positive, r
 
 MemoryStart = Literal["empty", "zeros"]
 
+MODELS: "dict[str, type[ModelSettings]]" = {}
+"""Class of the [model] section for each value of `arch`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
@@ -17,7 +20,7 @@ class ModelSettings:
     recurrent_state: ClassVar[bool] = False
     """True if the model carries a state instead of a memory of M tokens, so that memory lengths do not apply."""
 
-    arch: Literal["transformer", "lstm", "qrnn"] = "transformer"
+    arch: Annotated[str, MODELS] = "transformer"
     """Architecture: a Transformer, or a recurrent network (LSTM; QRNN of Bradbury et al.)."""
     n_layers: int
     """Number of layers N."""
@@ -215,9 +218,4 @@ class RnnSettings(ModelSettings):
         return (self.window or 2) if self.arch == "qrnn" else 1
 
 
-MODELS: dict[str, type[ModelSettings]] = {
-    "transformer": TransformerSettings,
-    "lstm": RnnSettings,
-    "qrnn": RnnSettings,
-}
-"""Class of the [model] section for each value of `arch`."""
+MODELS.update(transformer=TransformerSettings, lstm=RnnSettings, qrnn=RnnSettings)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.core.attention_cases import OTHER_BACKENDS, attend, by_backend, draw, draw_inputs, shifted
 from tests.core.builders import draw_tokens, small_model
 from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, observe, stream
-from tests.core.model.test_attention import KINDS, attend, by_kind, draw, draw_inputs, shifted
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import row_multiple, use_row_multiple
 from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace, scores_at_once
@@ -44,15 +44,15 @@ def test_scores_by_distance_are_read_by_key_in_aligned_rows(seg_len, reach, know
     assert written.stride(1) % MULTIPLE == written.storage_offset() % MULTIPLE == 0
 
 
-@pytest.mark.parametrize("kind", ["auto", *KINDS])
+@pytest.mark.parametrize("backend", ["auto", *OTHER_BACKENDS])
 @pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (5, 12), (3, 16)])
 @pytest.mark.parametrize("unseen", [0, 1])
-def test_aligned_rows_do_not_change_any_kind_of_attention(kind, seg_len, key_len, unseen):
+def test_aligned_rows_do_not_change_any_backend(backend, seg_len, key_len, unseen):
     reach = key_len - unseen
     inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
-    expected = by_kind(kind, *inputs, reach=reach)
+    expected = by_backend(backend, *inputs, reach=reach)
     with use_row_multiple(MULTIPLE):
-        results = by_kind(kind, *inputs, reach=reach)
+        results = by_backend(backend, *inputs, reach=reach)
     for result, wanted in zip(results, expected, strict=True):
         assert result.shape == wanted.shape
         torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)

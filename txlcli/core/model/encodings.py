@@ -6,7 +6,8 @@ segment. A position is absolute: it counts from the beginning of the segment, an
 positions of *its* segment, so that position 3 of the memory and position 3 of the segment look alike. That is the naive
 recurrence with which section 3.3 begins; the memory is never changed.
 
-A new encoding is a class here, its row in `ENCODINGS`, and its row of `config.encodings`.
+A new encoding is a class here, its row in `ENCODINGS`, and its row of `config.encodings`. `register_encoding` adds one
+from outside the package.
 
 Axes: B batch, L segment, H heads, D head width, d model width, N layers, n distances.
 """
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from txlcli.config import encodings as traits_by_name
+from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.linear import Linear
@@ -186,4 +189,14 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "learned": LearnedEncoding,
     "rotary": RotaryEncoding,
 }
-"""The class of each word of `model.position`."""
+"""Class for each value of `model.position`."""
+
+
+def register_encoding(name: str, cls: type[Encoding], traits: EncodingTraits) -> None:
+    """Add an encoding, so that `model.position` accepts its name and models compute it.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    traits_by_name.register_encoding(name, traits)
+    ENCODINGS[name] = cls

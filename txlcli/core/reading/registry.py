@@ -6,8 +6,6 @@ from typing import Any
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.rnn import RecurrentModel
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.state_reader import StateReader
@@ -25,12 +23,13 @@ def _decoder(model: Any, settings: EvalSettings, *, batch_size: int, precision: 
     )
 
 
-def _state_reader(model: Any, settings: EvalSettings, *, batch_size: int, precision: str) -> Reader:
+def state_reader(model: Any, settings: EvalSettings, *, batch_size: int, precision: str) -> Reader:
+    """Make the reader of a model whose memory is a state of fixed size."""
     return StateReader(model, batch_size=batch_size, seg_len=settings.seg_len, precision=precision)
 
 
-READERS: dict[type[LanguageModel], Callable[..., Reader]] = {TransformerXL: _decoder, RecurrentModel: _state_reader}
-"""The function that makes the reader of each class of models."""
+READERS: dict[str, Callable[..., Reader]] = {"transformer": _decoder, "lstm": state_reader, "qrnn": state_reader}
+"""Function that makes the reader of a model, for each value of `model.arch`."""
 
 
 def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32") -> Reader:
@@ -45,7 +44,7 @@ def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int
     Raises:
         UsageError: the model has learned fewer positions than a segment has.
     """
-    return READERS[type(model)](model, settings, batch_size=batch_size, precision=precision)
+    return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision)
 
 
 def sized_for(model: LanguageModel, settings: EvalSettings, length: int) -> EvalSettings:

@@ -6,8 +6,7 @@ Axes: B batch, L segment, d model width.
 import torch
 from torch import Tensor
 
-from txlcli.core.model.base import Memory
-from txlcli.core.model.rnn import RecurrentModel
+from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader
 
 
@@ -21,7 +20,7 @@ class StateReader(Reader):
         precision: of matrix products.
     """
 
-    def __init__(self, model: RecurrentModel, *, batch_size: int, seg_len: int, precision: str = "fp32") -> None:
+    def __init__(self, model: LanguageModel, *, batch_size: int, seg_len: int, precision: str = "fp32") -> None:
         super().__init__(model, seg_len=seg_len, precision=precision)
         self._batch_size = batch_size
         self.reset()

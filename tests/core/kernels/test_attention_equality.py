@@ -1,0 +1,241 @@
+"""Every faster implementation of attention equals the definition, in its output and all gradients.
+
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a position
+key, C capacity of a buffer.
+"""
+
+import pytest
+import torch
+
+from tests.core.attention_cases import (
+    DEFAULT,
+    ONE_SEQUENCE,
+    OTHER_BACKENDS,
+    SHAPES,
+    SINGLE_QUERIES,
+    TWO_SEQUENCES,
+    UNEQUAL_BLOCKS,
+    D,
+    H,
+    L,
+    M,
+    attend,
+    by_backend,
+    draw,
+    draw_inputs,
+    workspace_of,
+)
+from txlcli.core.kernels.attention_slots import SlotAttention
+from txlcli.core.kernels.attention_tiles import TiledAttention
+from txlcli.core.kernels.attention_torch import flex, sdpa
+from txlcli.core.model import attention
+
+B, K = 3, M + L
+CONTENT = ("content_bias",)
+SHAW = ("position_key",)
+RELATIVE = ("content_bias", "position_bias", "position_key")
+TILINGS = {
+    "default": DEFAULT,
+    "two sequences": TWO_SEQUENCES,
+    "one sequence": ONE_SEQUENCE,
+    "blocks of queries": UNEQUAL_BLOCKS,
+    "single queries": SINGLE_QUERIES,
+}
+IMPLEMENTATIONS = {"sdpa": sdpa} | {
+    f"tiles of {name}{', recomputed' * recompute}": TiledAttention(workspace_of(tiling), recompute=recompute)
+    for name, tiling in TILINGS.items()
+    for recompute in (False, True)
+}
+SIZES = {  # L, K, n
+    "no memory": (5, 5, 5),
+    "memory": (5, 12, 12),
+    "reach below K": (5, 12, 7),
+    "reach below L": (5, 12, 3),
+    "no memory and reach below L": (5, 5, 2),
+    "a single query": (1, 13, 11),
+    "a single key": (1, 1, 1),
+}
+TERMS = {
+    "all terms": RELATIVE,
+    "no positions": (),
+    "content bias": CONTENT,
+    "Shaw": SHAW,
+    "position bias": ("position_bias", "position_key"),
+    "distance bias": ("distance_bias",),
+    "distance bias, content bias": (*CONTENT, "distance_bias"),
+    "distance bias, Shaw": (*SHAW, "distance_bias"),
+    "distance bias, all terms": (*RELATIVE, "distance_bias"),
+}
+
+
+def arguments(names, *, seg_len, key_len, reach, batch_size=B, dtype=torch.float64):
+    """Tensors of `attend` by name, each with a gradient; only the named terms of the score."""
+    shapes = {
+        "query": (batch_size, H, seg_len, D),
+        "key": (batch_size, H, key_len, D),
+        "value": (batch_size, H, key_len, D),
+        "content_bias": (H, D),
+        "position_bias": (H, D),
+        "position_key": (H, reach, D),
+        "distance_bias": (H, reach),
+    }
+    wanted = ("query", "key", "value", *names)
+    return {
+        name: draw(*shape, seed=seed, dtype=dtype).requires_grad_()
+        for seed, (name, shape) in enumerate(shapes.items())
+        if name in wanted
+    }
+
+
+def with_gradients(function, tensors, **options):
+    """The output of a function, and by name the gradients of a weighted sum of it."""
+    out = function(**tensors, **options)
+    grads = torch.autograd.grad((out * draw(*out.shape, seed=9)).sum(), list(tensors.values()))
+    return {"output": out, **dict(zip(tensors, grads, strict=True))}
+
+
+def assert_equal(given, expected, atol=1e-10):
+    assert given.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(given[name], tensor, rtol=0, atol=atol, msg=lambda text, at=name: f"{at}: {text}")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_output_and_gradients_equal_the_definition(implementation, terms, sizes):
+    seg_len, key_len, reach = SIZES[sizes]
+    tensors = arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach)
+    for scale in (1.0, D**-0.5):
+        options = {"reach": reach, "scale": scale}
+        expected = with_gradients(attention.attend, tensors, **options)
+        assert_equal(with_gradients(IMPLEMENTATIONS[implementation], tensors, **options), expected)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("with_distance_bias", [False, True])
+def test_distances_without_a_position_key_score_as_the_farthest_with_one(implementation, with_distance_bias):
+    names = (*RELATIVE, "distance_bias") if with_distance_bias else RELATIVE
+    tensors = {name: tensor.detach() for name, tensor in arguments(names, seg_len=L, key_len=K, reach=11).items()}
+    few = tensors["position_key"][:, -(L + 2) :].clone()
+    few[:, :L] = few[:, :1]  # a kernel may read any of the first L rows for a distance beyond m
+    every = torch.cat([few[:, :1].expand(-1, 11 - few.shape[1], -1), few], dim=1)
+    options = {"reach": 11, "scale": 0.3}
+    expected = attention.attend(**tensors | {"position_key": every}, **options)
+    for function in (attention.attend, IMPLEMENTATIONS[implementation]):
+        given = function(**tensors | {"position_key": few}, **options)
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+
+
+@pytest.fixture
+def static_shapes():
+    """Let torch.compile forget other shapes: PyTorch 2.x fails to compile FlexAttention for variable ones on a CPU."""
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("static_shapes")
+@pytest.mark.parametrize(
+    ("terms", "sizes"),
+    [("all terms", "no memory"), ("no positions", "reach below K"), ("distance bias, all terms", "reach below K")],
+)
+def test_flex_attention_equals_the_definition_on_a_cpu(terms, sizes):
+    seg_len, key_len, reach = SIZES[sizes]
+    tensors = {
+        name: tensor.detach()
+        for name, tensor in arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach).items()
+    }
+    expected = attention.attend(**tensors, reach=reach, scale=0.3)
+    given = flex(**{name: tensor.float() for name, tensor in tensors.items()}, reach=reach, scale=0.3)
+    torch.testing.assert_close(given.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("reach", [1, 7, 13])
+def test_slots_of_a_buffer_equal_the_definition_for_a_single_query(terms, reach):
+    seen, capacity = 13, 17  # slots 13 to 16 hold no key yet
+    tensors = arguments(TERMS[terms], seg_len=1, key_len=capacity, reach=seen)
+    slots = SlotAttention(seen - 1 - torch.arange(capacity), torch.tensor([reach]))
+
+    def of_seen_keys(key, value, position_key=None, distance_bias=None, **others):
+        nearest = {
+            "position_key": None if position_key is None else position_key[:, -reach:],
+            "distance_bias": None if distance_bias is None else distance_bias[:, -reach:],
+        }
+        return attention.attend(
+            key=key[:, :, :seen], value=value[:, :, :seen], reach=reach, scale=0.3, **others, **nearest
+        )
+
+    expected = with_gradients(of_seen_keys, tensors)
+    assert_equal(with_gradients(slots, tensors, reach=seen, scale=0.3), expected)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_slots_of_farther_keys_share_the_last_position_key(terms):
+    tensors = arguments(TERMS[terms], seg_len=1, key_len=13, reach=13)
+    if "position_key" in tensors:
+        tensors["position_key"] = tensors["position_key"].detach()[:, -5:].requires_grad_()
+    slots = SlotAttention(12 - torch.arange(13), torch.tensor([13]))
+    options = {"reach": 13, "scale": 0.3}
+    assert_equal(with_gradients(slots, tensors, **options), with_gradients(attention.attend, tensors, **options))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("terms", TERMS)
+def test_output_and_gradients_with_dropout_equal_the_definition_with_one_mask(implementation, terms):
+    function, share = IMPLEMENTATIONS[implementation], 0.4
+    tensors = arguments(TERMS[terms], seg_len=L, key_len=D, reach=D)  # K = D
+    unit_vectors = torch.eye(D, dtype=torch.float64).expand(B, H, D, D)  # as values they give the probabilities
+    options = {"reach": D, "scale": 0.3}
+
+    def seeded(**changed):
+        torch.manual_seed(7)
+        return function(**tensors | changed, **options, dropout=share)
+
+    mask = seeded(value=unit_vectors).detach() != 0
+
+    def masked(value, **others):
+        return attention.attend(value=unit_vectors, **others, **options) * mask / (1 - share) @ value
+
+    expected = with_gradients(masked, tensors)
+    assert 0 < mask.double().mean() < 1
+    assert_equal(with_gradients(seeded, tensors), expected)
+
+
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
+@pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_backends_equal_the_default(backend, seg_len, key_len, unseen):
+    reach = max(1, key_len - unseen)
+    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
+    expected = by_backend("auto", *inputs, reach=reach)
+    for result, wanted in zip(by_backend(backend, *inputs, reach=reach), expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
+def test_backends_equal_the_default_without_positions(backend):
+    inputs = [*draw_inputs()[:3], None, None, None]
+    expected = by_backend("auto", *inputs, reach=K)
+    for result, wanted in zip(by_backend(backend, *inputs, reach=K), expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("static_shapes")
+@pytest.mark.parametrize("backend", [*OTHER_BACKENDS, "flex"])
+def test_backends_score_far_distances_as_the_default(backend):
+    inputs = [tensor.detach().float() for tensor in draw_inputs(reach=L + 2)]
+    inputs[-1][:, :L] = inputs[-1][:, :1]
+    expected = attend(*inputs, reach=K - 1)
+    torch.testing.assert_close(attend(*inputs, reach=K - 1, backend=backend), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
+def test_backends_drop_probabilities_and_scale_up_the_others(backend):
+    query, key, *_ = draw_inputs(batch_size=40)
+    value = torch.eye(K, dtype=query.dtype).expand(40, H, -1, -1)  # the output is the probabilities
+    inputs = [query, key, value, None, None, None]
+    whole = attend(*inputs, reach=K, backend=backend)
+    dropped = attend(*inputs, reach=K, backend=backend, dropout=0.25)
+    kept = dropped != 0
+    assert kept[whole > 0].float().mean() == pytest.approx(0.75, abs=0.03)
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
