@@ -55,7 +55,7 @@ def test_max_distance_is_refused_for_absolute_positions(here, position):
     train(f"model.position={position}", *learned, name="absolute")
     for limit in ("7", "none"):
         assert refusal("eval", "absolute", "--max-distance", limit) == (
-            "runs/absolute has no encoding of distances; leave out --max-distance"
+            "runs/absolute: its encoding of positions has no such limit; leave out --max-distance"
         )
     output = json_of("eval", "absolute", *SHORT)
     assert (output["position"], output["max_distance"]) == (position, None)

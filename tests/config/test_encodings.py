@@ -2,7 +2,7 @@
 
 import pytest
 
-from txlcli.config.encodings import ENCODINGS, EncodingTraits, register_encoding, scores_distances
+from txlcli.config.encodings import ENCODINGS, EncodingTraits, limits_distance, register_encoding
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
 from txlcli.errors import RecipeError
@@ -32,7 +32,7 @@ def test_a_registered_encoding_is_accepted_as_position(register):
     settings = section("model", {**SHAPE, "position": "rings", "n_positions": 11})
     assert settings.longest_window == 11
     assert settings.absolute_positions
-    assert not settings.scores_distances
+    assert not settings.limits_distance
     assert not settings.is_transformer_xl
     with pytest.raises(RecipeError, match="learned, rotary, rings, not 'ring'; did you mean \"rings\""):
         section("model", {**SHAPE, "position": "ring"})
@@ -67,8 +67,8 @@ def test_a_name_is_registered_once(register):
     ],
 )
 def test_only_relative_encodings_score_distances(position, scored):
-    assert scores_distances(position) is scored
-    assert scores_distances([position]) is False  # a damaged file may hold anything
+    assert limits_distance(position) is scored
+    assert limits_distance([position]) is False  # a damaged file may hold anything
 
 
 def test_rotary_refuses_an_odd_head_width():

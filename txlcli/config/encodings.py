@@ -11,14 +11,16 @@ from txlcli.config.ranges import require
 class EncodingTraits:
     """Properties of one encoding; the computation is a class of `core/model/encodings.py` with the same name."""
 
-    scores_distances: bool = False
-    """The score depends on the distance between query and key, so `max_distance` applies."""
+    limits_distance: bool = False
+    """`max_distance` applies: larger distances share one encoding, at evaluation those beyond the trained L + M. False
+    for encodings that need no such limit, even if their score depends on distance (rotary)."""
     absolute_positions: bool = False
     """Positions count from the start of the segment, so a memory can only be used if the model was trained with one."""
     learned_vectors: bool = False
     """It learns `n_positions` vectors: one per distance, or one per position of a segment, which limits its length."""
     score_terms: tuple[str, ...] = ()
-    """Terms of the score (section 3.3) that `txl attention` compares; empty if the score is term (a) alone."""
+    """Terms of the score (section 3.3) that `txl attention` compares: (b) with a position key, (d) with v or a bias by
+    distance. Empty if the score is term (a) alone."""
     has_biases: bool = False
     """The score has the trained biases u and v, so `tie_biases` applies."""
     projects_distances: bool = False
@@ -36,13 +38,13 @@ def _check_pairs(model: Any) -> None:
 
 ENCODINGS: dict[str, EncodingTraits] = {
     "relative": EncodingTraits(
-        scores_distances=True,
+        limits_distance=True,
         score_terms=("a", "b", "d"),
         has_biases=True,
         projects_distances=True,
         transformer_xl=True,
     ),
-    "shaw": EncodingTraits(scores_distances=True, learned_vectors=True, score_terms=("a", "b")),
+    "shaw": EncodingTraits(limits_distance=True, learned_vectors=True, score_terms=("a", "b")),
     "sinusoid": EncodingTraits(absolute_positions=True),
     "learned": EncodingTraits(absolute_positions=True, learned_vectors=True),
     "rotary": EncodingTraits(check=_check_pairs),
@@ -61,6 +63,6 @@ def register_encoding(name: str, traits: EncodingTraits) -> None:
     ENCODINGS[name] = traits
 
 
-def scores_distances(position: object) -> bool:
+def limits_distance(position: object) -> bool:
     """Return True if `position`, read from a file, names an encoding to which `max_distance` applies."""
-    return isinstance(position, str) and position in ENCODINGS and ENCODINGS[position].scores_distances
+    return isinstance(position, str) and position in ENCODINGS and ENCODINGS[position].limits_distance

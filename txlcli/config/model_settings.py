@@ -86,8 +86,8 @@ class ModelSettings:
         return False
 
     @property
-    def scores_distances(self) -> bool:
-        """True if attention scores depend on the distance between query and key, so that `max_distance` applies."""
+    def limits_distance(self) -> bool:
+        """True if `max_distance` applies: larger distances share one encoding."""
         return False
 
     def share(self, key: str) -> float:
@@ -161,9 +161,9 @@ class TransformerSettings(ModelSettings):
         return self.encoding.absolute_positions
 
     @property
-    def scores_distances(self) -> bool:
-        """True if attention scores depend on the distance between query and key, so that `max_distance` applies."""
-        return self.encoding.scores_distances
+    def limits_distance(self) -> bool:
+        """True if `max_distance` applies: larger distances share one encoding."""
+        return self.encoding.limits_distance
 
     def __post_init__(self) -> None:
         """Check the values."""

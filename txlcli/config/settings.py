@@ -190,8 +190,8 @@ class EvalSettings:
     batch_size: int = 10
     """Batch size B; 1 is the reference."""
     max_distance: int | None = None
-    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training. Not with
-    absolute positions."""
+    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training. Only with
+    the positions "relative" and "shaw"."""
     same_length: SameLength = "m"
     """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code), or
     M + 1 to M + L ("off")."""
@@ -264,9 +264,9 @@ class Settings:
             require(constant or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, expected)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
-        """Return [eval] with changes; if the model scores distances, `max_distance` defaults to L + M of training."""
+        """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training."""
         settings = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
-        if settings.max_distance is None and self.model.scores_distances:
+        if settings.max_distance is None and self.model.limits_distance:
             settings = dataclasses.replace(settings, max_distance=self.train.seg_len + self.train.mem_len)
         return settings
 
@@ -318,7 +318,7 @@ class Settings:
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
         require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
         max_distance = self.eval.max_distance
-        applies = max_distance is None or model.scores_distances
+        applies = max_distance is None or model.limits_distance
         expected = f'left out, or "none", with position = "{model.position}"'
         require(applies, "eval", "max_distance", max_distance, expected)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.encodings import scores_distances
+from txlcli.config.encodings import limits_distance
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
 from txlcli.system import locks
@@ -359,11 +359,11 @@ def last_written(folder: Path) -> float:
 
 
 def _without_idle_limit(table: dict[str, Any]) -> dict[str, Any]:
-    """Remove eval.max_distance from settings with absolute positions: earlier versions allowed it, without effect."""
+    """Remove eval.max_distance if it does not apply: earlier versions allowed it, without effect."""
     model, evaluation = table.get("model"), table.get("eval")
     if not (isinstance(model, dict) and isinstance(evaluation, dict) and isinstance(model.get("position"), str)):
         return table
-    if scores_distances(model["position"]):
+    if limits_distance(model["position"]):
         return table
     return {**table, "eval": {key: value for key, value in evaluation.items() if key != "max_distance"}}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txlcli import console
-from txlcli.config.encodings import scores_distances
+from txlcli.config.encodings import ENCODINGS, limits_distance
 from txlcli.workflows.attention import AttentionResult, Head
 
 if TYPE_CHECKING:
@@ -144,8 +144,7 @@ def _mean(heads: list[dict[str, Any]], key: str) -> float:
 
 
 def _caption(result: dict[str, Any]) -> str:
-    scored = scores_distances(result["position"])
-    limit = f"max_distance = {result['max_distance']}, " if scored else ""
+    limit = f"max_distance = {result['max_distance']}, " if limits_distance(result["position"]) else ""
     lines = [
         f"L = {result['seg_len']}, M = {result['mem_len']}, up to {result['attn_len_max']:,} keys per query, "
         f"same_length = {result['same_length']}, {limit}{result['precision']}.",
@@ -155,8 +154,9 @@ def _caption(result: dict[str, Any]) -> str:
     if result["figure6"] is not None:
         heads = ", ".join(f"{head['layer']}.{head['head']}" for head in result["figure6"]["heads"])
         lines.append(f"Figure 6: heads {heads} from token {result['figure6']['at']:,} on.")
-    if result["figure7"] is not None and "d" not in result["figure7"]:
+    terms = ENCODINGS[result["position"]].score_terms
+    if result["figure7"] is not None and terms == ("a", "b"):
         lines.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
-    if not scored:
+    if not terms:
         lines.append(f'Figure 7: none; the score of position = "{result["position"]}" is term (a) alone.')
     return "\n".join(lines)

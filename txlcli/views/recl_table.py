@@ -45,7 +45,7 @@ def _context(model: dict[str, Any]) -> str:
     if model["context"] == "window":
         most = model["longest_window_tokens"]
         return f"one window{f' of at most {most:,} tokens' if most else ''}, no memory; {model['precision']}"
-    limit = f", max_distance = {model['max_distance']}" if model["max_distance"] else ""  # None for absolute positions
+    limit = f", max_distance = {model['max_distance']}" if model["max_distance"] else ""  # None if no limit applies
     settings = f"L = {model['seg_len']}, M = {model['mem_len']}, same_length = {model['same_length']}"
     return f"{settings}{limit}; {model['precision']}"
 

@@ -206,4 +206,4 @@ def test_the_definition_imports_nothing_of_the_package():
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             imported.add(node.module)
-    assert {name.partition(".")[0] for name in imported} == {"dataclasses", "math", "typing", "torch"}
+    assert {name.partition(".")[0] for name in imported} == {"collections", "dataclasses", "math", "typing", "torch"}

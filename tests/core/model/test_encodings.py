@@ -8,7 +8,9 @@ import torch
 
 from tests import reference
 from tests.core.builders import V, draw_tokens, read_segments, small_model
+from txlcli.config.encodings import ENCODINGS
 from txlcli.core.kernels.device import autocast
+from txlcli.core.model import encodings
 from txlcli.core.model.attention import distance_encoding
 from txlcli.core.model.encodings import ShawEncoding
 from txlcli.core.model.registry import count_parameters
@@ -23,6 +25,10 @@ KINDS = {
     "learned": {"position": "learned", "n_positions": L},
     "rotary": {"position": "rotary", "d_head": D + 1},
 }
+
+
+def test_every_encoding_has_a_class_and_traits():
+    assert ENCODINGS.keys() == encodings.ENCODINGS.keys()
 
 
 def test_shaw_scores_a_distance_by_the_learned_vector_of_that_distance():
@@ -166,7 +172,7 @@ def test_the_decoder_is_the_model_with_every_encoding(kind, seg_len, mem_len, sa
 def test_a_segment_read_token_by_token_has_the_same_positions(kind):
     model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 4 * L)
     # Every query may see M keys, so that nothing but the positions could tell the two readings apart.
-    how = {"lanes": B, "mem_len": M, "same_length": "m"}
+    how = {"batch_size": B, "mem_len": M, "same_length": "m"}
     whole, single = (Decoder(model, seg_len=L, **how), Decoder(model, seg_len=1, period=L, **how))
     by_segment = torch.cat([whole.read(part) for part in tokens.split(L, dim=1)], dim=1)
     by_token = torch.cat([single.read(part) for part in tokens.split(1, dim=1)], dim=1)

@@ -128,7 +128,7 @@ class TransformerProducts(LayerProducts):
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
         projections = 4 * self.model.d_model * self._width  # query, key, value, output
         distances = keys if max_distance is None else min(keys, max_distance + 1)
-        attention = (2 * keys + (distances if self.model.scores_distances else 0)) * self._width
+        attention = (2 * keys + (distances if "b" in self.model.encoding.score_terms else 0)) * self._width
         return projections + attention + 2 * self.model.d_model * self.model.d_inner
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
@@ -151,7 +151,7 @@ class TransformerProducts(LayerProducts):
         """
         model, width = self.model, self._width
         keys = mem_len + (seg_len + 1) / 2  # on average
-        terms = 3 if model.scores_distances else 2  # content score, weighted values, position score
+        terms = 3 if "b" in model.encoding.score_terms else 2  # content score, weighted values, position score
         per_token = 4 * model.d_model * width + terms * keys * width + 2 * model.d_model * model.d_inner
         memory = 2 * mem_len * model.d_model * width
         memory_passes = 2 if model.norm == "post" else 3

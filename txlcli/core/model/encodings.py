@@ -1,4 +1,4 @@
-"""Encodings of positions: the ones that Table 6 compares, as classes beside each other.
+"""Encodings of positions: those of Table 6 and later ones, as classes beside each other.
 
 An encoding has four hooks. It may add vectors to the embeddings, add vectors to what every layer reads, rotate queries
 and keys, and add terms to the attention score. Distances are relative: they mean the same in the memory as in the
@@ -28,7 +28,11 @@ from txlcli.errors import UsageError
 
 
 class Encoding(nn.Module):
-    """Base class and no-op encoding: the score is (a) alone. Subclasses override the hooks that they need."""
+    """Base class and no-op encoding: the score is (a) alone. Subclasses override the hooks that they need.
+
+    Vectors by distance are `ScoreTerms.position_key`, a penalty by distance alone is `ScoreTerms.distance_bias`, (H, n)
+    with the farthest distance first. All attention backends, the decoder and `txl attention` support both.
+    """
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()

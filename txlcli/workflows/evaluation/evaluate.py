@@ -137,8 +137,8 @@ def _check_options(opened: "OpenRun", options: EvalOptions) -> None:
         raise UsageError(
             f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
         )
-    if options.max_distance is not None and not settings.model.scores_distances:
-        raise UsageError(f"{folder} has no encoding of distances; leave out --max-distance")
+    if options.max_distance is not None and not settings.model.limits_distance:
+        raise UsageError(f"{folder}: its encoding of positions has no such limit; leave out --max-distance")
     settings.check_memory(max(options.mem_lens, default=0), run=folder, instead="give --attn-len instead of --mem-len")
     settings.check_attn_lens(options.windows, subject=folder)
     if options.dynamic and opened.precision == "fp16":

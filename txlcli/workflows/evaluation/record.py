@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from txlcli.config.encodings import scores_distances
+from txlcli.config.encodings import limits_distance
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
@@ -125,7 +125,7 @@ def make_result(
 def describe_settings(result: dict[str, Any]) -> str:
     """Return the settings of an evaluation in one sentence."""
     first, precision = result["rows"][0], result["precision"]
-    limit = f"max_distance = {result['max_distance'] or 'none'}, " if scores_distances(result["position"]) else ""
+    limit = f"max_distance = {result['max_distance'] or 'none'}, " if limits_distance(result["position"]) else ""
     if "stride" in first:
         stride = first["stride"]
         predicted = "one prediction per window" if stride == 1 else f"the last {stride} predictions of each window"
