@@ -22,7 +22,7 @@ from tests.core.attention_cases import (
     workspace_of,
 )
 from txlcli.core.kernels.attention_tiles import Tiling
-from txlcli.core.kernels.distance_space import Workspace
+from txlcli.core.kernels.distance_space import Workspace, scores_at_once
 from txlcli.core.model.attention import ScoreTerms
 
 
@@ -51,9 +51,8 @@ def test_a_tile_holds_as_many_sequences_as_the_cache_or_of_one_sequence_as_many_
 
 
 def test_all_scores_are_one_tile_if_they_are_computed_at_once():
-    workspace = workspace_of(SINGLE_QUERIES)
-    workspace.at_once = True
-    tiling = Tiling.of(laid_out(draw_inputs(), M + L), workspace)
+    with scores_at_once():
+        tiling = Tiling.of(laid_out(draw_inputs(), M + L), workspace_of(SINGLE_QUERIES))
     assert (tiling.sequences, tiling.queries) == (B, L)
 
 
