@@ -3,7 +3,7 @@
 The peer must be installed (extra "peer"). It predicts L - 1 targets of a segment where txl predicts L, as its own loss
 does; everything else is equal: sizes, weights, batches, a full memory, which keys a query sees.
 
-Axes: B lanes, L segment, M memory, V vocabulary.
+Axes: B batch, L segment, M memory, V vocabulary.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Work:
 
     config: dict
     """Sizes and vocabulary, as keys of the peer's configuration."""
-    lanes: int
+    batch_size: int
     seg_len: int
     mem_len: int
     max_distance: int | None = None
@@ -52,7 +52,7 @@ class Work:
     def draw_tokens(self, seed=3):
         """(B, L) tokens by Zipf's law: an id's share falls with its rank."""
         generator = torch.Generator().manual_seed(seed)
-        share = torch.rand(self.lanes, self.seg_len, dtype=torch.float64, generator=generator)
+        share = torch.rand(self.batch_size, self.seg_len, dtype=torch.float64, generator=generator)
         return (((self.vocab_size + 1) ** share).long() - 1).clamp(max=self.vocab_size - 1)
 
 
@@ -78,14 +78,14 @@ def our_step(model, work):
     settings = TrainSettings(
         seg_len=work.seg_len,
         mem_len=work.mem_len,
-        batch_size=work.lanes,
+        batch_size=work.batch_size,
         recompute=work.recompute,
         max_steps=1_000_000,
         lr=LR,
         clip=CLIP,
     )
     ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(SEGMENTS)]).numpy()
-    segments = TrainingSegments(ids, batch_size=work.lanes, seg_len=work.seg_len)
+    segments = TrainingSegments(ids, batch_size=work.batch_size, seg_len=work.seg_len)
 
     @functools.cache
     def training_in(precision):
@@ -116,7 +116,7 @@ class OurReading:
 
     def __init__(self, model, work, precision):
         limits = {"same_length": "m", "max_distance": work.max_distance, "memory_start": "zeros"}
-        sizes = {"lanes": work.lanes, "mem_len": work.mem_len, "seg_len": work.seg_len}
+        sizes = {"batch_size": work.batch_size, "mem_len": work.mem_len, "seg_len": work.seg_len}
         self._decoder = Decoder(model, **sizes, **limits, precision=precision)
         self._tokens = work.draw_tokens()
         # The buffer slides now and then; a measurement covers a whole period, so that the slide is paid for.

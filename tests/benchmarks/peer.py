@@ -56,10 +56,10 @@ def steps(work):
     theirs = made.peer_model(work, training=True)
     model = made.our_model(theirs, work, training=True)
     our_step, peer_step = made.our_step(model, work), made.peer_step(theirs, work)
-    tokens = work.lanes * work.seg_len
+    tokens = work.batch_size * work.seg_len
     found = {precision: Contestant(lambda p=precision: our_step(p), tokens) for precision in PRECISIONS}
     flops = training_flops_per_token(
-        model.settings, work.vocab_size, seg_len=work.seg_len, mem_len=work.mem_len, batch_size=work.lanes
+        model.settings, work.vocab_size, seg_len=work.seg_len, mem_len=work.mem_len, batch_size=work.batch_size
     )
     return {**found, "peer": Contestant(peer_step, tokens)}, flops, {}
 
@@ -77,7 +77,7 @@ def readings(work):
         precision: float((readers[precision].first().flatten() - expected.flatten()).abs().max())
         for precision in PRECISIONS
     }
-    found = {name: _reading(reader, work.lanes * work.seg_len) for name, reader in readers.items()}
+    found = {name: _reading(reader, work.batch_size * work.seg_len) for name, reader in readers.items()}
     flops = decoding_flops_per_token(model.settings, work.vocab_size, keys=work.mem_len, max_distance=work.max_distance)
     return found, flops, differences
 

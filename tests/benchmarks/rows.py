@@ -27,10 +27,10 @@ WT103 = {
 }
 SMALL = {"n_layer": 2, "d_model": 14, "d_embed": 14, "n_head": 3, "d_head": 11, "d_inner": 17}
 
-TRAINING = Work(ENWIK8, lanes=2, seg_len=512, mem_len=512)
+TRAINING = Work(ENWIK8, batch_size=2, seg_len=512, mem_len=512)
 RECOMPUTED = replace(TRAINING, recompute=True)
-EVALUATION = Work(ENWIK8, lanes=10, seg_len=80, mem_len=2100, max_distance=820)
-TOKEN = Work(ENWIK8, lanes=1, seg_len=1, mem_len=1600, max_distance=820)
+EVALUATION = Work(ENWIK8, batch_size=10, seg_len=80, mem_len=2100, max_distance=820)
+TOKEN = Work(ENWIK8, batch_size=1, seg_len=1, mem_len=1600, max_distance=820)
 ROWS = {
     "training": Row(
         "training step, enwik8 12L, B 2, L 512, M 512", "step", TRAINING, {"fp32": 3, "bf16": 8}, {"fp32": 0.5}
@@ -39,7 +39,7 @@ ROWS = {
     "training-recomputed": Row("that step, train.recompute", "step", RECOMPUTED, {"fp32": 3, "bf16": 8}),
     "memory-recomputed": Row("peak memory, train.recompute", "memory", RECOMPUTED, {"fp32": 0.7, "bf16": 0.5}),
     "eval10": Row("evaluation, B 10, L 80, M 2100", "reading", EVALUATION, {"fp32": 8, "bf16": 16}, {"fp32": 0.5}),
-    "eval1": Row("evaluation, B 1, L 80, M 2100", "reading", replace(EVALUATION, lanes=1), {"fp32": 5, "bf16": 9}),
+    "eval1": Row("evaluation, B 1, L 80, M 2100", "reading", replace(EVALUATION, batch_size=1), {"fp32": 5, "bf16": 9}),
     "token1600": Row("one token at a time, M 1600", "reading", TOKEN, {"fp32": 12, "bf16": 14}),
     "token3800": Row("one token at a time, M 3800", "reading", replace(TOKEN, mem_len=3800), {"fp32": 12, "bf16": 14}),
     "wt103-training": Row(
@@ -57,4 +57,4 @@ def quick(row):
     small = {**SMALL, "vocab_size": 37, "cutoffs": [11, 24, 31] if big["cutoffs"] else []}
     distance = work.max_distance and 5
     seg_len = min(work.seg_len, 5)
-    return replace(row, work=Work(small, min(work.lanes, 3), seg_len, 7, distance, work.recompute))
+    return replace(row, work=Work(small, min(work.batch_size, 3), seg_len, 7, distance, work.recompute))
