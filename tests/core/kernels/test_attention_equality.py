@@ -129,7 +129,7 @@ def test_distances_without_a_position_key_score_as_the_farthest_with_one(impleme
 
 @pytest.fixture
 def static_shapes():
-    """Let torch.compile forget other shapes: PyTorch 2.x fails to compile FlexAttention for variable ones on a CPU."""
+    """Let torch.compile forget other shapes: PyTorch fails to compile FlexAttention for variable ones on a CPU."""
     torch.compiler.reset()
 
 

@@ -59,6 +59,35 @@ def test_visible_keys_are_those_within_reach(reach):
     assert set(map(tuple, seen)) == reference.allowed_pairs(seg_len=L, mem_len=M, key_limit=reach)
 
 
+@pytest.mark.parametrize("reach", [2, 9, M + L])
+@pytest.mark.parametrize("position_keys", [1, 5, M + L])
+def test_the_definition_equals_sums_pair_by_pair(reach, position_keys):
+    position_keys, scale = min(position_keys, reach), 0.3
+    query, key, value = draw(H, L, D), draw(H, M + L, D, seed=4), draw(H, M + L, D, seed=5)
+    u, v, position_key = draw(H, D, seed=6), draw(H, D, seed=7), draw(H, position_keys, D, seed=8)
+    distance_bias, expected = draw(H, reach, seed=9), torch.empty(H, L, D, dtype=torch.float64)
+    for h in range(H):
+        for i in range(L):
+            seen = [j for j in range(M + i + 1) if M + i - j < reach]
+            scores = []
+            for j in seen:
+                distance = M + i - j
+                row = position_key[h, position_keys - 1 - min(distance, position_keys - 1)]
+                terms = (query[h, i] + u[h]) @ key[h, j] + (query[h, i] + v[h]) @ row
+                scores.append(scale * terms + distance_bias[h, reach - 1 - distance])
+            expected[h, i] = torch.stack(scores).softmax(0) @ value[h, seen]
+    given = attention.attend(
+        *(tensor[None] for tensor in (query, key, value)),
+        reach=reach,
+        scale=scale,
+        position_key=position_key,
+        content_bias=u,
+        position_bias=v,
+        distance_bias=distance_bias,
+    )
+    torch.testing.assert_close(given[0], expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("key_limit", [None, 1, 6])
 @pytest.mark.parametrize(("seg_len", "mem_len"), [(1, 0), (1, M), (L, 0), (L, M), (M, 2)])

@@ -1,4 +1,4 @@
-"""The encodings of Table 6, against the oracle and a pencil; with memory, without, and read in parts."""
+"""The encodings of Table 6, against the oracle and calculations by hand; with memory, without, and read in parts."""
 
 import math
 
@@ -18,7 +18,7 @@ from txlcli.core.reading.decoder import Decoder
 
 B, L, M = 2, 5, 7
 D, H = 11, 3
-KINDS = {
+CHANGES = {
     "relative": {},
     "shaw": {"position": "shaw", "n_positions": 4},
     "sinusoid": {"position": "sinusoid"},
@@ -33,7 +33,7 @@ def test_every_encoding_has_a_class_and_traits():
 
 def test_shaw_scores_a_distance_by_the_learned_vector_of_that_distance():
     # Score of query q and a key at distance 2: q . k + q . table[2], over sqrt(D); distance 9 takes the last vector, 3.
-    model = small_model(n_layers=1, **KINDS["shaw"])
+    model = small_model(n_layers=1, **CHANGES["shaw"])
     (terms,) = model.score_terms(10, max_distance=None)
     table = model.encoding.distance_tables[0]  # (4, H * D)
     assert terms.position_key.shape == (H, 10, D)
@@ -45,7 +45,7 @@ def test_shaw_scores_a_distance_by_the_learned_vector_of_that_distance():
 
 
 def scores_of(model, context, mem_len):
-    """(B, H, L, K) scores of the first layer before the softmax, pair by pair, from its own matrices."""
+    """The scores (B, H, L, K) of the first layer before the softmax, pair by pair, from its own matrices."""
     attention, terms = model.layers[0].attention, model.score_terms(context.shape[1], max_distance=None)[0]
     query = attention.w_q(context[:, mem_len:]).unflatten(-1, (H, D))
     key = attention.w_k_content(context).unflatten(-1, (H, D))
@@ -61,10 +61,10 @@ def scores_of(model, context, mem_len):
     return total
 
 
-@pytest.mark.parametrize("kind", ["shaw", "sinusoid", "learned"])
+@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned"])
 @pytest.mark.parametrize("mem_len", [0, M])
-def test_attention_weighs_by_the_scores_pair_by_pair(kind, mem_len):
-    model = small_model(n_layers=1, **KINDS[kind])
+def test_attention_weighs_by_the_scores_pair_by_pair(position, mem_len):
+    model = small_model(n_layers=1, **CHANGES[position])
     context = torch.randn(B, mem_len + L, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.layers[0].attention
     keys, values = attention.project_keys(context)
@@ -75,7 +75,7 @@ def test_attention_weighs_by_the_scores_pair_by_pair(kind, mem_len):
 
 
 def test_sinusoids_of_positions_are_added_once_to_the_embeddings():
-    model, tokens = small_model(**KINDS["sinusoid"]), draw_tokens(B, L)
+    model, tokens = small_model(**CHANGES["sinusoid"]), draw_tokens(B, L)
     embedded = model.embedding(tokens) * math.sqrt(14)
     expected = embedded + torch.tensor(np.stack([reference.distance_encoding(p, 14) for p in range(L)]))
     torch.testing.assert_close(model.embed(tokens, torch.arange(L)), expected, rtol=0, atol=1e-12)
@@ -83,8 +83,8 @@ def test_sinusoids_of_positions_are_added_once_to_the_embeddings():
     assert torch.equal(model.encoding.add_to_layer_input(hidden, 1, torch.arange(L)), hidden)
 
 
-def test_learned_positions_are_added_to_what_every_layer_reads():
-    model = small_model(**KINDS["learned"])
+def test_learned_positions_are_added_to_the_input_of_every_layer():
+    model = small_model(**CHANGES["learned"])
     hidden = torch.randn(B, 3, 14, dtype=torch.float64)
     for layer in range(2):
         given = model.encoding.add_to_layer_input(hidden, layer, torch.tensor([4, 0, 2]))
@@ -92,22 +92,22 @@ def test_learned_positions_are_added_to_what_every_layer_reads():
         torch.testing.assert_close(given, expected)
 
 
-@pytest.mark.parametrize("kind", ["sinusoid", "learned"])
-def test_absolute_positions_tell_the_order_of_tokens_within_a_segment(kind):
+@pytest.mark.parametrize("position", ["sinusoid", "learned"])
+def test_absolute_positions_tell_the_order_of_tokens_within_a_segment(position):
     # Without them the last token sees a bag of tokens, whatever their order.
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
     turned = torch.tensor([[4, 3, 2, 1, 5]])
     bag = small_model(n_layers=1, position="learned", n_positions=L)
     with torch.no_grad():
         bag.encoding.position_tables[0].zero_()
-    for model, differs in ((bag, False), (small_model(n_layers=1, **KINDS[kind]), True)):
+    for model, differs in ((bag, False), (small_model(n_layers=1, **CHANGES[position]), True)):
         last = [read_segments(model, one, [L], mem_len=0)[0][:, -1] for one in (tokens, turned)]
         assert torch.allclose(*last) != differs
 
 
 def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions():
     # Pair c of a head is the number x_c + i x_(c + D/2), which position p turns by p * 10000 ** (-2c / D).
-    model = small_model(**KINDS["rotary"])
+    model = small_model(**CHANGES["rotary"])
     heads = torch.randn(B, H, L, D + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     positions = torch.tensor([3, 0, 7, 1, 100_000])
     turned = model.encoding.rotation(positions).apply(heads)
@@ -118,9 +118,9 @@ def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("kind", ["relative", "shaw", "rotary"])
-def test_segments_with_memory_equal_one_long_window(kind, dtype, tolerance):
-    model, tokens = small_model(std=0.2, dtype=dtype, **KINDS[kind]), draw_tokens(B, 29)
+@pytest.mark.parametrize("position", ["relative", "shaw", "rotary"])
+def test_segments_with_memory_equal_one_long_window(position, dtype, tolerance):
+    model, tokens = small_model(std=0.2, dtype=dtype, **CHANGES[position]), draw_tokens(B, 29)
     with torch.no_grad():
         whole, _ = read_segments(model, tokens, [29], mem_len=0)
         parts, _ = read_segments(model, tokens, [5, 5, 1, 11, 7], mem_len=29)
@@ -128,20 +128,20 @@ def test_segments_with_memory_equal_one_long_window(kind, dtype, tolerance):
 
 
 def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
-    model, tokens = small_model(dtype=torch.float32, **KINDS["rotary"]), draw_tokens(B, 6 * L)
+    model, tokens = small_model(dtype=torch.float32, **CHANGES["rotary"]), draw_tokens(B, 6 * L)
     early, late = (Decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
     late.read(tokens[:, :1])
     for _ in range(2_000):  # 10,000 tokens of another text
         late.read(tokens[:, :L])
     parts = tokens.split(L, dim=1)
-    for part in parts[:5]:  # all that two layers can see
+    for part in parts[:5]:  # everything that two layers can see
         early.read(part), late.read(part)
     torch.testing.assert_close(late.read(parts[5]), early.read(parts[5]), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_keeps_what_the_layers_read_and_is_never_changed(kind):
-    model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 3 * L)
+@pytest.mark.parametrize("position", CHANGES)
+def test_memory_keeps_the_layer_inputs_and_is_never_changed(position):
+    model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 3 * L)
     memory = model.first_memory(B, M)
     for segment in tokens.split(L, dim=1):
         before = [past.clone() for past in memory]
@@ -153,12 +153,12 @@ def test_memory_keeps_what_the_layers_read_and_is_never_changed(kind):
     torch.testing.assert_close(memory[0][:, -L:], first)  # the last segment with its own positions
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position", CHANGES)
 @pytest.mark.parametrize(
     ("seg_len", "mem_len", "same_length"), [(L, M, "off"), (L, M, "m"), (3, L, "m_plus_one"), (L, 0, "off")]
 )
-def test_the_decoder_is_the_model_with_every_encoding(kind, seg_len, mem_len, same_length):
-    model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 23)
+def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem_len, same_length):
+    model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 23)
     limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
     lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
     expected, _ = read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit)
@@ -168,21 +168,21 @@ def test_the_decoder_is_the_model_with_every_encoding(kind, seg_len, mem_len, sa
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_segment_read_token_by_token_has_the_same_positions(kind):
-    model, tokens = small_model(**KINDS[kind]), draw_tokens(B, 4 * L)
-    # Every query may see M keys, so that nothing but the positions could tell the two readings apart.
-    how = {"batch_size": B, "mem_len": M, "same_length": "m"}
-    whole, single = (Decoder(model, seg_len=L, **how), Decoder(model, seg_len=1, period=L, **how))
+@pytest.mark.parametrize("position", CHANGES)
+def test_a_segment_read_token_by_token_has_equal_positions(position):
+    model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 4 * L)
+    # Every query may see M keys, so that only the positions could make the two differ.
+    options = {"batch_size": B, "mem_len": M, "same_length": "m"}
+    whole, single = (Decoder(model, seg_len=L, **options), Decoder(model, seg_len=1, period=L, **options))
     by_segment = torch.cat([whole.read(part) for part in tokens.split(L, dim=1)], dim=1)
     by_token = torch.cat([single.read(part) for part in tokens.split(1, dim=1)], dim=1)
     torch.testing.assert_close(by_token, by_segment, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["shaw", "sinusoid", "learned"])
+@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned"])
 @pytest.mark.parametrize("mem_len", [0, M])
-def test_every_parameter_of_an_encoding_gets_its_gradient(kind, mem_len):
-    model, tokens = small_model(**KINDS[kind]).train(), draw_tokens(B, 2 * L)
+def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
+    model, tokens = small_model(**CHANGES[position]).train(), draw_tokens(B, 2 * L)
     memory = model.first_memory(B, mem_len)
     _, memory = model(tokens[:, :L], memory, mem_len=mem_len)
     model.zero_grad()
@@ -205,28 +205,28 @@ def test_every_parameter_of_an_encoding_gets_its_gradient(kind, mem_len):
         assert parameter.grad.view(-1)[entry].item() == pytest.approx((slope[0] - slope[1]) / 2e-5, rel=1e-5), name
 
 
-def test_parameters_by_a_pencil():
+def test_parameter_counts_equal_a_calculation_by_hand():
     layer = 4 * 14 * H * D + 2 * 14 * 17 + 17 + 14 + 4 * 14
     shared = V * 14 + V + 2 * layer
-    settings = {kind: small_model(**changed).settings for kind, changed in KINDS.items()}
+    settings = {position: small_model(**changed).settings for position, changed in CHANGES.items()}
     assert count_parameters(settings["relative"], V) == shared + 2 * 14 * H * D + 2 * H * D
     assert count_parameters(settings["shaw"], V) == shared + 2 * 4 * H * D
     assert count_parameters(settings["sinusoid"], V) == shared
     assert count_parameters(settings["learned"], V) == shared + 2 * L * 14
 
 
-def test_a_sinusoid_of_a_distance_and_of_a_position_are_the_same_numbers():
+def test_sinusoids_of_a_distance_and_of_a_position_are_equal():
     np.testing.assert_allclose(
         distance_encoding(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12
     )
-    assert isinstance(small_model(**KINDS["shaw"]).encoding, ShawEncoding)
+    assert isinstance(small_model(**CHANGES["shaw"]).encoding, ShawEncoding)
 
 
-@pytest.mark.parametrize("attention", ["auto", "reference", "sdpa"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_encoding_trains_and_reads_in_bf16_with_every_kind_of_attention(kind, attention):
-    model = small_model(**KINDS[kind]).float()
-    model.set_attention_backend(attention)
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+@pytest.mark.parametrize("position", CHANGES)
+def test_every_encoding_trains_and_reads_in_bf16_with_every_backend(position, backend):
+    model = small_model(**CHANGES[position]).float()
+    model.set_attention_backend(backend)
     tokens, memory = draw_tokens(2, 4), model.full_memory(2, 4)
     losses = {}
     for precision in ("fp32", "bf16"):

@@ -39,9 +39,9 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
     """Count the parameters of each part of a model; a softmax tied to the embedding has only biases and clusters."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
-    counts = dict.fromkeys(PARTS.values(), 0)
+    counts = dict.fromkeys((*PARTS.values(), "other layers"), 0)
     for name, parameter in model.named_parameters():
-        part = next(part for piece, part in PARTS.items() if piece in name)
+        part = next((part for piece, part in PARTS.items() if piece in name), "other layers")
         counts[part] += parameter.numel()
     return {part: count for part, count in counts.items() if count}
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import AttentionBackend, LossPart
-from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import AdaptiveSoftmax
@@ -30,8 +29,6 @@ class LanguageModel(nn.Module, ABC):
 
     read_in: str | None = None
     """Precision of a copy that was made for reading; None for a model in training."""
-    workspace: Workspace | None = None
-    """Score buffers that all layers share; None for a model without attention."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()

@@ -200,13 +200,13 @@ class TransformerXL(LanguageModel):
     """
 
     settings: TransformerSettings
-    workspace: Workspace
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
         self.encoding = ENCODINGS[settings.position](settings)
         self.layers: ModuleList[Layer] = ModuleList(Layer(settings) for _ in range(settings.n_layers))
         self.workspace = Workspace()
+        """Score buffers that all layers share."""
         self._recompute = False
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.

@@ -1,0 +1,112 @@
+"""An encoding that is registered from outside the package, in training, evaluation and decoding."""
+
+import pytest
+import torch
+
+from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
+from tests.extensions import SlopesEncoding, registered_slopes
+from txlcli.config.encodings import EncodingTraits
+from txlcli.core.model.encodings import ENCODINGS, register_encoding
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.decoder import Decoder
+
+B, L, M, H = 2, 5, 7, 3
+
+
+@pytest.fixture(autouse=True)
+def slopes():
+    with registered_slopes():
+        yield
+
+
+def slopes_model(**changed):
+    return small_model(std=0.2, position="slopes", **changed)
+
+
+def test_a_name_of_an_encoding_is_registered_once():
+    with pytest.raises(ValueError, match='"shaw" is registered already'):
+        register_encoding("shaw", SlopesEncoding, EncodingTraits())
+    assert ENCODINGS["shaw"] is not SlopesEncoding
+    with pytest.raises(ValueError, match='"slopes" is registered already'):
+        register_encoding("slopes", SlopesEncoding, EncodingTraits())
+
+
+def test_the_score_falls_with_distance_by_the_slope_of_the_head():
+    model = slopes_model(n_layers=1)
+    with torch.no_grad():
+        model.encoding.log_factors.zero_()
+        attention = model.layers[0].attention
+        (terms,) = model.score_terms(M + L, max_distance=9)
+        query, keys = torch.zeros(1, H, L, 11, dtype=torch.float64), torch.zeros(1, H, M + L, 11, dtype=torch.float64)
+        values = torch.zeros_like(keys)
+        values[0, :, :11, :11] = torch.eye(11)  # the output is the probabilities of the first 11 keys
+        given = attention.attend(query, keys, values, **terms.arguments(), scale=attention.scale)[0]
+    slopes = [2 ** (-8 * head / H) for head in (1, 2, 3)]
+    for head, slope in enumerate(slopes):
+        for i in range(L):
+            distances = [min(9, M + i - j) for j in range(M + i + 1)]
+            weights = torch.tensor([-slope * distance for distance in distances], dtype=torch.float64).softmax(0)
+            torch.testing.assert_close(given[head, i, : min(11, M + i + 1)], weights[:11], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+def test_segments_with_memory_equal_one_long_window(backend):
+    model, tokens = slopes_model(), draw_tokens(B, 29)
+    model.set_attention_backend(backend)
+    with torch.no_grad():
+        whole, _ = read_segments(model, tokens, [29], mem_len=0)
+        parts, _ = read_segments(model, tokens, [5, 5, 1, 11, 7], mem_len=29)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("replay_steps", [False, True])
+@pytest.mark.parametrize("seg_len", [1, L])
+@pytest.mark.parametrize("max_distance", [None, 3])
+@pytest.mark.parametrize("same_length", ["off", "m"])
+def test_the_decoder_equals_the_model(seg_len, max_distance, same_length, replay_steps):
+    model, tokens = slopes_model(), draw_tokens(B, 23)
+    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
+    limit = {"off": None, "m": M}[same_length]
+    expected, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=limit, max_distance=max_distance)
+    decoder = Decoder(
+        model,
+        batch_size=B,
+        mem_len=M,
+        seg_len=seg_len,
+        same_length=same_length,
+        max_distance=max_distance,
+        replay_steps=replay_steps,
+    )
+    with torch.no_grad():
+        given = torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+def test_a_training_step_with_memory_gives_every_head_its_gradient(backend, recompute):
+    model, tokens = slopes_model().train(), draw_tokens(B, 2 * L)
+    model.recompute(recompute)
+    model.set_attention_backend(backend)
+    _, memory = model(tokens[:, :L], model.first_memory(B, M), mem_len=M)
+    factors = model.encoding.log_factors
+
+    def loss():
+        targets = draw_tokens(B, L, seed=9)
+        return model.objective(tokens[:, L:], targets, memory, mem_len=M, part="full", progress=0.0)[0]
+
+    (grad,) = torch.autograd.grad(loss(), factors)
+    for head in range(H):
+        slope = []
+        with torch.no_grad():
+            kept = factors[head].item()
+            for step in (1e-5, -1e-5):
+                factors[head] = kept + step
+                slope.append(loss().item())
+            factors[head] = kept
+        assert grad[head].item() == pytest.approx((slope[0] - slope[1]) / 2e-5, rel=1e-5)
+    torch.optim.Adam(model.parameters(), lr=1e-3).step()
+
+
+def test_new_models_begin_with_the_slopes_of_the_encoding():
+    assert TransformerXL(model_settings(position="slopes"), 19).encoding.log_factors.count_nonzero() == 0

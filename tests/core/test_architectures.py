@@ -1,0 +1,59 @@
+"""An architecture that is registered from outside the package: its model, its reader and its operations."""
+
+import pytest
+import torch
+
+from tests.core.builders import V, draw_tokens
+from tests.extensions import GruModel, GruProducts, GruSettings, registered_gru
+from txlcli.config.recipe import section
+from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.architectures import register_architecture
+from txlcli.core.measures.cost import decoding_flops_per_token
+from txlcli.core.measures.footprint import parameters_by_part, step_bytes
+from txlcli.core.model.registry import count_parameters, make_model
+from txlcli.core.reading.registry import make_reader
+from txlcli.errors import RecipeError
+
+B, L, N, d = 3, 5, 2, 7
+KEYS = {"arch": "gru", "n_layers": N, "d_model": d, "dropout": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def gru():
+    with registered_gru():
+        yield
+
+
+def test_a_name_of_an_architecture_is_registered_once():
+    for name in ("gru", "transformer"):
+        with pytest.raises(ValueError, match=f'"{name}" is registered already'):
+            register_architecture(name, settings=GruSettings, model=GruModel, products=GruProducts)
+
+
+def test_recipes_accept_its_name_and_its_own_keys():
+    settings = section("model", {**KEYS, "skip": True})
+    assert settings == GruSettings(**KEYS, skip=True)
+    with pytest.raises(RecipeError, match="arch must be one of transformer, lstm, qrnn, gru, not 'grue'"):
+        section("model", {**KEYS, "arch": "grue"})
+    with pytest.raises(RecipeError, match='does not apply to arch = "gru"'):
+        section("model", {**KEYS, "n_heads": 3})
+
+
+def test_its_parameters_and_operations_are_counted():
+    settings = section("model", KEYS)
+    gates = N * (6 * d * d + 6 * d)
+    assert parameters_by_part(settings, V) == {"embedding": V * d, "softmax": V, "other layers": gates}
+    assert count_parameters(settings, V) == V * d + V + gates
+    assert decoding_flops_per_token(settings, V, keys=0) == 2 * (6 * N * d * d + V * d)
+    needed = step_bytes(settings, V, TrainSettings(seg_len=L, mem_len=0, batch_size=B, max_steps=1))
+    assert needed["memory"] == 4 * B * N * d
+    assert needed["activations"] > 0
+
+
+def test_its_reader_equals_the_model():
+    model, tokens = make_model(section("model", KEYS), V).double().eval(), draw_tokens(B, 3 * L)
+    expected, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
+    settings = EvalSettings(seg_len=L, mem_len=0, batch_size=B)
+    reader = make_reader(model, settings, batch_size=B)
+    given = torch.cat([reader.read(part) for part in tokens.split(L, dim=1)], dim=1)
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)

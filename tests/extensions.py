@@ -1,0 +1,116 @@
+"""An encoding and an architecture as a user of the package writes them, without a change of any source file.
+
+Axes: B batch, L segment, d model width, H heads, N layers, n distances.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from txlcli.config import encodings as traits_by_name
+from txlcli.config.encodings import EncodingTraits
+from txlcli.config.model_settings import MODELS, ModelSettings
+from txlcli.core.architectures import register_architecture
+from txlcli.core.measures import cost
+from txlcli.core.measures.cost import LayerProducts
+from txlcli.core.model import encodings
+from txlcli.core.model import registry as models
+from txlcli.core.model.attention import ScoreTerms
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.encodings import Encoding, register_encoding
+from txlcli.core.reading import registry as readers
+
+
+class SlopesEncoding(Encoding):
+    """A bias that falls linearly with distance (Press et al. 2021), with slopes that are trained."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.log_factors = nn.Parameter(torch.zeros(settings.n_heads))
+
+    def score_terms(self, reach, *, max_distance, like):
+        """Return a bias by distance, which all layers share."""
+        distances = torch.arange(reach - 1, -1, -1, device=like.device)
+        if max_distance is not None:
+            distances = distances.clamp(max=max_distance)
+        n_heads = self.settings.n_heads
+        heads = torch.arange(1, n_heads + 1, dtype=like.dtype, device=like.device)
+        slopes = 2.0 ** (-8 * heads / n_heads)
+        bias = -(slopes * self.log_factors.exp())[:, None] * distances  # (H, n)
+        return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class GruSettings(ModelSettings):
+    """[model] with arch = "gru"."""
+
+    recurrent_state: ClassVar[bool] = True
+
+    skip: bool = False
+    """Add the embedding to the output."""
+
+
+class GruModel(LanguageModel):
+    """PyTorch's GRU of N layers between embedding and softmax; its memory is one tensor (B, N, d)."""
+
+    def __init__(self, settings, vocab_size):
+        super().__init__(settings, vocab_size)
+        self.gru = nn.GRU(settings.d_model, settings.d_model, settings.n_layers, batch_first=True)
+        for parameter in (*self.embedding.parameters(), *self.softmax.parameters()):
+            nn.init.normal_(parameter, 0.0, settings.init_std)
+
+    def first_memory(self, batch_size, mem_len):
+        """Return zeros."""
+        return [self.softmax.biases[0].new_zeros(batch_size, self.settings.n_layers, self.settings.d_model)]
+
+    def full_memory(self, batch_size, mem_len):
+        """Return the first memory: a state does not grow."""
+        return self.first_memory(batch_size, mem_len)
+
+    def pack(self, dtype):
+        """Leave the weights to PyTorch."""
+
+    def forward(self, tokens, memory, *, mem_len):
+        """Read one segment (B, L)."""
+        embedded = self.embedding(tokens)
+        hidden, state = self.gru(embedded, memory[0].transpose(0, 1).contiguous())
+        return hidden + embedded if self.settings.skip else hidden, [state.transpose(0, 1).detach().clone()]
+
+
+class GruProducts(LayerProducts):
+    """Three gates, each from the input and from the state."""
+
+    def decoding(self, *, keys, max_distance):
+        """Return the products of one token."""
+        return 6 * self.model.n_layers * self.model.d_model**2
+
+
+@contextlib.contextmanager
+def _restored(*tables):
+    """Undo all changes of the tables after the block."""
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, rows in zip(tables, before, strict=True):
+            table.clear()
+            table.update(rows)
+
+
+@contextlib.contextmanager
+def registered_slopes():
+    """Register SlopesEncoding as "slopes" inside this block."""
+    with _restored(traits_by_name.ENCODINGS, encodings.ENCODINGS):
+        register_encoding("slopes", SlopesEncoding, EncodingTraits(limits_distance=True))
+        yield
+
+
+@contextlib.contextmanager
+def registered_gru():
+    """Register GruModel as "gru" inside this block."""
+    with _restored(MODELS, models.ARCHITECTURES, readers.READERS, cost.ARCHITECTURES):
+        register_architecture("gru", settings=GruSettings, model=GruModel, products=GruProducts)
+        yield
