@@ -105,7 +105,7 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
     context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention, reach = model.layers[0].attention, key_limit or M + L
     (terms,) = model.score_terms(reach, max_distance=max_distance)
-    keys, _ = attention.project_keys(context)
+    keys, _ = attention.project_keys_values(context)
     given = term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms)
     scores = reference.attention_scores(
         context[0, M:].numpy(),
@@ -133,7 +133,7 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(kind, reach)
     context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.layers[0].attention
     (terms,) = model.score_terms(reach, max_distance=None)
-    keys, values = attention.project_keys(context)
+    keys, values = attention.project_keys_values(context)
     weights = (
         term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms).total().softmax(-1)
     )  # (H, L, n)

@@ -28,7 +28,7 @@ from txlcli.core.model.attention import (
 from txlcli.core.reading.decoder import Decoder
 
 KERNELS = Path(kernels.__file__).parent
-PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attention.project_keys)
+PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attention.project_keys_values)
 
 
 def relative_attention(width, heads, backend="reference"):
@@ -98,7 +98,7 @@ def test_attention_equals_the_oracle(seg_len, mem_len, key_limit, backend):
     reach = min(mem_len + seg_len, key_limit or mem_len + seg_len)
     encoding = distance_encoding(torch.arange(reach - 1, -1, -1), WIDTH)
     segment = context[:, mem_len:]
-    keys, terms = module.project_keys(context), ScoreTerms(reach, split_heads(w_k_position(encoding), H), u, v)
+    keys, terms = module.project_keys_values(context), ScoreTerms(reach, split_heads(w_k_position(encoding), H), u, v)
     given = module(module.project_queries(segment), keys, terms)
 
     layer = {**oracle.attention_weights(module, w_k_position), "content_bias": u.numpy(), "position_bias": v.numpy()}
@@ -139,7 +139,7 @@ def test_each_of_the_four_terms_equals_the_oracle(term, max_distance, key_limit,
         module.w_o.weight.copy_(torch.eye(heads * D))
         for tensor in silent[term]:
             tensor.zero_()
-        keys, _ = module.project_keys(context)
+        keys, _ = module.project_keys_values(context)
         values = torch.eye(D, dtype=torch.float64).expand(B, heads, D, D)
         position_key = split_heads(w_k_position(distance_encoding(distances, heads * D)), heads)
         out = module(
@@ -163,7 +163,7 @@ def test_attention_dropout_acts_in_training_only(backend):
 
     def out():
         query = module.project_queries(context[:, M:])
-        return module(query, module.project_keys(context), ScoreTerms(M + L))
+        return module(query, module.project_keys_values(context), ScoreTerms(M + L))
 
     assert not torch.equal(out(), out())
     module.eval()
@@ -221,7 +221,7 @@ def test_the_reference_backend_runs_no_kernel(work, recompute):
     model.recompute(recompute)
     model.set_attention_backend("reference")
     called = functions_below(PARTS, lambda: work(model))
-    assert {attention.attend.__code__, Attention.forward.__code__, Attention.project_keys.__code__} <= called
+    assert {attention.attend.__code__, Attention.forward.__code__, Attention.project_keys_values.__code__} <= called
     assert not kernel_files(called)
     model.set_attention_backend("auto")
     assert "attention_tiles.py" in kernel_files(functions_below(PARTS, lambda: work(model)))

@@ -67,7 +67,7 @@ def test_attention_weighs_by_the_scores_pair_by_pair(position, mem_len):
     model = small_model(n_layers=1, **CHANGES[position])
     context = torch.randn(B, mem_len + L, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.layers[0].attention
-    keys, values = attention.project_keys(context)
+    keys, values = attention.project_keys_values(context)
     query, terms = attention.project_queries(context[:, mem_len:]), model.score_terms(mem_len + L, max_distance=None)
     given = attention(query, (keys, values), terms[0])
     mixed = scores_of(model, context, mem_len).softmax(-1) @ values  # (B, H, L, D)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.builders import draw_tokens, read_segments, small_model
 from txlcli.core.reading.decoder import Decoder, key_limit
-from txlcli.core.reading.past import SlidingBuffer, Window
+from txlcli.core.reading.past import BufferRange, SlidingBuffer
 
 B, L, M, T = 2, 5, 7, 53
 
@@ -116,7 +116,7 @@ def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
 @pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
 @pytest.mark.parametrize(("start", "end"), [(1, 25), (5, 16), (11, 14), (3, 3)])
 def test_sliding_moves_the_remembered_positions_even_where_source_and_target_overlap(at_once, start, end):
-    buffer = SlidingBuffer((B, 3, 29, 7), Window(29, start, end), torch.device("cpu"), torch.float64)
+    buffer = SlidingBuffer((B, 3, 29, 7), BufferRange(29, start, end), torch.device("cpu"), torch.float64)
     for number, tensor in enumerate((buffer.keys, buffer.values)):
         tensor.normal_(generator=torch.Generator().manual_seed(number))
     expected = [tensor[:, :, start:end].clone() for tensor in (buffer.keys, buffer.values)]

@@ -9,7 +9,7 @@ import torch
 from tests.core.builders import small_model
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.model.transformer_xl import GrowingMemory, update_memory
-from txlcli.core.reading.past import FixedSlots, SlidingBuffer, Window
+from txlcli.core.reading.past import BufferRange, FixedSlots, SlidingBuffer
 
 B, L, M, H, D, C, WIDTH = 2, 3, 7, 3, 11, 13, 14
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def layer_inputs(count, seed=3):
 
 
 def sliding_buffer():
-    window = Window(C)
+    window = BufferRange(C)
     return SlidingBuffer((B, H, C, D), window, CPU, torch.float64), window
 
 
@@ -38,7 +38,7 @@ def test_a_growing_memory_and_a_sliding_buffer_give_equal_keys_and_values(seg_le
     layer = small_model(n_layers=1, norm=norm).layers[0]
     memory, (buffer, window) = torch.empty(B, 0, WIDTH, dtype=torch.float64), sliding_buffer()
     for part in layer_inputs(29).split(seg_len, dim=1):
-        key, value = layer.attention.project_keys(layer.attention_input(part))
+        key, value = layer.attention.project_keys_values(layer.attention_input(part))
         expected = GrowingMemory(layer, memory).extend(key, value)
         memory = update_memory(memory, part, mem_len=M)
         make_room(buffer, window, part.shape[1], at_once)
@@ -53,7 +53,7 @@ def test_fixed_slots_give_equal_keys_and_values_where_the_window_is():
     (buffer, window), (own, of_slots) = sliding_buffer(), sliding_buffer()
     at, reach = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
     for part in layer_inputs(29).split(1, dim=1):
-        key, value = layer.attention.project_keys(layer.attention_input(part))
+        key, value = layer.attention.project_keys_values(layer.attention_input(part))
         make_room(buffer, window, 1, 256)
         expected = buffer.extend(key, value)
         make_room(own, of_slots, 1, 256)
@@ -77,7 +77,7 @@ def test_a_growing_memory_lets_no_gradient_into_the_past():
     layer = small_model(n_layers=1).layers[0]
     past, segment = layer_inputs(M).requires_grad_(), layer_inputs(L, seed=4).requires_grad_()
     memory = update_memory(past.detach()[:, :0], past.detach(), mem_len=M)
-    key, value = layer.attention.project_keys(segment)
+    key, value = layer.attention.project_keys_values(segment)
     keys, values = GrowingMemory(layer, memory).extend(key, value)
     (keys.sum() + values.sum()).backward()
     assert past.grad is None
@@ -85,7 +85,7 @@ def test_a_growing_memory_lets_no_gradient_into_the_past():
 
 
 def test_a_buffer_in_another_dtype_keeps_rounded_keys():
-    window = Window(C)
+    window = BufferRange(C)
     buffer = SlidingBuffer((B, H, C, D), window, CPU, torch.bfloat16)
     key, value = (torch.randn(B, H, 1, D, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4))
     keys, values = FixedSlots(buffer, torch.tensor([4]), SlotAttention(torch.arange(C), torch.tensor([C]))).extend(

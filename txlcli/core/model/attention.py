@@ -229,7 +229,7 @@ class Attention(nn.Module):
     def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return queries (B, H, L, D), and keys and values likewise, of the segment (B, L, d)."""
         if self.project_all is None:
-            return self.project_queries(segment), self.project_keys(segment)
+            return self.project_queries(segment), self.project_keys_values(segment)
         query, key, value = (split_heads(projected, self.n_heads) for projected in self.project_all(segment))
         return query, (key, value)
 
@@ -237,24 +237,24 @@ class Attention(nn.Module):
         """Return W_q h, (B, H, L, D), of the segment (B, L, d)."""
         return split_heads(self.product(self.w_q, segment), self.n_heads)
 
-    def project_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
+    def project_keys_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return W_kE h and W_v h, (B, H, K, D) each, of the context (B, K, d)."""
         key, value = self.product(self.w_k_content, context), self.product(self.w_v, context)
         return split_heads(key, self.n_heads), split_heads(value, self.n_heads)
 
     def forward(
-        self, query: Tensor, keys: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None
+        self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None
     ) -> Tensor:
         """Attend from queries (B, H, L, D) to keys and values (B, H, K, D); return (B, L, d).
 
         Args:
             query: from `project_queries`, of the segment.
-            keys: keys and values from `project_keys`, of memory and segment.
+            keys_values: from `project_keys_values`, of memory and segment.
             terms: the other terms of the score.
             attend: computes the attention of this call only; `self.attend` by default.
         """
         dropout = self.attention_dropout if self.training else 0.0
-        attended = (attend or self.attend)(query, *keys, **terms.arguments(), scale=self.scale, dropout=dropout)
+        attended = (attend or self.attend)(query, *keys_values, **terms.arguments(), scale=self.scale, dropout=dropout)
         return self.product(self.w_o, attended.transpose(1, 2).flatten(2))
 
 

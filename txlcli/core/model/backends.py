@@ -16,18 +16,19 @@ def choose(name: AttentionBackend, workspace: Workspace, *, recompute: bool) -> 
     """Return the functions that compute attention and its projections with a backend.
 
     Args:
-        name: "reference" is the definition alone, without any module of `core.kernels`.
+        name: of the backend. With "reference", `core.model.attention` computes the whole attention sublayer alone, and
+            its four matrices are multiplied by F.linear; feed-forward and softmax still use `core.kernels`.
         workspace: score buffers that all layers share; "auto" only.
         recompute: keep no probabilities for the backward pass; "auto" only.
     """
     if name == "reference":
         return definition.attend, definition.plain_product
     attend: dict[str, Attend] = {"auto": TiledAttention(workspace, recompute=recompute), "sdpa": sdpa, "flex": flex}
-    return attend[name], _own_product
+    return attend[name], _call_module
 
 
-def _own_product(module: nn.Linear, rows: Tensor) -> Tensor:
-    """Multiply rows (..., in) as the class of the module does."""
+def _call_module(module: nn.Linear, rows: Tensor) -> Tensor:
+    """Multiply rows (..., in) by calling the module."""
     product: Tensor = module(rows)
     return product
 
@@ -44,7 +45,7 @@ def pack(attention: Attention, dtype: torch.dtype) -> None:
             return packed.multiply(segment).chunk(3, dim=-1)
 
         attention.project_all = project_all
-    for matrix in matrices:  # they still project segments of which only the last positions attend
+    for matrix in matrices:  # used for segments of which only the last positions attend
         assert isinstance(matrix, Linear)
         matrix.cast(dtype)
     assert isinstance(attention.w_o, Linear)

@@ -7,6 +7,7 @@ N layers, n distances.
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -54,7 +55,7 @@ class Past(ABC):
 
     @abstractmethod
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the past followed by those of the segment.
+        """Return the keys and values of the past followed by those of the segment, which a past may also store.
 
         Args:
             keys: (B, H, L, D).
@@ -94,7 +95,7 @@ class Layer(nn.Module):
         return hidden if self.pre_norm else cast_for_products(hidden)
 
     def attention_input(self, hidden: Tensor) -> Tensor:
-        """Return what queries, keys and values are projected from, of layer inputs (B, x, d)."""
+        """Return the input of the projections to queries, keys and values, from layer inputs (B, x, d)."""
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
         return cast_for_products(normed)
 
@@ -107,27 +108,30 @@ class Layer(nn.Module):
             hidden: the output of the layer below.
             past: keys and values before the segment; it may remember those of the segment.
             terms: what the encoding adds to the score.
-            count: compute the output of the last so many positions only, which may be none; all by default.
+            count: number of final positions to compute, 0 included; all by default.
         Returns:
             The output (B, count, d), and the input (B, L, d) as a memory keeps it, without gradient.
         """
         layer_input = self.memory_input(hidden)
-        source = self.attention_input(layer_input)
-        before = 0 if count is None else hidden.shape[1] - count
-        if before:
-            hidden, query = hidden[:, before:], self.attention.project_queries(source[:, before:])
-            key, value = self.attention.project_keys(source)
+        normed = self.attention_input(layer_input)
+        n_skipped = 0 if count is None else hidden.shape[1] - count
+        if n_skipped:
+            hidden, query = hidden[:, n_skipped:], self.attention.project_queries(normed[:, n_skipped:])
+            key, value = self.attention.project_keys_values(normed)
         else:
-            query, (key, value) = self.attention.project(source)
+            query, (key, value) = self.attention.project(normed)
         if terms.rotation is not None:
             query, key = _rotated(query, key, terms.rotation)
-        keys = past.extend(key, value)
+        keys_values = past.extend(key, value)
         if query.shape[2]:
-            hidden = self._feed_forward_block(hidden, self.attention(query, keys, terms, past.attend))
-        return hidden, layer_input.detach()
+            hidden = self._residual_block(hidden, self.attention(query, keys_values, terms, past.attend))
+        return hidden, layer_input.detach()  # SG(h) of section 3.2
 
-    def _feed_forward_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return the output (B, L, d) from the input and the attention sublayer's output, which is overwritten."""
+    def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Add the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
+
+        Returns (B, L, d); `attended` is overwritten.
+        """
         hidden = self._add_residual(attended, hidden)
         if self.pre_norm:
             return self._add_residual(self.feed_forward(self.ff_norm(hidden)), hidden)
@@ -136,7 +140,7 @@ class Layer(nn.Module):
         return normed
 
     def _add_residual(self, branch: Tensor, hidden: Tensor) -> Tensor:
-        """Return the sum (B, L, d), written over the branch unless the branch is in 16 bits."""
+        """Apply dropout to the branch and add the residual (B, L, d); in place if the dtypes match."""
         dropped: Tensor = self.dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 
@@ -150,9 +154,10 @@ def _rotated(query: Tensor, key: Tensor, rotation: Rotation) -> tuple[Tensor, Te
 
 
 class GrowingMemory(Past):
-    """The layer inputs m of the segments before, projected anew since the weights change (section 3.2).
+    """Keys and values of [SG(m) o h], the extended context of section 3.2.
 
-    No gradient goes into them: [SG(m) o h].
+    The memory m holds layer inputs, without gradient. They are projected with the current weights and concatenated with
+    the keys and values of the segment, which equals projecting the concatenation.
 
     Args:
         layer: whose inputs they are.
@@ -169,11 +174,17 @@ class GrowingMemory(Past):
             return keys, values
         # A resumed run may have another precision than the one that its memory was saved in.
         dtype = self.layer.attention_norm.weight.dtype if self.layer.pre_norm else keys.dtype
-        source = self.layer.attention_input(self.memory.to(dtype))
-        old_keys, old_values = self.layer.attention.project_keys(source)
+        normed = self.layer.attention_input(self.memory.to(dtype))
+        old_keys, old_values = self.layer.attention.project_keys_values(normed)
         if self.rotation is not None:
             old_keys = self.rotation.apply(old_keys)
         return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
+
+
+def last_output(layers: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """Run all layers and return the output of the last one."""
+    ((output, _),) = deque(layers, maxlen=1)  # the outputs of the layers below are freed
+    return output
 
 
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
@@ -185,11 +196,9 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
     Returns:
         (B, min(M + L, mem_len), d), in the dtype of `hidden`.
     """
-    forgotten = memory.shape[1] + hidden.shape[1] - mem_len  # positions
-    if forgotten <= memory.shape[1]:
-        return torch.cat([memory[:, max(0, forgotten) :].to(hidden.dtype), hidden], dim=1)
-    if hidden.shape[1] == mem_len:
-        return hidden
+    if hidden.shape[1] <= mem_len:
+        forgotten = max(0, memory.shape[1] + hidden.shape[1] - mem_len)  # positions
+        return torch.cat([memory[:, forgotten:].to(hidden.dtype), hidden], dim=1)
     return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep the whole segment alive
 
 
@@ -238,13 +247,13 @@ class TransformerXL(LanguageModel):
 
     def reset_parameters(self) -> None:
         """Initialize as the released code does: normal weights and biases u, v, gains around 1, other biases 0."""
-        std, exact = self.settings.init_std, self.settings.init == "tf"
+        std, tf_init = self.settings.init_std, self.settings.init == "tf"
         for name, parameter in self.named_parameters():
             if "norm." in name and name.endswith("weight"):
-                nn.init.normal_(parameter, 1.0, 0.0 if exact else std)
+                nn.init.normal_(parameter, 1.0, 0.0 if tf_init else std)
             elif ".projections." in name:
                 nn.init.normal_(parameter, 0.0, self.settings.proj_init_std)
-            elif parameter.dim() == 1 or (exact and name.endswith("cluster_weight")):
+            elif parameter.dim() == 1 or (tf_init and name.endswith("cluster_weight")):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.normal_(parameter, 0.0, std)
@@ -255,7 +264,7 @@ class TransformerXL(LanguageModel):
         return [self.softmax.biases[0].new_zeros(batch_size, length, self.settings.d_model) for _ in self.layers]
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return M vectors per layer, (B, M, d), as after a text that is long enough."""
+        """Return a memory of full length, (B, M, d) for each layer; only its shape and dtype matter."""
         shape = (batch_size, mem_len, self.settings.d_model)
         return [layer.memory_input(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
@@ -315,7 +324,7 @@ class TransformerXL(LanguageModel):
         return dropped
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
-        """Return what the encoding adds to each layer's score of the distances 0 .. reach - 1."""
+        """Return the score terms of each layer, for the distances 0 .. reach - 1."""
         return self.encoding.score_terms(reach, max_distance=max_distance, like=self.softmax.biases[0])
 
     def run_layers(
@@ -334,14 +343,14 @@ class TransformerXL(LanguageModel):
             pasts: what each layer knows of the tokens before.
             terms: what the encoding adds to each layer's score.
             positions: (L,) in the segment.
-            count: compute the last layer's output of the last so many positions only; all by default.
+            count: number of final positions to compute in the last layer, 0 included; all by default.
         Yields:
             For each layer its output (B, L, d), the last one (B, count, d), and its input as a memory keeps it.
         """
         last = len(self.layers) - 1
-        for number, (layer, past, added) in enumerate(zip(self.layers, pasts, terms, strict=True)):
+        for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
-            hidden, layer_input = layer(hidden, past, added, count=count if number == last else None)
+            hidden, layer_input = layer(hidden, past, layer_terms, count=count if number == last else None)
             yield hidden, layer_input
 
     def forward(
@@ -373,14 +382,15 @@ class TransformerXL(LanguageModel):
         self, tokens: Tensor, memory: Memory, *, mem_len: int, key_limit: int | None, max_distance: int | None
     ) -> tuple[list[Tensor], Memory]:
         """Return the output (B, L, d) of each layer, and the new memory."""
-        held, key_len = memory[0].shape[1], memory[0].shape[1] + tokens.shape[1]
-        stream = torch.arange(key_len, device=tokens.device)  # positions of memory and segment
-        rotation = self.encoding.rotation(stream[held:])
+        n_remembered, key_len = memory[0].shape[1], memory[0].shape[1] + tokens.shape[1]
+        in_stream = torch.arange(key_len, device=tokens.device)  # positions of memory and segment
+        rotation, memory_rotation = (
+            self.encoding.rotation(part) for part in (in_stream[n_remembered:], in_stream[:n_remembered])
+        )
         terms = self.score_terms(min(key_len, key_limit or key_len), max_distance=max_distance)
         if rotation is not None:
-            terms = [dataclasses.replace(added, rotation=rotation) for added in terms]
-        of_memory = self.encoding.rotation(stream[:held])
-        pasts = (GrowingMemory(layer, past, of_memory) for layer, past in zip(self.layers, memory, strict=True))
+            terms = [dataclasses.replace(layer_terms, rotation=rotation) for layer_terms in terms]
+        pasts = (GrowingMemory(layer, past, memory_rotation) for layer, past in zip(self.layers, memory, strict=True))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         new_memory, outputs = [], []
         layers = self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
@@ -391,7 +401,7 @@ class TransformerXL(LanguageModel):
         return outputs, new_memory
 
     def _final(self, hidden: Tensor) -> Tensor:
-        """Return what the softmax reads, of a layer's output (B, L, d)."""
+        """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
         normed: Tensor = self.output_dropout(self.final_norm(hidden))
         return normed
 

@@ -8,7 +8,6 @@ Axes: B batch, L segment, M memory, H heads, D head width, d model width, n dist
 
 import dataclasses
 import math
-from collections import deque
 
 import torch
 from torch import Tensor
@@ -17,9 +16,9 @@ from txlcli.config.model_settings import MemoryStart
 from txlcli.config.settings import SameLength
 from txlcli.core.kernels.device import DTYPES, check_free_memory
 from txlcli.core.model.attention import ScoreTerms
-from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.graph_step import GraphStep
-from txlcli.core.reading.past import SlidingBuffer, Window
+from txlcli.core.reading.past import BufferRange, SlidingBuffer
 from txlcli.core.reading.reader import Reader
 
 
@@ -76,12 +75,12 @@ class Decoder(Reader):
         settings = model.settings
         self._zeros = mem_len if (memory_start or settings.memory_start) == "zeros" else 0
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
-        self._window = Window(mem_len + slack)
-        shape = (batch_size, settings.n_heads, self._window.capacity, settings.d_head)
+        self._range = BufferRange(mem_len + slack)
+        shape = (batch_size, settings.n_heads, self._range.capacity, settings.d_head)
         dtype = model.dtype if precision == "fp32" else DTYPES[precision]
         check_free_memory(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
         with torch.inference_mode():
-            self._buffers = [SlidingBuffer(shape, self._window, model.device, dtype) for _ in model.layers]
+            self._buffers = [SlidingBuffer(shape, self._range, model.device, dtype) for _ in model.layers]
             self.reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)
             """The largest number of keys that a query sees."""
             with self._autocast:
@@ -100,7 +99,7 @@ class Decoder(Reader):
     @property
     def capacity(self) -> int:
         """Positions that the buffer holds before it slides."""
-        return self._window.capacity
+        return self._range.capacity
 
     @property
     def housekeeping_interval(self) -> int:
@@ -110,12 +109,12 @@ class Decoder(Reader):
     @torch.inference_mode()
     def reset(self) -> None:
         """Forget everything that was read."""
-        self._window.start, self._window.end, self._read_before = 0, self._zeros, 0
+        self._range.start, self._range.end, self._read_before = 0, self._zeros, 0
         if self._zeros:
             zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
             for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
                 with self._autocast:
-                    keys, values = layer.attention.project_keys(layer.attention_input(zero))
+                    keys, values = layer.attention.project_keys_values(layer.attention_input(zero))
                 buffer.write(keys, values, 0, copies=self._zeros)
 
     @torch.inference_mode()
@@ -138,18 +137,18 @@ class Decoder(Reader):
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         """Read a segment (B, l); return the last hidden states of its last `count` positions."""
         self._make_room(tokens.shape[1])
-        key_len = self._window.end + tokens.shape[1] - self._window.start
+        key_len = self._range.end + tokens.shape[1] - self._range.start
         reach = min(key_len, self._limit or key_len)
         with self._autocast:
             positions = self._positions(tokens.shape[1])
             hidden = self.model.embed(tokens, positions)
             if tokens.shape[1] == 1 and self._replay_steps and not self.observed:
                 hidden = self._step_for(hidden).read(
-                    hidden, at=self._window.end, reach=reach, position=positions, in_stream=self._read_before
-                )[:, 1 - count :]
+                    hidden, at=self._range.end, reach=reach, position=positions, in_stream=self._read_before
+                )[:, 1 - count :]  # count is 0 or 1
             else:
                 hidden = self._through_layers(hidden, positions, reach=reach, count=count)
-        self._window.advance(tokens.shape[1], mem_len=self.mem_len)
+        self._range.advance(tokens.shape[1], mem_len=self.mem_len)
         self._read_before += tokens.shape[1]
         normed: Tensor = self.model.final_norm(hidden)
         return normed
@@ -158,10 +157,9 @@ class Decoder(Reader):
         """Return the last layer's output (B, count, d) for embeddings (B, l, d)."""
         stream = torch.arange(self._read_before, self._read_before + len(positions), device=self.device)
         rotation = self.model.encoding.rotation(stream)
-        terms = [dataclasses.replace(added.nearest(reach), rotation=rotation) for added in self._terms]
+        terms = [dataclasses.replace(layer_terms.nearest(reach), rotation=rotation) for layer_terms in self._terms]
         layers = self.model.run_layers(hidden, self._buffers, terms, positions, count=count)
-        ((output, _),) = deque(layers, maxlen=1)
-        return output
+        return last_output(layers)
 
     def _step_for(self, embedded: Tensor) -> GraphStep:
         if self._graph_step is None:
@@ -176,11 +174,11 @@ class Decoder(Reader):
 
     def _make_room(self, length: int) -> None:
         """Slide the buffers if they have no room for so many positions more."""
-        if self._window.end + length <= self.capacity:
+        if self._range.end + length <= self.capacity:
             return
         for buffer in self._buffers:
             buffer.slide()
-        self._window.start, self._window.end = 0, self._window.end - self._window.start
+        self._range.start, self._range.end = 0, self._range.end - self._range.start
 
 
 def _contiguous(terms: ScoreTerms) -> ScoreTerms:

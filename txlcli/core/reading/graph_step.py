@@ -2,13 +2,12 @@
 
 A graph repeats the same kernels on the same memory, so the token's slot in the buffers and how far it sees are numbers
 on the device. It computes the same function as the decoder without a graph: it scores up to a quarter more keys, and
-waits for no kernel's launch.
+avoids the launch overhead of single kernels.
 
 Axes: B batch, C capacity of the buffers, d model width.
 """
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,12 +16,12 @@ from torch import Tensor
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.model.attention import ScoreTerms
-from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer
 
 
 class GraphStep:
-    """Reads one token of each sequence, again and again.
+    """Reads one token of each sequence per call.
 
     Args:
         model: to read with.
@@ -72,8 +71,7 @@ class GraphStep:
     def _layers(self) -> Tensor:
         attend = SlotAttention(self._at - self._slots, self._reach)
         rotation = self._model.encoding.rotation(self._in_stream)
-        terms = [dataclasses.replace(added, rotation=rotation) for added in self._terms]
+        terms = [dataclasses.replace(layer_terms, rotation=rotation) for layer_terms in self._terms]
         pasts = (FixedSlots(buffer, self._at, attend) for buffer in self._buffers)
         layers = self._model.run_layers(self._embedded, pasts, terms, self._position)
-        ((hidden, _),) = deque(layers, maxlen=1)
-        return hidden
+        return last_output(layers)

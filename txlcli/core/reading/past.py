@@ -20,7 +20,7 @@ MOVED_AT_ONCE = 256
 
 
 @dataclass
-class Window:
+class BufferRange:
     """The part of the buffers of all layers that is remembered."""
 
     capacity: int
@@ -41,23 +41,23 @@ class SlidingBuffer(Past):
 
     Args:
         shape: B, H, C, D.
-        window: the part that is remembered, shared by all layers; the decoder advances it after each segment.
+        buffer_range: the part that is remembered, shared by all layers; the decoder advances it after each segment.
         device: of the buffer.
         dtype: of the buffer.
     """
 
     def __init__(
-        self, shape: tuple[int, int, int, int], window: Window, device: torch.device, dtype: torch.dtype
+        self, shape: tuple[int, int, int, int], buffer_range: BufferRange, device: torch.device, dtype: torch.dtype
     ) -> None:
         *outer, width = shape
         padded = -(-width // row_multiple(device)) * row_multiple(device)
         self.keys, self.values = (torch.zeros(*outer, padded, dtype=dtype, device=device) for _ in range(2))
-        self._window = window
+        self._range = buffer_range
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H, L, D) behind those that are remembered; return all of them as views."""
-        self.write(keys, values, self._window.end)
-        seen = slice(self._window.start, self._window.end + keys.shape[2])
+        self.write(keys, values, self._range.end)
+        seen = slice(self._range.start, self._range.end + keys.shape[2])
         return self.keys[:, :, seen], self.values[:, :, seen]
 
     def write(self, keys: Tensor, values: Tensor, at: int, *, copies: int = 1) -> None:
@@ -68,7 +68,7 @@ class SlidingBuffer(Past):
 
     def slide(self, at_once: int = MOVED_AT_ONCE) -> None:
         """Move the remembered positions to the beginning; on a CPU `at_once` positions per copy."""
-        first, end = self._window.start, self._window.end
+        first, end = self._range.start, self._range.end
         at_once = at_once if self.keys.device.type == "cpu" else max(1, end - first)
         for buffer in (self.keys, self.values):
             for at in range(0, end - first, at_once):

@@ -32,7 +32,7 @@ class Reader(ABC):
     @property
     @abstractmethod
     def housekeeping_interval(self) -> int:
-        """Tokens after which the work of remembering repeats; a fair timing covers so many."""
+        """Tokens between two slides of a buffer; a fair timing covers a multiple of it."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -68,7 +68,7 @@ class Reader(ABC):
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:
     """Return a copy without dropout, whose matrices are cast and packed once, not at every segment.
 
-    It shares the weights that need no other layout. The model of a reader serves another reader as it is.
+    It shares the weights that need no other layout. A model already frozen at this precision is returned unchanged.
     """
     if model.read_in == precision:
         return model
