@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TextIO
 
@@ -82,6 +82,11 @@ def show_json(result: Any) -> None:
     """Write one JSON object, on one line, to stdout; escaped unless its encoding is Unicode."""
     unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
     show_text(json.dumps(result, ensure_ascii=not unicode, allow_nan=False))
+
+
+def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
+    """Write a result to stdout: as one JSON object if `json`, else with `show`."""
+    (show_json if json else show)(result)
 
 
 def show_table(

@@ -1,63 +1,37 @@
 """Options that several commands share, each with one name and one help text."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from txlcli.config.ranges import MOST_COUNT
-from txlcli.config.settings import MOST_SEED
+from txlcli.config.settings import MOST_SEED, AttentionBackend
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
+PrecisionName = Literal["fp32", "bf16", "fp16"]
 
-
-class Device(StrEnum):
-    """Device of the tensors."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Precision(StrEnum):
-    """Precision of matrix products."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class Attention(StrEnum):
-    """Backend that computes attention."""
-
-    auto = "auto"
-    reference = "reference"
-    sdpa = "sdpa"
-    flex = "flex"
-
-
-DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of the token stores.")]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the training runs.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Device; auto uses CUDA if available.")]
-PrecisionOption = Annotated[
-    Precision | None, typer.Option("--precision", help="Precision of matrix products [default: as trained].")
+Run = Annotated[str | None, Argument(metavar="[RUN]", help="Name or folder of a run [default: the most recent].")]
+DataDir = Annotated[Path, Option("--data-dir", help="Folder of the token stores.")]
+RunsDir = Annotated[Path, Option("--runs-dir", help="Folder of the training runs.")]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], Option("--device", help="Device; auto uses CUDA if available.")]
+Precision = Annotated[
+    PrecisionName | None, Option("--precision", help="Precision of matrix products [default: as trained].")
 ]
-AttentionOption = Annotated[
-    Attention | None,
-    typer.Option("--attention", help="Attention backend; all compute the same function."),
+Attention = Annotated[
+    AttentionBackend | None, Option("--attention", help="Attention backend; all compute the same function.")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing results.")]
-Unfinished = Annotated[bool, typer.Option("--unfinished", help="Also accept a run whose training is not finished.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Also plot the result to this .png, .svg or .pdf file.")]
+Seed = Annotated[int, Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
+Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
+Unfinished = Annotated[bool, Option("--unfinished", help="Also accept a run whose training is not finished.")]
+Plot = Annotated[Path | None, Option("--plot", help="Also plot the result to this .png, .svg or .pdf file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the recipe; repeatable."),
+    Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the recipe; repeatable."),
 ]
 
 

@@ -335,14 +335,14 @@ def test_curves_can_be_plotted_over_steps_tokens_and_hours(two, x, names):
 
 
 def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
-    from txlcli.commands.runs_compare import Axis, x_coordinates
+    from txlcli.commands.runs_compare import x_coordinates
     from txlcli.runs import history, run_folder
 
     past = history.read(run_folder.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]
-    assert x_coordinates(past, Axis.steps) == steps
-    assert x_coordinates(past, Axis.tokens) == [step * 3 * 5 for step in steps]
-    hours = x_coordinates(past, Axis.hours)
+    assert x_coordinates(past, "steps") == steps
+    assert x_coordinates(past, "tokens") == [step * 3 * 5 for step in steps]
+    hours = x_coordinates(past, "hours")
     assert hours == sorted(hours)
     assert 0 < hours[0] < hours[-1] < 1
 

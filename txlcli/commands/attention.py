@@ -1,27 +1,14 @@
 """`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
 import re
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from txlcli import console
 from txlcli.errors import RunError, UnknownNameError, UsageError
-from txlcli.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    DeviceOption,
-    Force,
-    Json,
-    PrecisionOption,
-    RunsDir,
-    Seed,
-    Unfinished,
-)
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Force, Json, Precision, Run, RunsDir, Seed, Unfinished
 from txlcli.runs import history, run_folder
 from txlcli.views import attention_result
 from txlcli.workflows import attention as workflow
@@ -30,55 +17,29 @@ from txlcli.workflows.attention import FIGURES, AttentionOptions, Head
 FOLDER = "figures"
 
 
-class Format(StrEnum):
-    """File format of the figures."""
-
-    png = "png"
-    svg = "svg"
-    pdf = "pdf"
-
-
 def attention(
-    run_name: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run to measure [default: the most recent].")
-    ] = None,
+    run_name: Run = None,
     figure: Annotated[
-        str, typer.Option("--figure", metavar="5,6,7|all", help="Figures of the paper; all that the encoding allows.")
+        str, Option(metavar="5,6,7|all", help="Figures of the paper; all that the encoding allows.")
     ] = "all",
-    heads: Annotated[
-        str | None,
-        typer.Option("--heads", metavar="LAYER.HEAD,...", help="Heads of Figure 6, counted from 1.1."),
-    ] = None,
+    heads: Annotated[str | None, Option(metavar="LAYER.HEAD,...", help="Heads of Figure 6, counted from 1.1.")] = None,
     auto: Annotated[
-        int | None,
-        typer.Option(
-            "--auto", metavar="N", min=1, help="Or select the N heads with the widest attention [default: 3]."
-        ),
+        int | None, Option(metavar="N", min=1, help="Or select the N heads with the widest attention [default: 3].")
     ] = None,
-    at: Annotated[
-        int | None,
-        typer.Option("--at", min=0, help="First token of Figure 6 [default: random, by --seed]."),
-    ] = None,
+    at: Annotated[int | None, Option(min=0, help="First token of Figure 6 [default: random, by --seed].")] = None,
     positions: Annotated[
-        int | None,
-        typer.Option("--positions", metavar="N", min=1, help="Tokens to average over [default: 5,000 at most]."),
+        int | None, Option(metavar="N", min=1, help="Tokens to average over [default: 5,000 at most].")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "valid",
-    mem_len: Annotated[
-        int | None, typer.Option("--mem-len", min=0, help="Memory length M [default: the recipe's].")
-    ] = None,
-    seg_len: Annotated[
-        int | None, typer.Option("--seg-len", min=1, help="Segment length L [default: the recipe's].")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Folder of the figures [default: RUN/figures].")
-    ] = None,
-    format_: Annotated[Format, typer.Option("--format", help="File format of the figures.")] = Format.png,
+    split: Annotated[str, Option(help="train, valid or test.")] = "valid",
+    mem_len: Annotated[int | None, Option(min=0, help="Memory length M [default: the recipe's].")] = None,
+    seg_len: Annotated[int | None, Option(min=1, help="Segment length L [default: the recipe's].")] = None,
+    out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the figures [default: RUN/figures].")] = None,
+    format_: Annotated[Literal["png", "svg", "pdf"], Option("--format", help="File format of the figures.")] = "png",
     unfinished: Unfinished = False,
     force: Force = False,
     seed: Seed = 1111,
-    device: DeviceOption = Device.auto,
-    precision: PrecisionOption = None,
+    device: Device = "auto",
+    precision: Precision = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -119,18 +80,13 @@ def attention(
     folder = run.folder / FOLDER if out is None else out
     paths = {number: folder / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
     _check_free(folder, list(paths.values()), force=force)
-    opened = loading.open_run(
-        str(run.folder), runs_dir, device=device.value, precision=precision.value if precision else None
-    )
+    opened = loading.open_run(str(run.folder), runs_dir, device=device, precision=precision)
     measured = workflow.measure(opened, options, data_dir=data_dir, reporter=console.TerminalReporter(bars=not json))
     _make_folder(folder)
     for number, path in paths.items():
         attention_result.plot_figure(measured, number, path)
     result = {**attention_result.to_json(measured), "files": [str(path) for path in paths.values()]}
-    if json:
-        console.show_json(result)
-    else:
-        attention_result.show(result)
+    console.show_result(result, attention_result.show, json=json)
 
 
 def _check_free(folder: Path, paths: list[Path], *, force: bool) -> None:

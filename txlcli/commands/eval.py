@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from txlcli import console
 from txlcli.config.ranges import MOST_COUNT
@@ -12,13 +12,13 @@ from txlcli.errors import TxlError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
-    AttentionOption,
+    Attention,
     DataDir,
     Device,
-    DeviceOption,
     Json,
     Plot,
-    PrecisionOption,
+    Precision,
+    Run,
     RunsDir,
     parse_lengths,
     read_stdin,
@@ -34,62 +34,50 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run_name: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run to evaluate [default: the most recent].")
-    ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="train, valid or test [default: test].")] = None,
+    run_name: Run = None,
+    split: Annotated[str | None, Option(help="train, valid or test [default: test].")] = None,
     mem_len: Annotated[
         str | None,
-        typer.Option(
-            "--mem-len",
+        Option(
             metavar="M,M,...|auto",
             help="Memory lengths to evaluate, or auto to search for one [default: the recipe's].",
         ),
     ] = None,
     attn_len: Annotated[
-        str | None,
-        typer.Option(
-            "--attn-len", metavar="N,N,...|auto", help="Evaluate without memory, with windows of these lengths."
-        ),
+        str | None, Option(metavar="N,N,...|auto", help="Evaluate without memory, with windows of these lengths.")
     ] = None,
     stride: Annotated[
-        int | None,
-        typer.Option("--stride", min=1, help="Tokens predicted per window; only 1 is exact [default: 1]."),
+        int | None, Option(min=1, help="Tokens predicted per window; only 1 is exact [default: 1].")
     ] = None,
     seg_len: Annotated[
-        int | None,
-        typer.Option("--seg-len", min=1, help="Segment length L; changes speed, and without memory the context."),
+        int | None, Option(min=1, help="Segment length L; changes speed, and without memory the context.")
     ] = None,
     max_distance: Annotated[
-        str | None,
-        typer.Option("--max-distance", metavar="N|none", help="Distances beyond it share one encoding."),
+        str | None, Option(metavar="N|none", help="Distances beyond it share one encoding.")
     ] = None,
     same_length: Annotated[
-        bool | None,
-        typer.Option("--same-length/--no-same-length", help="Every query sees M keys, or M + 1 to M + L."),
+        bool | None, Option("--same-length/--no-same-length", help="Every query sees M keys, or M + 1 to M + L.")
     ] = None,
     cache: Annotated[
-        int | None,
-        typer.Option("--cache", metavar="N", min=1, help="Add a continuous cache of N tokens (Grave et al.)."),
+        int | None, Option(metavar="N", min=1, help="Add a continuous cache of N tokens (Grave et al.).")
     ] = None,
     dynamic: Annotated[
-        bool, typer.Option("--dynamic", help="Add dynamic evaluation: train on the text while scoring (Krause et al.).")
+        bool, Option("--dynamic", help="Add dynamic evaluation: train on the text while scoring (Krause et al.).")
     ] = False,
     batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", min=1, help="Lanes, or windows, evaluated side by side; 1 lane is the reference."),
+        int | None, Option(min=1, help="Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     ] = None,
-    positions: Annotated[int | None, typer.Option("--positions", min=1, help="Score the first N tokens only.")] = None,
+    positions: Annotated[int | None, Option(min=1, help="Score the first N tokens only.")] = None,
     text: Annotated[
-        str | None, typer.Option("--text", metavar="FILE", help="Score a text file instead of a split; - is stdin.")
+        str | None, Option(metavar="FILE", help="Score a text file instead of a split; - is stdin.")
     ] = None,
     losses: Annotated[
-        Path | None, typer.Option("--losses", metavar="FILE.h5", help="Write the loss of every token to this file.")
+        Path | None, Option(metavar="FILE.h5", help="Write the loss of every token to this file.")
     ] = None,
     plot: Plot = None,
-    device: DeviceOption = Device.auto,
-    precision: PrecisionOption = None,
-    attention: AttentionOption = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    attention: Attention = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -124,17 +112,11 @@ def evaluate(
         cache=cache,
         dynamic=dynamic,
         plotted=plot is not None,
-        attention=attention.value if attention else None,
+        attention=attention,
     )
     reporter = console.TerminalReporter(bars=not json)
     evaluation = workflow.evaluate(
-        run_name,
-        options,
-        device=device.value,
-        precision=precision.value if precision else None,
-        data_dir=data_dir,
-        runs_dir=runs_dir,
-        reporter=reporter,
+        run_name, options, device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir, reporter=reporter
     )
     evaluation.record(reporter)  # first, since stdout may have been closed
     try:
@@ -206,9 +188,5 @@ def _token_losses(evaluation: Evaluation) -> "Iterator[TokenLosses]":
         if "stride" in row:
             yield TokenLosses("attn_len", row["attn_len"], losses, {"stride": row["stride"]})
         else:
-            settings = {
-                "seg_len": result["seg_len"],
-                "lanes": row["lanes"],
-                "same_length": result["same_length"],
-            }
+            settings = {"seg_len": result["seg_len"], "lanes": row["lanes"], "same_length": result["same_length"]}
             yield TokenLosses("mem_len", row["mem_len"], losses, settings)

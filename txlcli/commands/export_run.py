@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from txlcli import console
 from txlcli.options import RUNS_DIR, Force, Json, RunsDir
@@ -12,8 +12,8 @@ from txlcli.workflows.exchange import export_run as workflow
 
 
 def export_run(
-    run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run to export.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
+    run_name: Annotated[str, Argument(metavar="RUN", help="Run to export.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
     force: Force = False,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -26,7 +26,4 @@ def export_run(
     Example: txl export runs/wt103 hf-wt103/
     """
     result = workflow.export_run(run_name, folder, runs_dir=runs_dir, force=force)
-    if json:
-        console.show_json(result)
-    else:
-        exchange.show_export(result)
+    console.show_result(result, exchange.show_export, json=json)

@@ -2,63 +2,37 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from txlcli import console
 from txlcli.errors import VocabularyError
-from txlcli.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    DeviceOption,
-    Json,
-    PrecisionOption,
-    RunsDir,
-    Seed,
-    read_stdin,
-)
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
 from txlcli.views import generated_text
 from txlcli.workflows.generation import CONTEXT, TOP_K, GenerationOptions, prepare_generation
 
 
 def generate(
-    run_name: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run to generate with [default: the most recent].")
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="Text to continue; - is stdin.")
-    ] = None,
+    run_name: Run = None,
+    prompt: Annotated[str | None, Option(metavar="TEXT", help="Text to continue; - is stdin.")] = None,
     at: Annotated[
-        int | None,
-        typer.Option("--at", min=0, help="Last token of the context in the test split [default: random, by --seed]."),
+        int | None, Option(min=0, help="Last token of the context in the test split [default: random, by --seed].")
     ] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", min=1, help=f"Tokens of context, at most [default: {CONTEXT}].")
-    ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to generate.")] = 500,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Number of texts to generate.")] = 1,
+    context: Annotated[int | None, Option(min=1, help=f"Tokens of context, at most [default: {CONTEXT}].")] = None,
+    tokens: Annotated[int, Option(min=1, help="Tokens to generate.")] = 500,
+    samples: Annotated[int, Option(min=1, help="Number of texts to generate.")] = 1,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            "--top-k",
-            min=0,
-            help=f"Sample from the k likeliest tokens; 0 is all [default: {TOP_K}, or all with --top-p].",
-        ),
+        Option(min=0, help=f"Sample from the k likeliest tokens; 0 is all [default: {TOP_K}, or all with --top-p]."),
     ] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Sample from the likeliest tokens that reach this probability.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="Below 1 prefers likely tokens [default: 1].")
-    ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always select the likeliest token.")] = False,
+    top_p: Annotated[float | None, Option(help="Sample from the likeliest tokens that reach this probability.")] = None,
+    temperature: Annotated[float | None, Option(help="Below 1 prefers likely tokens [default: 1].")] = None,
+    greedy: Annotated[bool, Option("--greedy", help="Always select the likeliest token.")] = False,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Also print the context and its actual continuation in the test split.")
+        bool, Option("--reference", help="Also print the context and its actual continuation in the test split.")
     ] = False,
     seed: Seed = 1111,
-    device: DeviceOption = Device.auto,
-    precision: PrecisionOption = None,
+    device: Device = "auto",
+    precision: Precision = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -85,8 +59,8 @@ def generate(
     generation = prepare_generation(
         run_name,
         options,
-        device=device.value,
-        precision=precision.value if precision else None,
+        device=device,
+        precision=precision,
         data_dir=data_dir,
         runs_dir=runs_dir,
         reporter=console.TerminalReporter(bars=not json),

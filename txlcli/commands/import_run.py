@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from txlcli import console
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, Overrides, RunsDir
@@ -13,19 +13,16 @@ from txlcli.workflows.exchange import import_run as workflow
 
 def import_run(
     source: Annotated[
-        Path, typer.Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
+        Path, Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
     ],
     recipe_source: Annotated[
-        str | None, typer.Option("--recipe", metavar="RECIPE", help="Recipe with the settings of a file of weights.")
+        str | None, Option("--recipe", metavar="RECIPE", help="Recipe with the settings of a file of weights.")
     ] = None,
-    vocab: Annotated[
-        Path | None, typer.Option("--vocab", metavar="FILE", help="File with the vocabulary of the weights.")
-    ] = None,
+    vocab: Annotated[Path | None, Option(metavar="FILE", help="File with the vocabulary of the weights.")] = None,
     store: Annotated[
-        str | None,
-        typer.Option("--store", help="Token store with that vocabulary [default: the only store that has it]."),
+        str | None, Option(help="Token store with that vocabulary [default: the only store that has it].")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run [default: name of the source].")] = None,
+    name: Annotated[str | None, Option(help="Name of the run [default: name of the source].")] = None,
     overrides: Overrides = None,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
@@ -49,7 +46,4 @@ def import_run(
         force=force,
     )
     result = workflow.import_run(options, data_dir, runs_dir)
-    if json:
-        console.show_json(result)
-    else:
-        exchange.show_import(result)
+    console.show_result(result, exchange.show_import, json=json)

@@ -1,10 +1,9 @@
 """`txl prepare`: turn a corpus or your own text into a token store."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from txlcli import console
 from txlcli.config.ranges import MOST_COUNT
@@ -15,65 +14,38 @@ if TYPE_CHECKING:
     from txlcli.workflows.preparation.planning import Plan
 
 
-class TokenizerChoice(StrEnum):
-    """Values of --tokenizer."""
-
-    byte = "byte"
-    char = "char"
-    word = "word"
-    sentencepiece = "sentencepiece"
-
-
-class SentencePieceType(StrEnum):
-    """Values of --sp-type."""
-
-    unigram = "unigram"
-    bpe = "bpe"
-
-
 def prepare(
-    what: Annotated[str | None, typer.Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.")] = None,
+    what: Annotated[str | None, Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.")] = None,
     source: Annotated[
-        Path | None,
-        typer.Option("--source", help="Read the corpus from this archive, folder or file instead of downloading it."),
+        Path | None, Option(help="Read the corpus from this archive, folder or file instead of downloading it.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the store [default: from corpus and tokenizer].")
-    ] = None,
+    name: Annotated[str | None, Option(help="Name of the store [default: from corpus and tokenizer].")] = None,
     tokenizer: Annotated[
-        TokenizerChoice | None,
-        typer.Option("--tokenizer", help="How text is split into tokens [default: the corpus's own]."),
+        Literal["byte", "char", "word", "sentencepiece"] | None,
+        Option(help="How text is split into tokens [default: the corpus's own]."),
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(
-            "--vocab-size",
-            max=MOST_COUNT,
-            help="Largest number of words, or size of the SentencePiece model [default: 8000].",
-        ),
+        Option(max=MOST_COUNT, help="Largest number of words, or size of the SentencePiece model [default: 8000]."),
     ] = None,
     min_count: Annotated[
-        int | None, typer.Option("--min-count", help="Treat words or characters that are rarer in train as unknown.")
+        int | None, Option(help="Treat words or characters that are rarer in train as unknown.")
     ] = None,
     sp_type: Annotated[
-        SentencePieceType | None, typer.Option("--sp-type", help="Type of the SentencePiece model [default: unigram].")
+        Literal["unigram", "bpe"] | None, Option(help="Type of the SentencePiece model [default: unigram].")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="Shares of train, valid and test in percent [default: 90,5,5].")
-    ] = None,
+    split: Annotated[str | None, Option(help="Shares of train, valid and test in percent [default: 90,5,5].")] = None,
     released_convention: Annotated[
-        bool, typer.Option("--released-convention", help="Treat enwik8 and lm1b like the released code of the paper.")
+        bool, Option("--released-convention", help="Treat enwik8 and lm1b like the released code of the paper.")
     ] = False,
     vocab: Annotated[
-        Path | None,
-        typer.Option("--vocab", metavar="FILE", help="Encode with this vocabulary, such as the vocab.json of a run."),
+        Path | None, Option(metavar="FILE", help="Encode with this vocabulary, such as the vocab.json of a run.")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option("--workers", help="Processes that read the text [default: one per processor, at most 8]."),
+        int | None, Option(help="Processes that read the text [default: one per processor, at most 8].")
     ] = None,
     force: Force = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the existing stores.")] = False,
+    listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
     data_dir: DataDir = DATA_DIR,
     json: Json = False,
 ) -> None:
@@ -88,10 +60,10 @@ def prepare(
     options = PrepareOptions(
         source=source,
         name=name,
-        tokenizer=tokenizer.value if tokenizer else None,
+        tokenizer=tokenizer,
         vocab_size=vocab_size,
         min_count=min_count,
-        sp_type=sp_type.value if sp_type else None,
+        sp_type=sp_type,
         split=split,
         released_convention=released_convention,
         vocab=vocab,

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from txlcli import console
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, RunsDir
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir
 from txlcli.system.command_lines import command_line
 from txlcli.views import eval_table, generated_text, speed_table, training_result
 from txlcli.workflows import speed
@@ -24,10 +24,8 @@ TOKENS = 600
 
 
 def quickstart(
-    max_minutes: Annotated[
-        float | None, typer.Option("--max-minutes", min=0.0, help="Stop training after this time.")
-    ] = None,
-    device: DeviceOption = Device.auto,
+    max_minutes: Annotated[float | None, Option(min=0.0, help="Stop training after this time.")] = None,
+    device: Device = "auto",
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
@@ -47,7 +45,7 @@ def quickstart(
         console.say(f"\n$ {commands[-1]}")
 
     reporter = console.TerminalReporter()
-    where: dict[str, Any] = {"device": device.value, "data_dir": data_dir, "runs_dir": runs_dir, "reporter": reporter}
+    where: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir, "reporter": reporter}
     if not (data_dir / f"{CORPUS}.h5").exists():
         announce("prepare", CORPUS, data_dir=data_dir)
         store_table.show_store(prepare(CORPUS, data_dir, reporter=reporter))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from txlcli import console
 from txlcli.config import recipe
@@ -17,7 +18,7 @@ from txlcli.system.atomic_files import check_folder, replacing
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 CAPTION = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a packaged recipe.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.")]
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
@@ -61,7 +62,7 @@ def show(recipe_name: Name, json: Json = False) -> None:
 @app.command("copy")
 def copy(
     recipe_name: Name,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The new file, or a folder for NAME.toml.")],
+    file: Annotated[str, Argument(metavar="FILE", help="The new file, or a folder for NAME.toml.")],
     force: Force = False,
     json: Json = False,
 ) -> None:

@@ -3,65 +3,47 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from txlcli import console
 from txlcli.errors import UsageError
-from txlcli.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    DeviceOption,
-    Json,
-    Plot,
-    PrecisionOption,
-    RunsDir,
-    Seed,
-    Unfinished,
-)
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Plot, Precision, RunsDir, Seed, Unfinished
 from txlcli.views import recl_table
 from txlcli.workflows.recl import measure as workflow
 from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions
 
 
 def recl(
-    run_names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs to compare; one is enough.")],
-    split: Annotated[str, typer.Option("--split", help="valid or test.")] = "test",
-    start: Annotated[int, typer.Option("--start", min=1, help="Shortest context length, in tokens.")] = 100,
-    step: Annotated[int, typer.Option("--step", min=1, help="Step to the next context length, in tokens.")] = 100,
+    run_names: Annotated[list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.")],
+    split: Annotated[str, Option(help="valid or test.")] = "test",
+    start: Annotated[int, Option(min=1, help="Shortest context length, in tokens.")] = 100,
+    step: Annotated[int, Option(min=1, help="Step to the next context length, in tokens.")] = 100,
     longest: Annotated[
-        int | None,
-        typer.Option("--longest", min=1, help="Longest context length, in tokens [default: nine steps from --start]."),
+        int | None, Option(min=1, help="Longest context length, in tokens [default: nine steps from --start].")
     ] = None,
     top_r: Annotated[
-        str, typer.Option("--top-r", metavar="R,R,...", help="Compare on these shares of the hardest positions.")
+        str, Option(metavar="R,R,...", help="Compare on these shares of the hardest positions.")
     ] = "0.1,0.5,1.0",
     threshold: Annotated[
-        float, typer.Option("--threshold", help="Smallest relative gain of perplexity that counts; 1 % in the paper.")
+        float, Option(help="Smallest relative gain of perplexity that counts; 1 % in the paper.")
     ] = 0.01,
     positions: Annotated[
-        int | None,
-        typer.Option(
-            "--positions", min=1, help=f"Score N positions, sampled with --seed [default: {POSITIONS:,} at most]."
-        ),
+        int | None, Option(min=1, help=f"Score N positions, sampled with --seed [default: {POSITIONS:,} at most].")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Contexts evaluated at once; changes speed and memory.")
+        int | None, Option(min=1, help="Contexts evaluated at once; changes speed and memory.")
     ] = None,
     losses: Annotated[
-        Path | None,
-        typer.Option("--losses", metavar="FILE.h5", help=f"File of all losses [default: {LOSSES} in --runs-dir]."),
+        Path | None, Option(metavar="FILE.h5", help=f"File of all losses [default: {LOSSES} in --runs-dir].")
     ] = None,
     plot: Plot = None,
     plot_ppl: Annotated[
-        Path | None,
-        typer.Option("--plot-ppl", help="Also plot perplexity by context length to this file (Figure 4)."),
+        Path | None, Option(help="Also plot perplexity by context length to this file (Figure 4).")
     ] = None,
     unfinished: Unfinished = False,
     seed: Seed = 1111,
-    device: DeviceOption = Device.auto,
-    precision: PrecisionOption = None,
+    device: Device = "auto",
+    precision: Precision = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -95,16 +77,13 @@ def recl(
         run_names,
         options,
         losses=losses,
-        device=device.value,
-        precision=precision.value if precision else None,
+        device=device,
+        precision=precision,
         data_dir=data_dir,
         runs_dir=runs_dir,
         reporter=console.TerminalReporter(bars=not json),
     )
-    if json:
-        console.show_json(result)
-    else:
-        recl_table.show(result)
+    console.show_result(result, recl_table.show, json=json)
     if plot is not None:
         recl_table.plot_gains(plot, result)
     if plot_ppl is not None:

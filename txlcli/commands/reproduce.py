@@ -1,15 +1,14 @@
 """`txl reproduce`: the paper's tables and figures, our numbers beside the paper's."""
 
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from txlcli import console
 from txlcli.errors import UsageError
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, DeviceOption, Json, RunsDir
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,30 +16,20 @@ if TYPE_CHECKING:
     from txlcli.workflows.reproduction.runner import Plots
 
 
-class ScaleName(StrEnum):
-    """Size of the models."""
-
-    tiny = "tiny"
-    small = "small"
-    paper = "paper"
-
-
 def reproduce(
     item_names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ITEM...", help="table1 to table10, figure3 to figure7, appendix-e, or all."),
+        list[str] | None, Argument(metavar="ITEM...", help="table1 to table10, figure3 to figure7, appendix-e, or all.")
     ] = None,
     scale: Annotated[
-        ScaleName, typer.Option("--scale", help="tiny: minutes on two cores; small: one GPU; paper: as published.")
-    ] = ScaleName.tiny,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings per model, whose results are averaged.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the report [default: reproduction-SCALE].")
-    ] = None,
+        Literal["tiny", "small", "paper"],
+        Option(help="tiny: minutes on two cores; small: one GPU; paper: as published."),
+    ] = "tiny",
+    seeds: Annotated[int, Option(min=1, help="Trainings per model, whose results are averaged.")] = 1,
+    out: Annotated[Path | None, Option(help="Folder of the report [default: reproduction-SCALE].")] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the items with the cost of missing trainings, and stop.")
+        bool, Option("--list", help="List the items with the cost of missing trainings, and stop.")
     ] = False,
-    device: DeviceOption = Device.auto,
+    device: Device = "auto",
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -61,29 +50,29 @@ def reproduce(
     names = items.select(item_names or ([items.ALL] if listed else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
-    size = scales.get(scale.value, has_ptb=(data_dir / "ptb.h5").is_file())
+    size = scales.get(scale, has_ptb=(data_dir / "ptb.h5").is_file())
     if listed:
-        costs = Costs(size, seeds=seeds, device=device.value, data_dir=data_dir, runs_dir=runs_dir)
+        costs = Costs(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
         rows = [costs.of(name) for name in names]
         if json:
             console.show_json({"scale": size.name, "peak_flops_per_s": costs.peak, "items": rows})
         else:
             reproduction_report.show_costs(rows, costs, size)
         return
-    folder = out if out is not None else Path(f"reproduction-{scale.value}")
+    folder = out if out is not None else Path(f"reproduction-{scale}")
     make_runner = partial(
         Runner,
         scale=size,
         n_seeds=seeds,
-        device=device.value,
+        device=device,
         data_dir=data_dir,
         runs_dir=runs_dir,
         folder=folder,
         plots=_plots(),
         reporter=console.TerminalReporter(),
     )
-    render = partial(reproduction_report.render, scale_name=scale.value, folder=folder)
-    sections = reproduce_items(names, folder, scale.value, make_runner, render)
+    render = partial(reproduction_report.render, scale_name=scale, folder=folder)
+    sections = reproduce_items(names, folder, scale, make_runner, render)
     if json:
         console.show_json(reproduction_report.to_json(folder, sections))
     else:

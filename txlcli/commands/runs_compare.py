@@ -2,11 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from txlcli import console
 from txlcli.config import recipe
@@ -17,21 +16,16 @@ from txlcli.runs import history, run_folder
 from txlcli.runs.history import History
 from txlcli.views import run_tables
 
-
-class Axis(StrEnum):
-    """Quantity on the x axis."""
-
-    steps = "steps"
-    tokens = "tokens"
-    hours = "hours"
+Axis = Literal["steps", "tokens", "hours"]
+"""Quantity on the x axis."""
 
 
 def compare(
     run_names: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.")
+        list[str] | None, Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.")
     ] = None,
     plot: Plot = None,
-    x: Annotated[Axis, typer.Option("--x", help="Quantity on the x axis of --plot.")] = Axis.steps,
+    x: Annotated[Axis, Option(help="Quantity on the x axis of --plot.")] = "steps",
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
@@ -46,8 +40,8 @@ def compare(
 
     if plot is not None:
         plots.check_path(plot)
-    elif x is not Axis.steps:
-        raise UsageError(f"--x {x.value} is the x axis of --plot; add --plot FILE, or leave it out")
+    elif x != "steps":
+        raise UsageError(f"--x {x} is the x axis of --plot; add --plot FILE, or leave it out")
     histories = [history.read(run) for run in _find_runs(run_names or [], runs_dir)]
     curves = _curves(histories, x) if plot is not None else {}  # may raise, so before the table is shown
     result = _result(histories)
@@ -60,7 +54,7 @@ def compare(
             plot,
             curves,
             metric=histories[0].run.metric,
-            x_label=x.value,
+            x_label=x,
             stores=list(dict.fromkeys(past.run.settings.corpus.store for past in histories)),
         )
 
@@ -139,12 +133,12 @@ def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], tupl
 
 def x_coordinates(run_history: History, x: Axis) -> list[float]:
     """Return the x coordinate of each report."""
-    if x is Axis.hours:
+    if x == "hours":
         hours = run_history.hours()
         if hours is None:
             raise RunError(
                 f"{run_history.run.folder / run_folder.METRICS} has no durations; use --x steps or --x tokens"
             )
         return hours
-    scale = run_history.tokens_per_step if x is Axis.tokens else 1
+    scale = run_history.tokens_per_step if x == "tokens" else 1
     return [float(report["step"] * scale) for report in run_history.reports]

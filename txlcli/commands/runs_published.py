@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument
 
 from txlcli import console
 from txlcli.errors import UsageError
@@ -23,8 +23,7 @@ CORPUS_NAMES = f"{', '.join(map(str, CORPORA[:-1]))} or {CORPORA[-1]}"
 
 def published_(
     subject: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN|CORPUS]", help="Run, or corpus of the paper [default: most recent run]."),
+        str | None, Argument(metavar="[RUN|CORPUS]", help="Run, or corpus of the paper [default: most recent run].")
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,

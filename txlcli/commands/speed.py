@@ -2,20 +2,19 @@
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from txlcli import console
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
-    AttentionOption,
+    Attention,
     DataDir,
     Device,
-    DeviceOption,
     Json,
     Overrides,
     Plot,
-    PrecisionOption,
+    Precision,
     RunsDir,
     parse_lengths,
 )
@@ -30,24 +29,23 @@ TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
 def speed(
     subject: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="[RUN|RECIPE]", help="Run, or recipe with random weights, to time [default: the most recent run]."
         ),
     ] = None,
     attn_len: Annotated[
         str | None,
-        typer.Option(
-            "--attn-len",
+        Option(
             metavar="N,N,...",
             help=f"Attention lengths to compare at [default: {TABLE_9}, or the longest that the model allows].",
         ),
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repetitions; the table shows the median.")] = 3,
+    repeat: Annotated[int, Option(min=1, help="Repetitions; the table shows the median.")] = 3,
     plot: Plot = None,
     overrides: Overrides = None,
-    device: DeviceOption = Device.auto,
-    precision: PrecisionOption = None,
-    attention: AttentionOption = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    attention: Attention = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -67,21 +65,18 @@ def speed(
         attn_lens=None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2),
         repeat=repeat,
         overrides=overrides or [],
-        attention=attention.value if attention else None,
+        attention=attention,
         plotted=plot is not None,
     )
     result = workflow.measure(
         subject,
         options,
-        device=device.value,
-        precision=precision.value if precision else None,
+        device=device,
+        precision=precision,
         data_dir=data_dir,
         runs_dir=runs_dir,
         reporter=console.TerminalReporter(bars=not json),
     )
     if plot is not None:
         speed_table.plot_times(plot, result)
-    if json:
-        console.show_json(result)
-    else:
-        speed_table.show(result)
+    console.show_result(result, speed_table.show, json=json)

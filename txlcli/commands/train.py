@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from txlcli import console
 from txlcli.config.settings import MOST_SEED
@@ -11,14 +12,13 @@ from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
-    AttentionOption,
+    Attention,
     DataDir,
     Device,
-    DeviceOption,
     Force,
     Json,
     Overrides,
-    Precision,
+    PrecisionName,
     RunsDir,
 )
 from txlcli.system import torchrun
@@ -31,34 +31,29 @@ from txlcli.workflows.training.execution import Limits
 def train(
     context: typer.Context,
     recipe_source: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a packaged recipe.")
+        str | None, Argument(metavar="[RECIPE]", help="A recipe file, or the name of a packaged recipe.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run [default: name of the recipe].")] = None,
-    resume_run: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Resume this run.")] = None,
+    name: Annotated[str | None, Option(help="Name of the run [default: name of the recipe].")] = None,
+    resume_run: Annotated[str | None, Option("--resume", metavar="RUN", help="Resume this run.")] = None,
     max_steps: Annotated[
-        int | None,
-        typer.Option("--max-steps", min=1, help="Stop and save after this step, without changing the schedule."),
+        int | None, Option(min=1, help="Stop and save after this step, without changing the schedule.")
     ] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option("--max-minutes", min=0.0, help="Stop and save after this time.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Divide each batch among this many processes, one per GPU.")
-    ] = 1,
+    max_minutes: Annotated[float | None, Option(min=0.0, help="Stop and save after this time.")] = None,
+    processes: Annotated[int, Option(min=1, help="Divide each batch among this many processes, one per GPU.")] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, its memory and its time; do not train.")
+        bool, Option("--dry-run", help="Print the plan, its memory and its time; do not train.")
     ] = False,
-    log_every: Annotated[int | None, typer.Option("--log-every", min=1, help="Steps between two reports.")] = None,
+    log_every: Annotated[int | None, Option(min=1, help="Steps between two reports.")] = None,
     overrides: Overrides = None,
-    device: DeviceOption = Device.auto,
+    device: Device = "auto",
     precision: Annotated[
-        Precision | None, typer.Option("--precision", help="Precision of matrix products [default: as in the recipe].")
+        PrecisionName | None, Option(help="Precision of matrix products [default: as in the recipe].")
     ] = None,
-    attention: AttentionOption = None,
+    attention: Attention = None,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the layers with torch.compile; intended for CUDA.")
+        bool, Option("--compile", help="Compile the layers with torch.compile; intended for CUDA.")
     ] = False,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = None,
+    seed: Annotated[int | None, Option(min=0, max=MOST_SEED, help="Random seed.")] = None,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
@@ -76,19 +71,16 @@ def train(
         return
     changes = [
         *(overrides or []),
-        *([f"train.precision={precision.value}"] if precision else []),
-        *([f"train.attention={attention.value}"] if attention else []),
+        *([f"train.precision={precision}"] if precision else []),
+        *([f"train.attention={attention}"] if attention else []),
         *(["train.compile=true"] if compiled else []),
         *([f"train.seed={seed}"] if seed is not None else []),
         *([f"log.every={log_every}"] if log_every else []),
     ]
-    where: dict[str, Any] = {"device": device.value, "data_dir": data_dir}
+    where: dict[str, Any] = {"device": device, "data_dir": data_dir}
     new: dict[str, Any] = {"name": name, "force": force, "runs_dir": runs_dir}
     limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
-    outputs: dict[str, Any] = {
-        "reporter": console.TerminalReporter(),
-        "on_report": console.show_json if json else None,
-    }
+    outputs: dict[str, Any] = {"reporter": console.TerminalReporter(), "on_report": console.show_json if json else None}
     if resume_run is not None:
         if recipe_source is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
@@ -120,7 +112,4 @@ def _forecast(recipe_source: str, changes: list[str], *, processes: int, json: b
     processes = max(processes, torchrun.world_size())
     reporter = console.TerminalReporter()
     result = forecast.forecast(recipe_source, changes, processes=processes, reporter=reporter, **options)
-    if json:
-        console.show_json(result)
-    else:
-        forecast_view.show(result)
+    console.show_result(result, forecast_view.show, json=json)
