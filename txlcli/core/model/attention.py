@@ -160,6 +160,8 @@ class ScoreTerms:
 
     def nearest(self, count: int) -> "ScoreTerms":
         """Return the terms of the `count` nearest distances."""
+        if count == self.reach:
+            return self
         key, bias = self.position_key, self.distance_bias
         return dataclasses.replace(
             self,

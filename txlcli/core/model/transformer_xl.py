@@ -145,6 +145,11 @@ class Layer(nn.Module):
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 
 
+def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[ScoreTerms]:
+    """Return the score terms of each layer with the rotation of a segment."""
+    return terms if rotation is None else [dataclasses.replace(added, rotation=rotation) for added in terms]
+
+
 def _rotated(query: Tensor, key: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
     """Apply the rotation of a segment's positions to its keys, and to the queries of its last positions."""
     missing = key.shape[2] - query.shape[2]
@@ -387,9 +392,7 @@ class TransformerXL(LanguageModel):
         rotation, memory_rotation = (
             self.encoding.rotation(part) for part in (in_stream[n_remembered:], in_stream[:n_remembered])
         )
-        terms = self.score_terms(min(key_len, key_limit or key_len), max_distance=max_distance)
-        if rotation is not None:
-            terms = [dataclasses.replace(layer_terms, rotation=rotation) for layer_terms in terms]
+        terms = rotated(self.score_terms(min(key_len, key_limit or key_len), max_distance=max_distance), rotation)
         pasts = (GrowingMemory(layer, past, memory_rotation) for layer, past in zip(self.layers, memory, strict=True))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         new_memory, outputs = [], []

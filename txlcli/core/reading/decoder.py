@@ -16,7 +16,7 @@ from txlcli.config.model_settings import MemoryStart
 from txlcli.config.settings import SameLength
 from txlcli.core.kernels.device import DTYPES, check_free_memory
 from txlcli.core.model.attention import ScoreTerms
-from txlcli.core.model.transformer_xl import TransformerXL, last_output
+from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.graph_step import GraphStep
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 from txlcli.core.reading.reader import Reader
@@ -157,7 +157,7 @@ class Decoder(Reader):
         """Return the last layer's output (B, count, d) for embeddings (B, l, d)."""
         stream = torch.arange(self._read_before, self._read_before + len(positions), device=self.device)
         rotation = self.model.encoding.rotation(stream)
-        terms = [dataclasses.replace(layer_terms.nearest(reach), rotation=rotation) for layer_terms in self._terms]
+        terms = rotated([layer_terms.nearest(reach) for layer_terms in self._terms], rotation)
         layers = self.model.run_layers(hidden, self._buffers, terms, positions, count=count)
         return last_output(layers)
 

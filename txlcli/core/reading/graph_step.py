@@ -7,7 +7,6 @@ avoids the launch overhead of single kernels.
 Axes: B batch, C capacity of the buffers, d model width.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.model.attention import ScoreTerms
-from txlcli.core.model.transformer_xl import TransformerXL, last_output
+from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer
 
 
@@ -71,7 +70,7 @@ class GraphStep:
     def _layers(self) -> Tensor:
         attend = SlotAttention(self._at - self._slots, self._reach)
         rotation = self._model.encoding.rotation(self._in_stream)
-        terms = [dataclasses.replace(layer_terms, rotation=rotation) for layer_terms in self._terms]
+        terms = rotated(self._terms, rotation)
         pasts = (FixedSlots(buffer, self._at, attend) for buffer in self._buffers)
         layers = self._model.run_layers(self._embedded, pasts, terms, self._position)
         return last_output(layers)
