@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, small_model
-from tests.core.model.test_encodings import KINDS
+from tests.core.model.test_encodings import CHANGES
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, strongest, term_scores, terms_of
 from txlcli.core.model.attention import distance_encoding
@@ -126,10 +126,10 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
                 assert (getattr(given, term).expand(H, L, -1)[:, i, c] == -math.inf).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("position", CHANGES)
 @pytest.mark.parametrize("reach", [6, M + L])
-def test_the_weights_times_the_values_equal_the_output_of_attention(kind, reach):
-    model = small_model(n_layers=1, **KINDS[kind])
+def test_the_weights_times_the_values_equal_the_output_of_attention(position, reach):
+    model = small_model(n_layers=1, **CHANGES[position])
     context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.layers[0].attention
     (terms,) = model.score_terms(reach, max_distance=None)
@@ -149,12 +149,12 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(kind, reach)
     torch.testing.assert_close(attention.w_o(mixed.transpose(0, 1).flatten(1)), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_terms_of_the_encoding_are_averaged(kind):
-    model = small_model(**KINDS[kind])
+@pytest.mark.parametrize("position", CHANGES)
+def test_the_terms_of_the_encoding_are_averaged(position):
+    model = small_model(**CHANGES[position])
     maps = observe(model, stream(), eval_settings(same_length="m"), at=FIRST, rows=1)
-    wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "sinusoid": [], "learned": [], "rotary": []}[kind]
-    assert list(maps.by_term) == list(terms_of(kind)) == wanted
+    wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "sinusoid": [], "learned": [], "rotary": []}[position]
+    assert list(maps.by_term) == list(terms_of(position)) == wanted
     for averaged in (maps.by_distance, *maps.by_term.values()):
         np.testing.assert_allclose(averaged.sum(-1), 1, atol=1e-12)
 
