@@ -104,7 +104,7 @@ def _restored(*tables):
 def registered_slopes():
     """Register SlopesEncoding as "slopes" inside this block."""
     with _restored(traits_by_name.ENCODINGS, encodings.ENCODINGS):
-        register_encoding("slopes", SlopesEncoding, EncodingTraits(limits_distance=True))
+        register_encoding("slopes", SlopesEncoding, EncodingTraits(limits_distance=True, score_terms=("a", "d")))
         yield
 
 

@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -102,3 +104,11 @@ def test_sigterm_removes_unfinished_files(tmp_path):
     assert "Traceback" not in process.stderr.read()
     assert list(tmp_path.glob("data/*")) == []
     assert list(tmp_path.glob("data/.*")) == []
+
+
+def test_the_wheel_holds_every_package():
+    root = Path(__file__).parents[1]
+    with (root / "pyproject.toml").open("rb") as file:
+        listed = set(tomllib.load(file)["tool"]["setuptools"]["packages"])
+    in_tree = {".".join(path.relative_to(root).parent.parts) for path in (root / "txlcli").rglob("__init__.py")}
+    assert listed == in_tree | {"corpora", "txlcli.recipes"}
