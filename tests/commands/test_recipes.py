@@ -165,7 +165,7 @@ def test_copy_to_a_file_that_cannot_be_written_is_refused_on_one_line():
 def test_an_unknown_recipe_is_refused_with_a_suggestion(folder, command, word):
     file = ["mine.toml"] if command[0] == "copy" else []
     message = refusal("recipes", *command, word, *file)
-    assert message == f'unknown recipe "{word}"; did you mean "enwik8"? (known: {", ".join(NAMES)})'
+    assert message == f'unknown recipe "{word}"; did you mean "enwik8"? ("txl recipes" lists all)'
     assert list(folder.iterdir()) == []
 
 
@@ -182,10 +182,10 @@ def test_json_before_the_command_is_refused():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["shwo"], "No such command 'shwo'. Did you mean 'show'?; see \"txl recipes --help\""),
+        (["shwo"], 'unknown command "shwo"; did you mean "show"? See "txl recipes --help"'),
         (["show"], "Missing argument 'NAME'; see \"txl recipes show --help\""),
         (["copy", "ptb"], "Missing argument 'FILE'; see \"txl recipes copy --help\""),
-        (["show", "ptb", "--force"], 'No such option: --force; see "txl recipes show --help"'),
+        (["show", "ptb", "--force"], 'unknown option --force; see "txl recipes show --help"'),
     ],
 )
 def test_wrong_arguments_are_refused_on_one_line_with_exit_code_2(words, message):

@@ -186,7 +186,11 @@ OUT_OF_RANGE = [
             ("inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
         )
     ],
-    ("train", {"average": "ema"}, "average must be one of none, asgd, exponential, not 'ema'"),
+    (
+        "train",
+        {"average": "ema"},
+        "average must be one of none, asgd, exponential, not 'ema'; did you mean \"exponential\"?",
+    ),
     *[
         (
             "train",

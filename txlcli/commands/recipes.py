@@ -20,7 +20,7 @@ CAPTION = "table, valid, test: as in the paper; txl recipes show NAME, txl train
 
 Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.")]
 
-app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
 
 @app.callback()

@@ -4,7 +4,8 @@ import dataclasses
 import math
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from txlcli.errors import RecipeError, did_you_mean
+from txlcli.errors import RecipeError
+from txlcli.suggestions import did_you_mean
 
 MOST_COUNT = 2**31 - 1
 """Largest number of steps, tokens, layers or units; PyTorch does not accept larger numbers everywhere."""

@@ -12,7 +12,8 @@ from typing import Any
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import words_of
 from txlcli.config.settings import Settings
-from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
+from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError
+from txlcli.suggestions import did_you_mean, meant_setting
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
@@ -40,7 +41,9 @@ def read_text(recipe: str) -> tuple[str, str]:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     # A missing file in another folder is an error: mine/enwik8.toml must not silently become the packaged enwik8.
     if str(path.parent) not in (".", "recipes"):
-        raise UnknownNameError("recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"))
+        raise UnknownNameError(
+            "recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"), listing='"txl recipes" lists all'
+        )
     return packaged(recipe)
 
 
@@ -61,7 +64,7 @@ def packaged(recipe: str) -> tuple[str, str]:
     """
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
-        raise UnknownNameError("recipe", recipe, names, like=name)
+        raise UnknownNameError("recipe", recipe, names, like=name, listing='"txl recipes" lists all')
     return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -221,7 +224,7 @@ def _section(cls: type, section: str, keys: Mapping[str, Any]) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
         if key not in fields:
-            raise RecipeError(f'[{section}] has no key "{key}"{_suggestion(key, section, keys, fields)}')
+            raise RecipeError(f'[{section}] has no key "{key}"{_suggestion(key, section, keys, list(fields))}')
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in keys:
@@ -230,12 +233,22 @@ def _section(cls: type, section: str, keys: Mapping[str, Any]) -> Any:
     return cls(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
 
 
-def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Iterable[str]) -> str:
+def setting_names() -> list[str]:
+    """Return all settings as section.key; those of [model] are the settings of all architectures."""
+    classes = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
+    names = (f"{name}.{field.name}" for name, of in classes.items() for cls in of for field in dataclasses.fields(cls))
+    return list(dict.fromkeys(names))
+
+
+def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence[str]) -> str:
     """Return the part of the message that says what to do about an unknown key."""
     of_all = {field.name for cls in MODELS.values() for field in dataclasses.fields(cls)}
     if section == "model" and key in of_all:
         return f'; it does not apply to arch = "{keys.get("arch", ModelSettings.arch)}", leave it out'
-    return did_you_mean(key, known) or f" (known: {', '.join(known)})"
+    meant = meant_setting(section, key, setting_names())
+    if meant:
+        return f'; did you mean "{meant}"?'
+    return f" (known: {', '.join(known)})" if len(known) <= MOST_LISTED else f'; "txl recipes keys {section}" lists all'
 
 
 def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
