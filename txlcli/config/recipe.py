@@ -2,7 +2,6 @@
 
 import dataclasses
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.ranges import words_of
+from txlcli.config.ranges import plain_options, words_of
 from txlcli.config.settings import Settings
 from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError
 from txlcli.suggestions import did_you_mean, meant_setting
@@ -24,6 +23,11 @@ def packaged_names() -> list[str]:
     """Return the sorted names of the recipes that come with txl."""
     folder = resources.files("txlcli.recipes")
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def schema_file() -> str:
+    """Return the path of the JSON Schema that comes with txl."""
+    return str(resources.files("txlcli.recipes").joinpath("schema.json"))
 
 
 def read_text(recipe: str) -> tuple[str, str]:
@@ -235,7 +239,7 @@ def _section(cls: type, section: str, keys: Mapping[str, Any]) -> Any:
 
 def setting_names() -> list[str]:
     """Return all settings as section.key; those of [model] are the settings of all architectures."""
-    classes = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
+    classes: dict[str, list[Any]] = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
     names = (f"{name}.{field.name}" for name, of in classes.items() for cls in of for field in dataclasses.fields(cls))
     return list(dict.fromkeys(names))
 
@@ -253,7 +257,7 @@ def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence
 
 def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
     """Convert a value to the type of its field; integers are accepted for floats."""
-    options = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
+    options = plain_options(field_type)
     if type(None) in options and value in OFF_WORDS:
         return None
     for option in options:
