@@ -34,9 +34,18 @@ def _plain(file: TextIO) -> Console:
     return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Suppress messages and progress, or show them again; errors are always shown."""
+    global _quiet  # noqa: PLW0603 - an option of every command, for all that it writes
+    _quiet = quiet
+
+
 def say(message: str) -> None:
-    """Write one line to stderr; in a training of several processes, only rank 0 writes it."""
-    if torchrun.is_main():
+    """Write one line to stderr unless --quiet is set; in a training of several processes, only rank 0 writes it."""
+    if torchrun.is_main() and not _quiet:
         _err().print(message)
 
 
@@ -158,7 +167,7 @@ def _amount(number: float, unit: str) -> str:
 @contextmanager
 def progress(description: str, total: float | None = None, unit: str = "", shown: bool = True) -> Iterator[Step]:
     """Show a live bar on stderr while the block runs, or plain lines at intervals if stderr is not a terminal."""
-    if not (shown and sys.stderr.isatty()):
+    if _quiet or not (shown and sys.stderr.isatty()):
         yield Step(description, total, unit, None)
         return
     columns: list[ProgressColumn] = [

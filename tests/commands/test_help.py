@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from tests.commands.novel import done
+from tests.commands.novel import done, refusal
+from txlcli.cli import COMMANDS as PANELS
 from txlcli.cli import app
 
 COMMANDS = typer.main.get_command(app).commands
@@ -41,7 +42,35 @@ def test_every_command_but_quickstart_prints_json():
         for name, command in WITH_SUBCOMMANDS.items()
         if name not in groups and not any("--json" in parameter.opts for parameter in command.params)
     }
-    assert without == {"quickstart"}
+    assert without == {"quickstart", "recipes schema"}  # a schema is JSON
+
+
+@pytest.mark.parametrize("name", WITH_SUBCOMMANDS)
+def test_h_is_short_for_help_and_fits_80_columns(name):
+    result = done(*name.split(), "-h")
+    assert result.stdout == done(*name.split(), "--help").stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+def test_the_commands_are_shown_in_groups():
+    text = done("--help").stdout
+    panels = [text.index(f"─ {panel} ─") for panel in PANELS]
+    assert panels == sorted(panels)
+    assert text.index("│ train") < panels[1] < text.index("│ attention") < panels[2] < text.index("│ import")
+
+
+@pytest.mark.parametrize("option", ["--quiet", "-q"])
+def test_quiet_leaves_the_result_and_no_messages(here, option):
+    loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
+    assert loud.stderr.startswith("evaluating runs/word")
+    quiet = done("eval", "word", "--mem-len", "0", "--positions", "20", option)
+    assert quiet.stderr == ""
+    assert "│ 0 " in quiet.stdout
+
+
+def test_quiet_still_shows_errors_and_ends_with_its_command(here):
+    assert refusal("eval", "wrod", "--quiet").startswith('unknown run "wrod"')
+    assert done("eval", "word", "--mem-len", "0", "--positions", "20").stderr != ""
 
 
 def test_the_same_option_has_the_same_help_everywhere():

@@ -109,7 +109,9 @@ def keys(
 
 @app.command("schema")
 def schema_() -> None:
-    """Print the JSON Schema of recipes, with which editors complete and check keys.
+    """Print the JSON Schema of recipes, for editors.
+
+    Editors that know it complete and check the keys of a recipe; packaged recipes and copies of them refer to it.
 
     Example: txl recipes schema > recipe.schema.json
     """
