@@ -3,14 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from txlcli import console
 from txlcli.errors import TxlError, UsageError
 from txlcli.system.atomic_files import check_folder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 LEGEND_WIDTH = 56
@@ -46,10 +47,6 @@ def plot_curves(
     styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Plot named curves, each (x values, y values), to a file; `styles` holds matplotlib's line properties by name."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
     columns = 2 if 2 * max(map(len, curves), default=0) <= LEGEND_WIDTH else 1
     legend_rows = math.ceil(len(curves) / columns) if len(curves) > 1 else 0
     figure = Figure(figsize=(6.4, 4.2 + 0.25 * legend_rows), layout="constrained")
@@ -74,7 +71,7 @@ def plot_curves(
     save(figure, path)
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file; the extension selects the format.
 
     Raises:

@@ -3,19 +3,17 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, terms_of
+from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import UsageError
+from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.measures.attention_maps import AttentionMaps
-    from txlcli.runs.loading import OpenRun
-    from txlcli.runs.run_folder import Run
-    from txlcli.workflows.evaluation.texts import ScoredText
 
 FIGURES = (5, 6, 7)
 POSITIONS = 5_000
@@ -51,14 +49,14 @@ class AttentionOptions:
 class AttentionResult:
     """Attention of a run on a text."""
 
-    opened: "OpenRun"
-    text: "ScoredText"
-    settings: "EvalSettings"
+    opened: OpenRun
+    text: ScoredText
+    settings: EvalSettings
     figures: tuple[int, ...]
     """Figures that were requested."""
     heads: tuple[Head, ...]
     """Heads of Figure 6."""
-    maps: "AttentionMaps"
+    maps: AttentionMaps
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
@@ -70,14 +68,12 @@ class AttentionResult:
         return targets, [symbol(int(self.text.inputs[index])) if index >= 0 else "" for index in context]
 
 
-def check_figures(run: "Run", options: AttentionOptions) -> tuple[int, ...]:
+def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     """Return the figures to make, before any weights are loaded.
 
     Raises:
         UsageError: the model has no attention, or lacks the heads, the score terms or the memory.
     """
-    from txlcli.core.measures.attention_maps import terms_of
-
     settings = run.settings.model
     if not isinstance(settings, TransformerSettings):
         raise UsageError(
@@ -95,7 +91,7 @@ def check_figures(run: "Run", options: AttentionOptions) -> tuple[int, ...]:
     return options.figures or (FIGURES if has_terms else FIGURES[:-1])
 
 
-def _check_heads(run: "Run", settings: "TransformerSettings", options: AttentionOptions) -> None:
+def _check_heads(run: Run, settings: "TransformerSettings", options: AttentionOptions) -> None:
     layers, heads = settings.n_layers, settings.n_heads
     for layer, head in options.heads:
         if not (1 <= layer <= layers and 1 <= head <= heads):
@@ -110,7 +106,7 @@ def _check_heads(run: "Run", settings: "TransformerSettings", options: Attention
         raise UsageError(f"Figure 6 has room for {MOST_HEADS} heads; select fewer with --heads or --auto")
 
 
-def measure(opened: "OpenRun", options: AttentionOptions, *, data_dir: Path, reporter: Reporter) -> AttentionResult:
+def measure(opened: OpenRun, options: AttentionOptions, *, data_dir: Path, reporter: Reporter) -> AttentionResult:
     """Measure the attention of a run on a split.
 
     Raises:
@@ -124,7 +120,7 @@ def measure(opened: "OpenRun", options: AttentionOptions, *, data_dir: Path, rep
     return AttentionResult(opened, text, settings, figures, heads, maps)
 
 
-def _eval_settings(run: "Run", options: AttentionOptions) -> "EvalSettings":
+def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
     """Return the settings of `txl eval` with one lane.
 
     Raises:
@@ -138,11 +134,9 @@ def _eval_settings(run: "Run", options: AttentionOptions) -> "EvalSettings":
 
 
 def _text(
-    opened: "OpenRun", options: AttentionOptions, settings: "EvalSettings", data_dir: Path, reporter: Reporter
-) -> "tuple[ScoredText, int]":
+    opened: OpenRun, options: AttentionOptions, settings: EvalSettings, data_dir: Path, reporter: Reporter
+) -> tuple[ScoredText, int]:
     """Return the text, and the number of its queries to average over."""
-    from txlcli.core.measures.attention_maps import first_query
-
     first = first_query(settings)
     text = texts.split_text(opened, options.split, first + (options.positions or POSITIONS), data_dir, reporter)
     available = len(text.inputs) - first
@@ -165,18 +159,15 @@ def _text(
 
 
 def _observe(
-    opened: "OpenRun",
-    text: "ScoredText",
-    settings: "EvalSettings",
+    opened: OpenRun,
+    text: ScoredText,
+    settings: EvalSettings,
     options: AttentionOptions,
     positions: int,
     reporter: Reporter,
     *,
     by_term: bool,
-) -> "AttentionMaps":
-    from txlcli.core.measures.attention_maps import first_query, observe
-    from txlcli.core.model.transformer_xl import TransformerXL
-
+) -> AttentionMaps:
     assert isinstance(opened.model, TransformerXL)  # see check_figures
     reporter.say(
         f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.folder} "

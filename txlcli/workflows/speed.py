@@ -3,21 +3,32 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from txlcli.config import recipe
-from txlcli.config.settings import AttentionBackend
+from txlcli.config.settings import AttentionBackend, EvalSettings, Settings, TrainSettings
+from txlcli.core.kernels.compilation import check_attention, check_compiler
+from txlcli.core.kernels.device import check_precision, describe, pick_device
+from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
+from txlcli.core.measures.timing import (
+    Timing,
+    best_windows,
+    peak_flops_per_s,
+    peak_memory,
+    time_evaluation,
+    time_single_tokens,
+    time_training,
+    time_vanilla,
+)
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.scoring import keys_seen
+from txlcli.core.training.loop import new_model
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.runs import run_folder
+from txlcli.runs import loading, run_folder
 from txlcli.system.memory import is_out_of_memory
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings, Settings, TrainSettings
-    from txlcli.core.measures.timing import Timing
-    from txlcli.core.model.base import LanguageModel
-    from txlcli.core.model.transformer_xl import TransformerXL
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
@@ -57,8 +68,6 @@ def measure(
     Raises:
         UsageError: the options do not fit the model or the device.
     """
-    from txlcli.core.kernels.device import check_precision, describe
-
     title, settings, model = _open_subject(
         subject, options.overrides, device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
     )
@@ -97,12 +106,8 @@ def _open_subject(
     precision: str | None,
     data_dir: Path,
     runs_dir: Path,
-) -> tuple[str, "Settings", "LanguageModel"]:
+) -> tuple[str, Settings, LanguageModel]:
     """Return title, settings and model of a run or a recipe."""
-    from txlcli.core.kernels.device import pick_device
-    from txlcli.core.training.loop import new_model
-    from txlcli.runs import loading
-
     if subject is None:
         subject = str(run_folder.find(None, runs_dir).folder) if run_folder.any_run(runs_dir) else DEFAULT_RECIPE
     if run_folder.is_run(subject, runs_dir):
@@ -130,10 +135,8 @@ def _lengths_of_table_9(longest: int | None) -> list[int]:
     return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
 
 
-def _with_attention(settings: "Settings", model: "TransformerXL", attention: AttentionBackend | None) -> "Settings":
+def _with_attention(settings: Settings, model: TransformerXL, attention: AttentionBackend | None) -> Settings:
     """Set the attention backend of the model, and return settings with it."""
-    from txlcli.core.kernels.compilation import check_attention
-
     train = settings.train
     if attention is not None:
         recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
@@ -154,10 +157,8 @@ class Bench:
     """Times one model; every number is a median with its lowest and highest value."""
 
     def __init__(
-        self, model: "LanguageModel", settings: "Settings", reporter: Reporter, *, precision: Any, repeat: int
+        self, model: LanguageModel, settings: Settings, reporter: Reporter, *, precision: Any, repeat: int
     ) -> None:
-        from txlcli.core.measures.timing import peak_flops_per_s
-
         self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
         self.device, self._reporter = model.device, reporter
         self._train = self._training_settings()  # may raise, so before anything is timed
@@ -165,14 +166,6 @@ class Bench:
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
-        from txlcli.core.measures.timing import (
-            best_windows,
-            peak_memory,
-            time_evaluation,
-            time_single_tokens,
-            time_vanilla,
-        )
-
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
         flops = self._evaluation_flops(settings)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
@@ -224,8 +217,6 @@ class Bench:
         return rows
 
     def _evaluation(self, lanes: int) -> dict[str, Any]:
-        from txlcli.core.measures.timing import peak_memory, time_evaluation
-
         settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
         with self._reporter.progress(work), peak_memory(self.device) as memory:
@@ -234,9 +225,6 @@ class Bench:
         return self._throughput_row(title, timing, self._evaluation_flops(settings), memory)
 
     def _single_tokens(self) -> dict[str, Any]:
-        from txlcli.core.measures.cost import window_flops_per_prediction
-        from txlcli.core.measures.timing import peak_memory, time_single_tokens
-
         settings = self.settings.evaluation_settings(batch_size=1)
         with self._reporter.progress(SINGLE_TOKENS), peak_memory(self.device) as memory:
             timing = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
@@ -254,9 +242,6 @@ class Bench:
         return self._throughput_row(title, timing, flops, memory)
 
     def _training(self) -> dict[str, Any]:
-        from txlcli.core.measures.cost import training_flops_per_token
-        from txlcli.core.measures.timing import peak_memory, time_training
-
         train = self._train
         with self._reporter.progress("training"), peak_memory(self.device) as memory:
             timing = time_training(self.model, train, repeat=self.repeat)
@@ -274,26 +259,21 @@ class Bench:
         title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
         return self._throughput_row(title, timing, flops, memory)
 
-    def _evaluation_flops(self, settings: "EvalSettings") -> float:
+    def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
-        from txlcli.core.measures.cost import decoding_flops_per_token
-        from txlcli.core.reading.scoring import keys_seen
-
         return decoding_flops_per_token(
             self.settings.model, self.model.vocab_size, keys=keys_seen(settings), max_distance=settings.max_distance
         )
 
-    def _memory(self, section: "EvalSettings | TrainSettings") -> str:
+    def _memory(self, section: EvalSettings | TrainSettings) -> str:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
-    def _training_settings(self) -> "TrainSettings":
+    def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings in the precision to time, on a CPU with fewer lanes.
 
         Raises:
             UsageError: the settings exclude each other, or the device does not support them.
         """
-        from txlcli.core.kernels.compilation import check_compiler
-
         train = dataclasses.replace(self.settings.train, precision=self.precision)
         if train.compile:
             check_compiler(self.device, "training", "time a recipe with train.compile = false")
@@ -302,7 +282,7 @@ class Bench:
             train = dataclasses.replace(train, batch_size=most, accumulate=1)
         return train
 
-    def _throughput_row(self, work: str, timing: "Timing", flops: float, memory: list[int]) -> dict[str, Any]:
+    def _throughput_row(self, work: str, timing: Timing, flops: float, memory: list[int]) -> dict[str, Any]:
         rate = 1e3 / timing.median
         return {
             "work": work,

@@ -8,9 +8,30 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.adaptation import (
+    DECAYS,
+    LARGER_LEARNING_RATES,
+    LEARNING_RATES,
+    SHARES,
+    CacheSettings,
+    DynamicSettings,
+    gradient_rms,
+    head_segments,
+    mixed_losses,
+    score_dynamic,
+    score_with_cache,
+    search_cache,
+    theta_candidates,
+)
+from txlcli.core.reading.scoring import Lanes, Scores, Tokens
 from txlcli.errors import UsageError
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.memory import over_memory
 from txlcli.workflows.evaluation.options import AdaptationSearch, EvalOptions
@@ -18,35 +39,24 @@ from txlcli.workflows.evaluation.record import NO_SLOWDOWN, Row, make_row
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.reporter import Reporter
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.measures.adaptation import CacheSettings, DynamicSettings
-    from txlcli.core.reading.scoring import Scores, Tokens
-    from txlcli.runs.loading import OpenRun
-
 RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
 FIRST_DECAY = 1e-3  # while the learning rate is searched
 
 
 def adapted_rows(
-    opened: "OpenRun",
+    opened: OpenRun,
     text: ScoredText,
-    settings: "EvalSettings",
+    settings: EvalSettings,
     options: EvalOptions,
     data_dir: Path,
     reporter: Reporter,
-) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+) -> Iterator[tuple[Row, NDArray[np.float32]]]:
     """Yield the rows of the model alone, with the cache, and with dynamic evaluation; each with the token losses, (T,).
 
     Raises:
         UsageError: the cache is longer than a lane of the text.
         StoreError: there is no validation split to search on, or no train split for the RMS of the gradients.
     """
-    from txlcli.core.reading.scoring import Lanes
-
     search, cache = options.search, options.cache
     lane_len = Lanes.of(len(text.targets), settings).length
     if cache is not None and cache > lane_len:
@@ -74,25 +84,22 @@ def adapted_rows(
 
 
 def _make_row(
-    opened: "OpenRun",
+    opened: OpenRun,
     text: ScoredText,
-    settings: "EvalSettings",
-    scores: "Scores",
+    settings: EvalSettings,
+    scores: Scores,
     method: str,
     adaptation: dict[str, Any],
     *,
     option: str,
-) -> "tuple[Row, NDArray[np.float32]]":
+) -> tuple[Row, NDArray[np.float32]]:
     row = make_row(opened, text, settings, scores, next_step=f"leave out {option}")
     return {**row, **NO_SLOWDOWN, "method": method, "adaptation": adaptation}, scores.losses_nats
 
 
 def _with_cache(
-    opened: "OpenRun", text: ScoredText, settings: "EvalSettings", valid: ScoredText, size: int, reporter: Reporter
-) -> "tuple[Row, NDArray[np.float32]]":
-    from txlcli.core.measures.adaptation import SHARES, mixed_losses, score_with_cache, search_cache, theta_candidates
-    from txlcli.core.reading.scoring import Lanes
-
+    opened: OpenRun, text: ScoredText, settings: EvalSettings, valid: ScoredText, size: int, reporter: Reporter
+) -> tuple[Row, NDArray[np.float32]]:
     lane_len = Lanes.of(len(valid.targets), settings).length
     if lane_len < size:
         reporter.say(
@@ -100,7 +107,7 @@ def _with_cache(
             "cache that is not full"
         )
 
-    def score(scored: ScoredText, thetas: list[float], description: str) -> "tuple[Scores, NDArray[np.float32]]":
+    def score(scored: ScoredText, thetas: list[float], description: str) -> tuple[Scores, NDArray[np.float32]]:
         with reporter.progress(description, total=len(scored.targets), unit="tokens") as bar:
             return score_with_cache(
                 opened.model,
@@ -125,19 +132,17 @@ def _with_cache(
 
 
 def _dynamic(
-    opened: "OpenRun",
+    opened: OpenRun,
     text: ScoredText,
-    settings: "EvalSettings",
+    settings: EvalSettings,
     valid: ScoredText,
-    train: "Tokens",
+    train: Tokens,
     search: AdaptationSearch,
     reporter: Reporter,
-) -> "tuple[Row, NDArray[np.float32]]":
-    from txlcli.core.measures.adaptation import gradient_rms, head_segments, score_dynamic
-
+) -> tuple[Row, NDArray[np.float32]]:
     rms = gradient_rms(opened.model, head_segments(train, settings, RMS_SEGMENTS, opened.model.device), settings)
 
-    def score(scored: ScoredText, parameters: "DynamicSettings", description: str) -> "Scores":
+    def score(scored: ScoredText, parameters: DynamicSettings, description: str) -> Scores:
         with reporter.progress(description, total=len(scored.targets), unit="tokens") as bar:
             return score_dynamic(
                 opened.model,
@@ -151,7 +156,7 @@ def _dynamic(
             )
 
     @functools.cache
-    def loss_on_valid(parameters: "DynamicSettings") -> float:
+    def loss_on_valid(parameters: DynamicSettings) -> float:
         nats = score(valid, parameters, "dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
 
@@ -162,11 +167,9 @@ def _dynamic(
 
 
 def best_dynamic_settings(
-    loss_on_valid: "Callable[[DynamicSettings], float]", search: AdaptationSearch, reporter: Reporter
-) -> "DynamicSettings":
+    loss_on_valid: Callable[[DynamicSettings], float], search: AdaptationSearch, reporter: Reporter
+) -> DynamicSettings:
     """Search for the learning rate with the lowest loss on the validation split, then for the decay."""
-    from txlcli.core.measures.adaptation import DECAYS, LARGER_LEARNING_RATES, LEARNING_RATES, DynamicSettings
-
     first = LEARNING_RATES if search.learning_rates is None else search.learning_rates
     larger = LARGER_LEARNING_RATES if search.larger_learning_rates is None else search.larger_learning_rates
     tried = [DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in first]

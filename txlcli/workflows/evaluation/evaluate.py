@@ -3,10 +3,16 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from txlcli.config.settings import AttentionBackend
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.config.settings import AttentionBackend, EvalSettings
+from txlcli.core.kernels.compilation import check_attention
 from txlcli.errors import UsageError
+from txlcli.runs import loading
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import record, texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.memory import over_memory
@@ -17,23 +23,16 @@ from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.evaluation.windows import over_windows
 from txlcli.workflows.reporter import Reporter
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.config.settings import EvalSettings
-    from txlcli.runs.loading import OpenRun
-
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Results of an evaluation, with the run and the text."""
 
-    opened: "OpenRun"
+    opened: OpenRun
     text: ScoredText
     result: dict[str, Any]
     """Object that --json prints."""
-    losses_nats: "list[NDArray[np.float32]]"
+    losses_nats: list[NDArray[np.float32]]
     """Loss of each token, (T,), for each row of the result."""
     ended_by: BaseException | None
     """Error or Ctrl-C that ended the sweep; the result then lacks the remaining rows."""
@@ -67,8 +66,6 @@ def evaluate(
         UsageError: the options do not fit the run.
         StoreError: the store is missing, or is not the one the run was trained on.
     """
-    from txlcli.runs import loading
-
     opened = loading.open_run(run_name, runs_dir, device=device, precision=precision)
     _check_options(opened, options)
     if options.attention is not None:
@@ -96,20 +93,20 @@ def evaluate(
     return Evaluation(opened, text, result, losses, ended_by)
 
 
-def _text(opened: "OpenRun", options: EvalOptions, data_dir: Path, reporter: Reporter) -> ScoredText:
+def _text(opened: OpenRun, options: EvalOptions, data_dir: Path, reporter: Reporter) -> ScoredText:
     if options.text is not None:
         return texts.encode_text(opened, options.text, options.positions, reporter)
     return texts.split_text(opened, options.split or "test", options.positions, data_dir, reporter)
 
 
 def _rows(
-    opened: "OpenRun",
+    opened: OpenRun,
     text: ScoredText,
-    settings: "EvalSettings",
+    settings: EvalSettings,
     options: EvalOptions,
     data_dir: Path,
     reporter: Reporter,
-) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+) -> Iterator[tuple[Row, NDArray[np.float32]]]:
     """Yield a row for each setting, with the loss of each token."""
     mem_lens = options.mem_lens or (settings.mem_len,)
     if options.adapts:
@@ -123,14 +120,12 @@ def _rows(
     return over_memory(opened, text, settings, mem_lens, reporter, timed=options.timed)
 
 
-def _set_attention_backend(backend: AttentionBackend, opened: "OpenRun") -> None:
-    from txlcli.core.kernels.compilation import check_attention
-
+def _set_attention_backend(backend: AttentionBackend, opened: OpenRun) -> None:
     check_attention(backend, opened.model.device)
     opened.model.set_attention_backend(backend)
 
 
-def _check_options(opened: "OpenRun", options: EvalOptions) -> None:
+def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     """Refuse options that do not fit the model or its precision."""
     settings, folder = opened.run.settings, opened.run.folder
     if settings.model.recurrent_state and (option := first_option(_attention_options(options))):

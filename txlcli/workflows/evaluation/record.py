@@ -1,20 +1,18 @@
 """Results of an evaluation: one row per setting, the object that --json prints, the record in the run's evals.jsonl."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli.config.encodings import limits_distance
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.core.reading.scoring import Scores, attention_span_in
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_folder
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.reading.scoring import Scores
-    from txlcli.runs.loading import OpenRun
 
 Row = dict[str, Any]
 """Result for one setting, as in "rows" of --json."""
@@ -40,10 +38,10 @@ RECORDED = (
 
 
 def make_row(
-    opened: "OpenRun",
+    opened: OpenRun,
     text: ScoredText,
-    settings: "EvalSettings",
-    scores: "Scores",
+    settings: EvalSettings,
+    scores: Scores,
     *,
     next_step: str = "train it again",
 ) -> Row:
@@ -59,8 +57,6 @@ def make_row(
     Raises:
         TrainingError: the loss is not finite.
     """
-    from txlcli.core.reading.scoring import attention_span_in
-
     if metrics.finite(scores.total_nats) is None:
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.folder}: the loss of {text.title} is not finite; {advice}")
@@ -85,9 +81,9 @@ def non_finite_advice(precision: str, next_step: str) -> str:
 
 
 def make_result(
-    opened: "OpenRun",
+    opened: OpenRun,
     text: ScoredText,
-    settings: "EvalSettings",
+    settings: EvalSettings,
     rows: list[Row],
     search: dict[str, Any] | None = None,
     *,
@@ -141,7 +137,7 @@ def _describe_lanes(lanes: int) -> str:
     return f"{lanes} lanes, {lanes - 1} of them start without context." if lanes > 1 else "one lane."
 
 
-def record(opened: "OpenRun", text: ScoredText, result: dict[str, Any], reporter: Reporter) -> None:
+def record(opened: OpenRun, text: ScoredText, result: dict[str, Any], reporter: Reporter) -> None:
     """Append the rows of a result to the run's evals.jsonl; if that cannot be written, say so and continue."""
     shared = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,10 +1,12 @@
 """Searches for the length of `txl eval --mem-len auto` and `--attn-len auto` on the validation split."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from txlcli.config.settings import EvalSettings
 from txlcli.errors import UsageError
 from txlcli.paper import effective_length, metrics
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.memory import over_memory
 from txlcli.workflows.evaluation.options import EvalOptions
@@ -12,15 +14,11 @@ from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.evaluation.windows import over_windows
 from txlcli.workflows.reporter import Reporter
 
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.runs.loading import OpenRun
-
 STEPS = 16  # the resolution of the search is the trained length / 16
 
 
 def search(
-    opened: "OpenRun", settings: "EvalSettings", options: EvalOptions, data_dir: Path, reporter: Reporter
+    opened: OpenRun, settings: EvalSettings, options: EvalOptions, data_dir: Path, reporter: Reporter
 ) -> dict[str, Any]:
     """Find the shortest memory, or window, beyond which longer ones hardly lower the perplexity.
 
@@ -69,7 +67,7 @@ def search(
     }
 
 
-def _longest(opened: "OpenRun", valid: ScoredText, *, with_memory: bool, stride: int) -> int:
+def _longest(opened: OpenRun, valid: ScoredText, *, with_memory: bool, stride: int) -> int:
     """Return the longest length to try: the text's, or that of the learned positions.
 
     Raises:

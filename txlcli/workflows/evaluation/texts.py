@@ -2,21 +2,19 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from corpora.locate import printable
 from txlcli.config import recipe
+from txlcli.core.reading.scoring import scored_stream
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
+from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_folder import Run
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.data.token_store import TokenStore
-    from txlcli.runs.loading import OpenRun
-    from txlcli.runs.run_folder import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +31,8 @@ class ScoredText:
     """Text to score: inputs and targets (T,), and the original text that the targets stand for."""
 
     title: str
-    inputs: "NDArray[np.integer]"
-    targets: "NDArray[np.integer]"
+    inputs: NDArray[np.integer]
+    targets: NDArray[np.integer]
     scored: metrics.Scored
     unit: str
     conventions: dict[str, str]
@@ -52,7 +50,7 @@ class ScoredText:
     """True if the split may contain training data of the run; None if unknown."""
 
 
-def split_text(opened: "OpenRun", split: str, positions: int | None, data_dir: Path, reporter: Reporter) -> ScoredText:
+def split_text(opened: OpenRun, split: str, positions: int | None, data_dir: Path, reporter: Reporter) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data.
 
     Raises:
@@ -64,7 +62,7 @@ def split_text(opened: "OpenRun", split: str, positions: int | None, data_dir: P
     return _first_positions(opened, store, split, positions)
 
 
-def warn_if_trained_on(opened: "OpenRun", store: "TokenStore", split: str, reporter: Reporter) -> None:
+def warn_if_trained_on(opened: OpenRun, store: TokenStore, split: str, reporter: Reporter) -> None:
     """Warn if a split may contain text that the run was trained on."""
     if opened.trained_on_another(store):
         reporter.say(
@@ -73,7 +71,7 @@ def warn_if_trained_on(opened: "OpenRun", store: "TokenStore", split: str, repor
         )
 
 
-def validation_text(opened: "OpenRun", positions: int | None, data_dir: Path) -> ScoredText:
+def validation_text(opened: OpenRun, positions: int | None, data_dir: Path) -> ScoredText:
     """Return the validation split, or its first positions, to search for settings that are applied to another text.
 
     Raises:
@@ -83,9 +81,7 @@ def validation_text(opened: "OpenRun", positions: int | None, data_dir: Path) ->
     return _first_positions(opened, opened.store(data_dir), "valid", positions)
 
 
-def _first_positions(opened: "OpenRun", store: "TokenStore", split: str, positions: int | None) -> ScoredText:
-    from txlcli.core.reading.scoring import scored_stream
-
+def _first_positions(opened: OpenRun, store: TokenStore, split: str, positions: int | None) -> ScoredText:
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
@@ -107,7 +103,7 @@ def _first_positions(opened: "OpenRun", store: "TokenStore", split: str, positio
     )
 
 
-def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
+def _published(run: Run, store: TokenStore, split: str) -> float | None:
     """Return the paper's result if both the model and the corpus are the paper's."""
     published = run.settings.published
     same_model = (run.vocab_size, run.parameters) == (published.vocab_size, published.parameters)
@@ -117,7 +113,7 @@ def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
     return getattr(published, split, None) if store.corpus == own else None
 
 
-def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
+def _scored(store: TokenStore, split: str, count: int) -> metrics.Scored:
     """Return the words and bytes that the scored tokens stand for, where they are known: for whole splits."""
     info = store.info(split)
     whole = count == info.tokens
@@ -127,15 +123,13 @@ def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
     return metrics.Scored(tokens=count, words=words, bytes=info.bytes if whole and store.every_byte_scored else None)
 
 
-def encode_text(opened: "OpenRun", source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
+def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
     """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data.
 
     Raises:
         VocabularyError: the text is not UTF-8, contains symbols that are not in the vocabulary, or has no token to
             predict.
     """
-    from txlcli.core.reading.scoring import scored_stream
-
     vocab, data = opened.vocab, source.data
     text = _decode(source) if vocab.tokenizer != "byte" else None
     if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:

@@ -2,37 +2,33 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.windows import score_windows
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation.record import NO_SLOWDOWN, Row, make_row
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.reporter import Reporter
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.config.settings import EvalSettings
-    from txlcli.runs.loading import OpenRun
-
 
 def over_windows(
-    opened: "OpenRun",
+    opened: OpenRun,
     text: ScoredText,
-    settings: "EvalSettings",
+    settings: EvalSettings,
     lengths: Sequence[int],
     reporter: Reporter,
     *,
     stride: int,
     batch_size: int | None,
-) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+) -> Iterator[tuple[Row, NDArray[np.float32]]]:
     """Yield for each window length its row and the loss of each token, (T,).
 
     `batch_size` windows are computed at once; None lets the device decide.
     """
-    from txlcli.core.model.transformer_xl import TransformerXL
-    from txlcli.core.reading.windows import score_windows
-
     assert isinstance(opened.model, TransformerXL)  # models with a recurrent state have been refused
     for length in lengths:
         with reporter.progress(f"N = {length}", total=len(text.targets), unit="tokens") as bar:

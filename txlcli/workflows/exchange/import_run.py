@@ -1,27 +1,28 @@
 """Makes a run of weights that another system trained."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.data.token_store import TokenStore, stores_in
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
+from txlcli.exchange import conversion, huggingface, vocabularies, weights
+from txlcli.exchange.weights import System
 from txlcli.paper import metrics
 from txlcli.runs import run_folder
+from txlcli.runs.loading import open_store
 from txlcli.runs.run_folder import Run
 from txlcli.system.command_lines import command_line
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from txlcli.data.token_store import TokenStore
-    from txlcli.data.vocabulary import Vocab
-    from txlcli.exchange.weights import System
 
 SYSTEMS = {
     "hugging_face": "Hugging Face TransfoXL",
@@ -58,8 +59,6 @@ def import_run(options: ImportOptions, data_dir: Path, runs_dir: Path) -> dict[s
         UsageError: an option is wrong or missing.
         VocabularyError: no vocabulary, or not the one of the weights.
     """
-    from txlcli.exchange import weights
-
     source = options.source
     _check_options(options)
     folder = runs_dir / (options.name or _run_name(source))
@@ -106,8 +105,6 @@ def _run_name(source: Path) -> str:
 
 def _settings(options: ImportOptions) -> Settings:
     """Return the settings: the model from a folder's configuration and the rest from the recipe, or all from it."""
-    from txlcli.exchange import huggingface
-
     source, recipe_source = options.source, options.recipe_source
     if not source.is_dir():
         if recipe_source is None:
@@ -133,11 +130,8 @@ def _settings(options: ImportOptions) -> Settings:
     return recipe.resolve(recipe.override({**table, "model": model}, options.changes), where=str(where))
 
 
-def _vocabulary(options: ImportOptions, settings: Settings, data_dir: Path) -> tuple["Vocab", "TokenStore | None"]:
+def _vocabulary(options: ImportOptions, settings: Settings, data_dir: Path) -> tuple[Vocab, TokenStore | None]:
     """Return the vocabulary of the weights, and a store that has it; None if there is no such store."""
-    from txlcli.exchange import vocabularies
-    from txlcli.runs.loading import open_store
-
     source = options.source
     path = options.vocab or (vocabularies.find(source) if source.is_dir() else None)
     named = open_store(options.store, data_dir) if options.store else None
@@ -157,14 +151,12 @@ def _vocabulary(options: ImportOptions, settings: Settings, data_dir: Path) -> t
     return named.vocab, named
 
 
-def _store_with(vocab: "Vocab", preferred: str, data_dir: Path) -> "TokenStore | None":
+def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | None:
     """Return the store with exactly this vocabulary; among several, the one of the preferred name.
 
     Raises:
         UsageError: several have it, none of them of that name.
     """
-    from txlcli.data.token_store import TokenStore, stores_in
-
     stores = {}
     for path in stores_in(data_dir):
         try:
@@ -195,11 +187,9 @@ def _with_store(settings: Settings, store: str) -> Settings:
 
 
 def _converted(
-    system: "System", imported: "Mapping[str, Tensor]", settings: Settings, vocab_size: int, path: Path
-) -> "dict[str, Tensor]":
+    system: System, imported: Mapping[str, Tensor], settings: Settings, vocab_size: int, path: Path
+) -> dict[str, Tensor]:
     """Return the weights under txl's names and in its shapes."""
-    from txlcli.exchange import conversion
-
     model = settings.model
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
         raise RecipeError(f"{path}: Transformer-XL weights need a Transformer-XL recipe; do not change model.position")
@@ -217,8 +207,6 @@ def _converted(
 
 
 def _configured_size(source: Path) -> int:
-    from txlcli.exchange import huggingface
-
     return huggingface.vocab_size(huggingface.read_config(source), source / huggingface.CONFIG)
 
 
@@ -230,10 +218,7 @@ def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> 
         )
 
 
-def _write(run: Run, vocab: "Vocab", tensors: "dict[str, Tensor]", source: Path, *, force: bool) -> None:
-    from txlcli.core.training import checkpoint
-    from txlcli.core.training.checkpoint import Checkpoint
-
+def _write(run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
     state = {
         "recipe": run.recipe_name,
         "vocab_fingerprint": run.vocab_fingerprint,
@@ -251,7 +236,7 @@ def _write(run: Run, vocab: "Vocab", tensors: "dict[str, Tensor]", source: Path,
 
 
 def _result(
-    run: Run, vocab: "Vocab", system: "System", source: Path, token_store: "TokenStore | None", data_dir: Path
+    run: Run, vocab: Vocab, system: System, source: Path, token_store: TokenStore | None, data_dir: Path
 ) -> dict[str, Any]:
     store = run.settings.corpus.store
     boundary, unknown = (None if i is None else vocab.symbol(i) for i in (vocab.boundary, vocab.unknown))

@@ -3,19 +3,17 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import txlcli
+from txlcli.config.settings import EvalSettings
+from txlcli.core.model.base import LanguageModel
 from txlcli.errors import RunError, UsageError, VocabularyError
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, loading, run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.model.base import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +21,8 @@ class Member:
     """One run of the group, with its weights."""
 
     run: Run
-    model: "LanguageModel"
-    settings: "EvalSettings"
+    model: LanguageModel
+    settings: EvalSettings
     """L, M and the limit on distances; M = 0 for a model without memory."""
     step: int
     precision: str
@@ -71,8 +69,6 @@ def open_group(
         RunError: a run is not finished, unless `unfinished`.
         RunError, UnknownNameError, StoreError: see `loading.open_run`, `OpenRun.store`.
     """
-    from txlcli.runs import loading
-
     group = run_folder.find_each(run_names, runs_dir)
     _check_comparable(group)
     for run in () if unfinished else group:

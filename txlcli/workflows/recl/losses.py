@@ -3,19 +3,19 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.core.measures.contexts import context_losses, measure_ms_per_token, read_length
+from txlcli.core.reading.windows import windows_at_once
+from txlcli.data.context_file import ContextFile, key_of
 from txlcli.errors import TrainingError
 from txlcli.workflows.evaluation.record import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.recl.group import Member
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.data.context_file import ContextFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class MissingLosses:
 
     member: Member
     facts: dict[str, Any]
-    positions: Mapping[int, "NDArray[np.int64]"]
+    positions: Mapping[int, NDArray[np.int64]]
     """Positions to score, by context length."""
 
     @property
@@ -41,13 +41,13 @@ class MissingLosses:
 def group_losses(
     group: Sequence[Member],
     text: ScoredText,
-    positions: "NDArray[np.int64]",
+    positions: NDArray[np.int64],
     contexts: Sequence[int],
     reporter: Reporter,
     *,
-    context_file: "ContextFile",
+    context_file: ContextFile,
     batch_size: int | None,
-) -> "NDArray[np.float32]":
+) -> NDArray[np.float32]:
     """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
 
     Losses that the file does not have are computed and added to it, also if the computation is interrupted.
@@ -56,11 +56,6 @@ def group_losses(
         StoreError: the losses cannot be saved.
         TrainingError: a loss is not finite.
     """
-    import numpy as np
-
-    from txlcli.core.measures.contexts import read_length
-    from txlcli.data.context_file import key_of
-
     digest = hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest()
     all_missing = []
     for member in group:
@@ -89,11 +84,11 @@ def group_losses(
 def _announce(
     all_missing: Sequence[MissingLosses],
     text: ScoredText,
-    positions: "NDArray[np.int64]",
+    positions: NDArray[np.int64],
     contexts: Sequence[int],
     reporter: Reporter,
     *,
-    context_file: "ContextFile",
+    context_file: ContextFile,
     batch_size: int | None,
 ) -> None:
     """Report the work to do and its expected duration, after a short measurement."""
@@ -118,9 +113,6 @@ def _announce(
 
 
 def _ms_per_token(missing: MissingLosses, text: ScoredText, batch_size: int | None) -> float:
-    from txlcli.core.measures.contexts import measure_ms_per_token
-    from txlcli.core.reading.windows import windows_at_once
-
     # Attention makes a token's time linear in c, so the time at the mean of c over tokens is the mean time.
     mean = sum(context_len**2 * len(positions) for context_len, positions in missing.positions.items()) / missing.tokens
     typical, member = min(missing.positions, key=lambda context_len: abs(context_len - mean)), missing.member
@@ -146,7 +138,7 @@ def _compute(
     text: ScoredText,
     reporter: Reporter,
     *,
-    context_file: "ContextFile",
+    context_file: ContextFile,
     batch_size: int | None,
 ) -> None:
     """Compute the missing losses of one model, the shortest context first; saved after each context length."""
@@ -162,17 +154,12 @@ def _compute(
 
 def _losses_at(
     missing: MissingLosses, text: ScoredText, context_len: int, batch_size: int | None
-) -> "Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]":
+) -> Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]:
     """Yield the missing losses at one context length, batch by batch: positions and nats.
 
     Raises:
         TrainingError: a loss is not finite.
     """
-    import numpy as np
-
-    from txlcli.core.measures.contexts import context_losses
-    from txlcli.core.reading.windows import windows_at_once
-
     member = missing.member
     for positions, losses in context_losses(
         member.model,

@@ -3,21 +3,21 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.core.measures.contexts import eligible_positions, sample_positions
+from txlcli.core.measures.recl import Gain, gains, recl
+from txlcli.data.context_file import ContextFile
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.system import locks
+from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.recl.group import Member, open_group
 from txlcli.workflows.recl.losses import group_losses
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.core.measures.recl import Gain
-    from txlcli.workflows.evaluation.texts import ScoredText
 
 SPLITS = ("valid", "test")
 STEPS = 9  # default number of steps from --start to --longest: ten lengths, 100 to 1,000 (Table 8 goes to 900)
@@ -104,8 +104,6 @@ def measure(
     Raises:
         UsageError: the runs or their text do not allow these options.
     """
-    from txlcli.data.context_file import ContextFile
-
     path = losses or runs_dir / LOSSES
     busy = f"another txl recl writes to {path}; wait for it, or give another --losses"
     with locks.exclusive(path.with_name(f".{path.name}.lock"), busy):
@@ -127,10 +125,8 @@ def measure(
     return _make_result(group, text, losses_by_context, options)
 
 
-def _positions(text: "ScoredText", options: ReclOptions) -> "NDArray[np.int64]":
+def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
     """Sample the positions to score, which are the same for all models and context lengths."""
-    from txlcli.core.measures.contexts import eligible_positions, sample_positions
-
     count, longest = len(text.targets), options.contexts[-1]
     eligible = eligible_positions(count, longest=longest)
     if not eligible:
@@ -147,10 +143,8 @@ def _positions(text: "ScoredText", options: ReclOptions) -> "NDArray[np.int64]":
 
 
 def _make_result(
-    group: Sequence[Member], text: "ScoredText", losses: "NDArray[np.float32]", options: ReclOptions
+    group: Sequence[Member], text: ScoredText, losses: NDArray[np.float32], options: ReclOptions
 ) -> dict[str, Any]:
-    from txlcli.core.measures.recl import gains
-
     contexts = options.contexts
     by_share = {share: gains(losses, contexts, share) for share in options.top_r}
     models = []
@@ -180,10 +174,8 @@ def _make_result(
     }
 
 
-def _recl_point(share: float, steps: "Sequence[Gain]", threshold: float) -> dict[str, Any]:
+def _recl_point(share: float, steps: Sequence[Gain], threshold: float) -> dict[str, Any]:
     """Return the RECL of one model for one r, with the gains it is derived from."""
-    from txlcli.core.measures.recl import recl
-
     effective_context = recl(steps, threshold)
     return {
         "top_r": share,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli.config import recipe
 from txlcli.core.kernels.device import describe_machine, pick_device
@@ -16,6 +16,7 @@ from txlcli.runs import history, run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows import generation, speed
+from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.record import describe_settings
@@ -26,9 +27,6 @@ from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEva
 from txlcli.workflows.reproduction.scales import Model, Scale
 from txlcli.workflows.training import resume, start
 from txlcli.workflows.training.execution import Limits
-
-if TYPE_CHECKING:
-    from txlcli.workflows.attention import AttentionResult
 
 FIRST_SEED = 1111
 LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to continue")
@@ -42,7 +40,7 @@ class Plots:
     """Path, curves by name, x label, y label, title; the x axis is logarithmic."""
     recl_gains: Callable[[Path, dict[str, Any]], None]
     recl_perplexities: Callable[[Path, dict[str, Any]], None]
-    attention: "Callable[[AttentionResult, int, Path], None]"
+    attention: Callable[[AttentionResult, int, Path], None]
     """Result, number of the figure, path."""
 
 

@@ -7,8 +7,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.training.data_parallel import World, join
+from txlcli.core.training.loop import Training
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.validation import ValidSplit
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
@@ -16,16 +24,6 @@ from txlcli.system import torchrun
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import training_log
-
-if TYPE_CHECKING:
-    import torch
-
-    from txlcli.core.model.base import LanguageModel
-    from txlcli.core.training.data_parallel import World
-    from txlcli.core.training.loop import Training
-    from txlcli.core.training.segments import TrainingSegments
-    from txlcli.core.training.validation import ValidSplit
-    from txlcli.data.token_store import TokenStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,25 +63,21 @@ class TrainingResult:
     """Command that evaluates a finished run, or resumes an unfinished one."""
 
 
-def join_processes(store: "TokenStore", device: "torch.device") -> "World":
+def join_processes(store: TokenStore, device: "torch.device") -> World:
     """Join the other processes of this training and tell them which text rank 0 reads."""
-    from txlcli.core.training.data_parallel import join
-
     world = join(device)
     world.broadcast(store.info("train").sha256)
     return world
 
 
 def build_training(
-    model: "LanguageModel",
+    model: LanguageModel,
     run: Run,
-    store: "TokenStore",
-    splits: "tuple[TrainingSegments, ValidSplit | None]",
-    world: "World",
-) -> "Training":
+    store: TokenStore,
+    splits: tuple[TrainingSegments, ValidSplit | None],
+    world: World,
+) -> Training:
     """Build the training of a run on rank 0."""
-    from txlcli.core.training.loop import Training
-
     identity = {
         "recipe": run.recipe_name,
         "vocab_fingerprint": run.vocab_fingerprint,
@@ -95,7 +89,7 @@ def build_training(
 
 def execute(
     run: Run,
-    training: "Training",
+    training: Training,
     data_dir: Path,
     limits: Limits,
     *,
@@ -126,19 +120,19 @@ def execute(
     return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command)
 
 
-def replaced_without_progress(run: Run, training: "Training") -> bool:
+def replaced_without_progress(run: Run, training: Training) -> bool:
     """Return True if the run is to replace another one and has not taken a step."""
     return training.step == 0 and run_folder.replaces(run)
 
 
-def _next_command(training: "Training", data_dir: Path) -> str:
+def _next_command(training: Training, data_dir: Path) -> str:
     processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
     return command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
 
 
 def _take_steps(
     run: Run,
-    training: "Training",
+    training: Training,
     limits: Limits,
     caught: list[int],
     reporter: Reporter,
@@ -166,7 +160,7 @@ def _take_steps(
 
 
 @contextmanager
-def _explain_second_interrupt(training: "Training", caught: list[int], resume_hint: str) -> Iterator[None]:
+def _explain_second_interrupt(training: Training, caught: list[int], resume_hint: str) -> Iterator[None]:
     """Turn the KeyboardInterrupt of a second signal into a message: the save that the first one began is lost."""
     try:
         yield

@@ -8,21 +8,21 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from txlcli.config.settings import Settings
+from txlcli.core.training import checkpoint, data_parallel
+from txlcli.core.training.data_parallel import World
+from txlcli.core.training.loop import Training, new_model
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, TrainingError
 from txlcli.runs import run_folder
+from txlcli.runs.loading import open_store
 from txlcli.runs.run_folder import Run
 from txlcli.system import processors, torchrun
 from txlcli.workflows.reporter import SilentReporter
 from txlcli.workflows.training import plan, text
 from txlcli.workflows.training.resume import change_settings
 from txlcli.workflows.training.start import load_settings
-
-if TYPE_CHECKING:
-    from txlcli.core.training.data_parallel import World
-    from txlcli.data.token_store import TokenStore
 
 SECONDS_TO_SAVE = "600"
 """Time after Ctrl-C or SIGTERM until a process that has not ended is killed."""
@@ -94,10 +94,6 @@ def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_d
         StoreError: the store on this machine holds another text.
         TrainingError: rank 0 died.
     """
-    from txlcli.core.training import checkpoint, data_parallel
-    from txlcli.core.training.loop import Training, new_model
-    from txlcli.runs.loading import open_store
-
     torch_device = plan.checked_device(settings, device, processes=torchrun.world_size())
     with torchrun.handle_signals(signal.SIG_DFL):
         world = data_parallel.join(torch_device)  # rank 0 joins once the store is there
@@ -118,7 +114,7 @@ def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_d
             training.execute_commands()
 
 
-def check_text_of_rank_0(store: "TokenStore", world: "World") -> None:
+def check_text_of_rank_0(store: TokenStore, world: World) -> None:
     """Refuse another text than rank 0 reads, perhaps on another machine."""
     digest = store.info("train").sha256
     if world.broadcast(digest) != digest:

@@ -2,20 +2,24 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from txlcli.config import recipe
+from txlcli.config.bands import bands
 from txlcli.config.settings import Settings
+from txlcli.core.measures.cost import counted_shares, training_flops_per_token
+from txlcli.core.measures.footprint import parameters_by_part, step_bytes
+from txlcli.core.measures.timing import peak_flops_per_s
+from txlcli.core.training.data_parallel import micro_batches
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
+from txlcli.runs.loading import open_store
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
 from txlcli.workflows.training.execution import Limits
-
-if TYPE_CHECKING:
-    import torch
-
-    from txlcli.data.token_store import TokenStore
 
 SHARE_OF_PEAK = 0.5
 """Share of the rate of a large matrix product that a training is expected to reach; `txl speed` measures it."""
@@ -62,9 +66,7 @@ def forecast(
     return plan | _cost(settings, vocab_size, store, torch_device, steps=plan["steps"], processes=processes)
 
 
-def _store_if_prepared(settings: Settings, data_dir: Path, reporter: Reporter) -> "TokenStore | None":
-    from txlcli.runs.loading import open_store
-
+def _store_if_prepared(settings: Settings, data_dir: Path, reporter: Reporter) -> TokenStore | None:
     try:
         return open_store(settings.corpus.store, data_dir)
     except StoreError as error:
@@ -77,19 +79,13 @@ def _store_if_prepared(settings: Settings, data_dir: Path, reporter: Reporter) -
 def _cost(
     settings: Settings,
     vocab_size: int,
-    store: "TokenStore | None",
+    store: TokenStore | None,
     device: "torch.device",
     *,
     steps: int,
     processes: int,
 ) -> dict[str, Any]:
     """Return parameters by part, bytes of a step of one process by purpose, operations, and the time of the steps."""
-    from txlcli.config.bands import bands
-    from txlcli.core.measures.cost import counted_shares, training_flops_per_token
-    from txlcli.core.measures.footprint import parameters_by_part, step_bytes
-    from txlcli.core.measures.timing import peak_flops_per_s
-    from txlcli.core.training.data_parallel import micro_batches
-
     train = settings.train
     largest = max(len(part) for part in micro_batches(train, processes))
     of_one_process = dataclasses.replace(train, batch_size=largest * train.accumulate)

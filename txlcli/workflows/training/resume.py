@@ -3,19 +3,19 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli.config import recipe
+from txlcli.core.training import checkpoint
+from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, RunError, UsageError
 from txlcli.runs import run_folder
+from txlcli.runs.loading import check_checkpoint, check_vocabulary, open_store
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, plan, text, training_log
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
-
-if TYPE_CHECKING:
-    from txlcli.core.training.loop import Training
 
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
 VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
@@ -70,11 +70,8 @@ def change_settings(run: Run, changes: list[str]) -> Run:
 
 def _restore(
     before: Run, changes: list[str], data_dir: Path, device: str, limits: Limits, reporter: Reporter
-) -> tuple[Run, "Training"]:
+) -> tuple[Run, Training]:
     """Restore the training from the last checkpoint; the run is written only after all checks."""
-    from txlcli.core.training import checkpoint
-    from txlcli.runs.loading import check_checkpoint, check_vocabulary, open_store
-
     run = change_settings(before, changes)
     settings = run.settings
     training_log.check_tensorboard(settings.log)
@@ -102,7 +99,7 @@ def _restore(
     return run, training
 
 
-def _check_unfinished(run: Run, training: "Training", until_step: int | None) -> None:
+def _check_unfinished(run: Run, training: Training, until_step: int | None) -> None:
     """Refuse to resume if nothing is left to do; a validation that was interrupted is left to do."""
     last, due = run.settings.train.max_steps, training.validation_is_due()
     if training.step > last:

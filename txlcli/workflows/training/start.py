@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import PLAIN_NAME, Settings
+from txlcli.core.training.loop import Training, new_model
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
@@ -18,10 +20,6 @@ from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, plan, text, training_log
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
-
-if TYPE_CHECKING:
-    from txlcli.core.training.loop import Training
-    from txlcli.data.token_store import TokenStore
 
 MOST_TAKEN = 100  # folders to try; on a file system without locks every folder may seem to be taken
 
@@ -125,7 +123,7 @@ def claim_run_folder(run: Run, *, is_required: bool, reporter: Reporter, most_ta
 
 
 @contextmanager
-def _discard_run_without_checkpoint(run: Run, training: "Training") -> Iterator[None]:
+def _discard_run_without_checkpoint(run: Run, training: Training) -> Iterator[None]:
     """Restore the runs folder if a new run ends before its first checkpoint.
 
     A run that replaces another one must also have taken a step.
@@ -139,7 +137,7 @@ def _discard_run_without_checkpoint(run: Run, training: "Training") -> Iterator[
             run_folder.restore_replaced(run)
 
 
-def _new_run(recipe_source: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
+def _new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenStore) -> Run:
     """Describe the run of a recipe; nothing is written."""
     return Run(
         folder=folder,
@@ -152,10 +150,8 @@ def _new_run(recipe_source: str, settings: Settings, folder: Path, store: "Token
     )
 
 
-def _new_training(run: Run, store: "TokenStore", device: str, limits: Limits, reporter: Reporter) -> "Training":
+def _new_training(run: Run, store: TokenStore, device: str, limits: Limits, reporter: Reporter) -> Training:
     """Build the training of a new run; whatever can fail does so before the run's folder is created."""
-    from txlcli.core.training.loop import new_model
-
     train = run.settings.train
     splits = text.read_splits(run.settings, store, reporter)
     torch_device = plan.checked_device(run.settings, device, processes=torchrun.world_size())
