@@ -15,6 +15,7 @@ from rich.table import Table
 
 from txlcli.errors import TxlError
 from txlcli.system import torchrun
+from txlcli.workflows import reporter
 
 MAX_WIDTH = 10_000  # columns; more than any table needs
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
@@ -113,8 +114,8 @@ def show_table(
         out.print(table, crop=False)
 
 
-class Step:
-    """Progress of one long step."""
+class Step(reporter.Step):
+    """Progress of one long step, as a bar or as lines."""
 
     def __init__(self, description: str, total: float | None, unit: str, bar: Progress | None) -> None:
         self.description, self.total, self.unit = description, total, unit
@@ -172,8 +173,8 @@ def progress(description: str, total: float | None = None, unit: str = "", shown
         yield Step(description, total, unit, bar)
 
 
-class TerminalReporter:
-    """Writes the messages and the progress of a workflow to stderr (`workflows.reporter.Reporter`).
+class TerminalReporter(reporter.Reporter):
+    """Writes the messages and the progress of a workflow to stderr.
 
     Args:
         bars: show live progress bars; without them progress is a plain line every few seconds.

@@ -10,29 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from txlcli import console
-from txlcli.errors import TxlError, UsageError
-from txlcli.system.atomic_files import check_folder
+from txlcli.errors import TxlError
 
-FORMATS = (".png", ".svg", ".pdf")
 LEGEND_WIDTH = 56
 """Characters that fit into one row of the legend below the curves."""
-
-
-def check_path(path: Path, option: str = "--plot") -> None:
-    """Refuse a path that no figure can be written to, before anything is computed for it.
-
-    Args:
-        path: file of the figure.
-        option: option that named it.
-
-    Raises:
-        UsageError: unknown extension, or a folder that does not exist or is not writable.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(
-            f"{option} {path}: unknown figure format; use the extension {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        )
-    check_folder(path, f"{option} {path}")
 
 
 def plot_curves(

@@ -2,18 +2,17 @@
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, terms_of
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
 
 FIGURES = (5, 6, 7)
 POSITIONS = 5_000
@@ -91,7 +90,7 @@ def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     return options.figures or (FIGURES if has_terms else FIGURES[:-1])
 
 
-def _check_heads(run: Run, settings: "TransformerSettings", options: AttentionOptions) -> None:
+def _check_heads(run: Run, settings: TransformerSettings, options: AttentionOptions) -> None:
     layers, heads = settings.n_layers, settings.n_heads
     for layer, head in options.heads:
         if not (1 <= layer <= layers and 1 <= head <= heads):
@@ -106,16 +105,17 @@ def _check_heads(run: Run, settings: "TransformerSettings", options: AttentionOp
         raise UsageError(f"Figure 6 has room for {MOST_HEADS} heads; select fewer with --heads or --auto")
 
 
-def measure(opened: OpenRun, options: AttentionOptions, *, data_dir: Path, reporter: Reporter) -> AttentionResult:
+def measure(run_name: str, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
     """Measure the attention of a run on a split.
 
     Raises:
         UsageError: see `check_figures`; or the split has fewer positions.
     """
+    opened = workspace.open_run(run_name)
     figures = check_figures(opened.run, options)
     settings = _eval_settings(opened.run, options)
-    text, positions = _text(opened, options, settings, data_dir, reporter)
-    maps = _observe(opened, text, settings, options, positions, reporter, by_term=7 in figures)
+    text, positions = _text(opened, options, settings, workspace)
+    maps = _observe(opened, text, settings, options, positions, workspace.reporter, by_term=7 in figures)
     heads = options.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(options.widest or WIDEST))
     return AttentionResult(opened, text, settings, figures, heads, maps)
 
@@ -134,11 +134,11 @@ def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
 
 
 def _text(
-    opened: OpenRun, options: AttentionOptions, settings: EvalSettings, data_dir: Path, reporter: Reporter
+    opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace
 ) -> tuple[ScoredText, int]:
     """Return the text, and the number of its queries to average over."""
     first = first_query(settings)
-    text = texts.split_text(opened, options.split, first + (options.positions or POSITIONS), data_dir, reporter)
+    text = texts.split_text(opened, options.split, first + (options.positions or POSITIONS), workspace)
     available = len(text.inputs) - first
     if available < 1:
         raise UsageError(
@@ -168,7 +168,6 @@ def _observe(
     *,
     by_term: bool,
 ) -> AttentionMaps:
-    assert isinstance(opened.model, TransformerXL)  # see check_figures
     reporter.say(
         f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.folder} "
         f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
@@ -180,7 +179,7 @@ def _observe(
         at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
     with reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
         return observe(
-            opened.model,
+            opened.transformer,
             text.inputs,
             settings,
             at=at,

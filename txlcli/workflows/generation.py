@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from corpora.corpus import unchanged
 from txlcli.core.reading import sampling
 from txlcli.core.reading.sampling import Sampling
 from txlcli.errors import UsageError
-from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation.texts import warn_if_trained_on
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
 
 SPLIT = "test"
 TOP_K, CONTEXT = 40, 512
@@ -133,28 +132,19 @@ class Generation:
         return result
 
 
-def prepare_generation(
-    run_name: str | None,
-    options: GenerationOptions,
-    *,
-    device: str = "auto",
-    precision: str | None = None,
-    data_dir: Path,
-    runs_dir: Path,
-    reporter: Reporter,
-) -> Generation:
+def prepare_generation(run_name: str | None, options: GenerationOptions, workspace: Workspace) -> Generation:
     """Open a run and encode its context; nothing is generated until the samples are consumed.
 
     Raises:
         UsageError: the prompt is empty, or the test split lacks the requested tokens.
         VocabularyError: the prompt contains symbols that are not in the vocabulary.
     """
-    opened = loading.open_run(run_name, runs_dir, device=device, precision=precision)
+    opened = workspace.open_run(run_name)
     if options.prompt is not None:
-        context = _encode_prompt(opened, options.prompt, reporter)
+        context = _encode_prompt(opened, options.prompt, workspace.reporter)
     else:
-        context = _split_context(opened, options, data_dir, reporter)
-    reporter.say(f"generating with {opened.run.folder}, after {context.title}")
+        context = _split_context(opened, options, workspace)
+    workspace.reporter.say(f"generating with {opened.run.folder}, after {context.title}")
     return Generation(opened, context, options)
 
 
@@ -170,10 +160,10 @@ def _encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
     return Context(tokens=ids, title="the prompt", prompt=prompt)
 
 
-def _split_context(opened: OpenRun, options: GenerationOptions, data_dir: Path, reporter: Reporter) -> Context:
+def _split_context(opened: OpenRun, options: GenerationOptions, workspace: Workspace) -> Context:
     """Return a passage of the test split, at `options.at` or a random token."""
-    store = opened.store(data_dir)
-    warn_if_trained_on(opened, store, SPLIT, reporter)
+    store = opened.store(workspace.data_dir)
+    warn_if_trained_on(opened, SPLIT, workspace)
     ids, at, length = store.ids(SPLIT), options.at, options.context or CONTEXT
     latest = len(ids) - (options.tokens if options.reference else 0)
     if at is None:

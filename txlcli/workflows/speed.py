@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.settings import AttentionBackend, EvalSettings, Settings, TrainSettings
@@ -21,14 +21,14 @@ from txlcli.core.measures.timing import (
     time_vanilla,
 )
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.scoring import keys_seen
 from txlcli.core.training.loop import new_model
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.runs import loading, run_folder
+from txlcli.runs import run_folder
 from txlcli.system.memory import is_out_of_memory
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
@@ -51,16 +51,7 @@ class SpeedOptions:
     """True if the times are to be plotted over the attention length."""
 
 
-def measure(
-    subject: str | None,
-    options: SpeedOptions,
-    *,
-    device: str = "auto",
-    precision: str | None = None,
-    data_dir: Path,
-    runs_dir: Path,
-    reporter: Reporter,
-) -> dict[str, Any]:
+def measure(subject: str | None, options: SpeedOptions, workspace: Workspace) -> dict[str, Any]:
     """Time a run, or a recipe with random weights; return the object that --json prints.
 
     Without a subject, time the most recent run, or the recipe enwik8 if there is no run.
@@ -68,17 +59,16 @@ def measure(
     Raises:
         UsageError: the options do not fit the model or the device.
     """
-    title, settings, model = _open_subject(
-        subject, options.overrides, device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
-    )
+    reporter = workspace.reporter
+    title, settings, model = _open_subject(subject, options.overrides, workspace)
     lengths: Sequence[int] = []
     if settings.model.recurrent_state:
         _refuse_attention_options(title, options)
     else:
         settings.check_attn_lens(options.attn_lens or [], subject=title)
         lengths = options.attn_lens or _lengths_of_table_9(settings.model.longest_window)
-        settings = _with_attention(settings, cast("TransformerXL", model), options.attention)
-    used = precision or settings.train.precision
+        settings = _with_attention(settings, model, options.attention)
+    used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
     machine = describe(model.device)
     reporter.say(f"timing {title} on {machine}, {used}")
@@ -99,21 +89,16 @@ def measure(
 
 
 def _open_subject(
-    subject: str | None,
-    overrides: Sequence[str],
-    *,
-    device: str,
-    precision: str | None,
-    data_dir: Path,
-    runs_dir: Path,
+    subject: str | None, overrides: Sequence[str], workspace: Workspace
 ) -> tuple[str, Settings, LanguageModel]:
     """Return title, settings and model of a run or a recipe."""
+    runs_dir = workspace.runs_dir
     if subject is None:
         subject = str(run_folder.find(None, runs_dir).folder) if run_folder.any_run(runs_dir) else DEFAULT_RECIPE
     if run_folder.is_run(subject, runs_dir):
         if overrides:
             raise UsageError("--set changes a recipe, not a run; leave it out, or give a recipe")
-        opened = loading.open_run(subject, runs_dir, device=device, precision=precision)
+        opened = workspace.open_run(subject)
         return f"run {opened.run.folder}", opened.run.settings, opened.model
     packaged = recipe.packaged_names()
     if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
@@ -123,8 +108,8 @@ def _open_subject(
     settings = recipe.load(subject, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:
-        vocab_size = loading.open_store(settings.corpus.store, data_dir).vocab.size
-    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device))
+        vocab_size = workspace.open_store(settings.corpus.store).vocab.size
+    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(workspace.device))
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
@@ -135,7 +120,7 @@ def _lengths_of_table_9(longest: int | None) -> list[int]:
     return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
 
 
-def _with_attention(settings: Settings, model: TransformerXL, attention: AttentionBackend | None) -> Settings:
+def _with_attention(settings: Settings, model: LanguageModel, attention: AttentionBackend | None) -> Settings:
     """Set the attention backend of the model, and return settings with it."""
     train = settings.train
     if attention is not None:
@@ -255,7 +240,9 @@ class Bench:
         lanes, full = f"{train.batch_size} lanes", self.settings.train.batch_size
         if train.batch_size < full:
             lanes = f"{train.batch_size} of {full} lanes"
-            self._reporter.say(f"training was timed with {lanes}: on a CPU more lanes change the speed little")
+            self._reporter.say(
+                f"training was timed with {lanes}: on a CPU a larger batch size changes the speed little"
+            )
         title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
         return self._throughput_row(title, timing, flops, memory)
 

@@ -8,11 +8,19 @@ from corpora.corpus import SPLITS
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import AttentionBackend, EvalSettings
 from txlcli.errors import UnknownNameError, UsageError
-from txlcli.workflows.evaluation.texts import UserText
 
 AUTO: Literal["auto"] = "auto"
 Lengths = tuple[int, ...] | Literal["auto"] | None
 """Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UserText:
+    """Text of the user's."""
+
+    name: str
+    """File, as given on the command line; - is standard input."""
+    data: bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,29 +1,25 @@
 """Texts that are scored: a split of the run's store, or a text of the user's."""
 
 import dataclasses
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpora.locate import printable
 from txlcli.config import recipe
+from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_folder import Run
-from txlcli.workflows.reporter import Reporter
-
-
-@dataclasses.dataclass(frozen=True)
-class UserText:
-    """Text of the user's."""
-
-    name: str
-    """File, as given on the command line; - is standard input."""
-    data: bytes
+from txlcli.workflows.evaluation.options import UserText
+from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.workspace import Workspace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,38 +46,48 @@ class ScoredText:
     """True if the split may contain training data of the run; None if unknown."""
 
 
-def split_text(opened: OpenRun, split: str, positions: int | None, data_dir: Path, reporter: Reporter) -> ScoredText:
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """A run, and a text that it scores with given settings."""
+
+    opened: OpenRun
+    text: ScoredText
+    settings: EvalSettings
+    reporter: Reporter
+
+    def progress(self, description: str) -> AbstractContextManager[Step]:
+        """Return a context manager that covers the tokens of the text."""
+        return self.reporter.progress(description, total=len(self.text.targets), unit="tokens")
+
+    def with_settings(self, **changes: Any) -> "Scoring":
+        """Return the same text scored with changed settings."""
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changes))
+
+
+def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data.
 
     Raises:
         StoreError: the store or the split is missing, or contains no token to predict.
         VocabularyError: the vocabulary of the store is not the run's.
     """
-    store = opened.store(data_dir)
-    warn_if_trained_on(opened, store, split, reporter)
-    return _first_positions(opened, store, split, positions)
+    warn_if_trained_on(opened, split, workspace)
+    return first_positions(opened, split, positions, workspace.data_dir)
 
 
-def warn_if_trained_on(opened: OpenRun, store: TokenStore, split: str, reporter: Reporter) -> None:
-    """Warn if a split may contain text that the run was trained on."""
+def warn_if_trained_on(opened: OpenRun, split: str, workspace: Workspace) -> None:
+    """Warn if a split of the run's store may contain text that the run was trained on."""
+    store = opened.store(workspace.data_dir)
     if opened.trained_on_another(store):
-        reporter.say(
+        workspace.reporter.say(
             f"{store.path} was prepared again: its train split is not the one {opened.run.folder} was trained on, and "
             f"its {split} split may contain training data of that run"
         )
 
 
-def validation_text(opened: OpenRun, positions: int | None, data_dir: Path) -> ScoredText:
-    """Return the validation split, or its first positions, to search for settings that are applied to another text.
-
-    Raises:
-        StoreError: the store or the split is missing, or contains no token to predict.
-        VocabularyError: the vocabulary of the store is not the run's.
-    """
-    return _first_positions(opened, opened.store(data_dir), "valid", positions)
-
-
-def _first_positions(opened: OpenRun, store: TokenStore, split: str, positions: int | None) -> ScoredText:
+def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir: Path) -> ScoredText:
+    """Return a split of the run's store, or its first positions; see `split_text`."""
+    store = opened.store(data_dir)
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):

@@ -35,14 +35,13 @@ def export_run(run_name: str, folder: Path, *, runs_dir: Path, force: bool) -> d
     config = huggingface.config_of(
         model.settings, run.settings.evaluation_settings(), model.vocab_size, opened.vocab.boundary
     )
-    assert isinstance(model, TransformerXL)  # config_of refuses all others
     _check_free(folder, force=force)
     return {
         "run": str(run.folder),
         "folder": str(folder),
-        "files": _write(model, opened.vocab, config, folder),
+        "files": _write(opened.transformer, opened.vocab, config, folder),
         "parameters": run.parameters,
-        "notes": [EMPTY_START] if model.settings.memory_start == "empty" else [],
+        "notes": [] if model.memory_starts_full else [EMPTY_START],
     }
 
 

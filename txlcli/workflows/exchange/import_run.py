@@ -20,9 +20,9 @@ from txlcli.exchange import conversion, huggingface, vocabularies, weights
 from txlcli.exchange.weights import System
 from txlcli.paper import metrics
 from txlcli.runs import run_folder
-from txlcli.runs.loading import open_store
 from txlcli.runs.run_folder import Run
 from txlcli.system.command_lines import command_line
+from txlcli.workflows.workspace import Workspace
 
 SYSTEMS = {
     "hugging_face": "Hugging Face TransfoXL",
@@ -51,7 +51,7 @@ class ImportOptions:
     """True if an earlier run of that name may be replaced."""
 
 
-def import_run(options: ImportOptions, data_dir: Path, runs_dir: Path) -> dict[str, Any]:
+def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     """Make a run of weights that another system trained, and return what was imported.
 
     Raises:
@@ -59,15 +59,15 @@ def import_run(options: ImportOptions, data_dir: Path, runs_dir: Path) -> dict[s
         UsageError: an option is wrong or missing.
         VocabularyError: no vocabulary, or not the one of the weights.
     """
-    source = options.source
+    source, data_dir = options.source, workspace.data_dir
     _check_options(options)
-    folder = runs_dir / (options.name or _run_name(source))
+    folder = workspace.runs_dir / (options.name or _run_name(source))
     run_folder.check_free(folder, force=options.force, instead="choose another --name")
     path = weights.in_folder(source) if source.is_dir() else source
     settings = _settings(options)
     imported = weights.plain_names(weights.read(path))
     system = weights.system_of(imported, path)
-    vocab, token_store = _vocabulary(options, settings, data_dir)
+    vocab, token_store = _vocabulary(options, settings, workspace)
     if source.is_dir():
         _check_vocabulary(_configured_size(source), vocab.size, source / "config.json")
     settings = _with_store(settings, token_store.path.stem if token_store else _free_store(folder.name, data_dir))
@@ -130,19 +130,19 @@ def _settings(options: ImportOptions) -> Settings:
     return recipe.resolve(recipe.override({**table, "model": model}, options.changes), where=str(where))
 
 
-def _vocabulary(options: ImportOptions, settings: Settings, data_dir: Path) -> tuple[Vocab, TokenStore | None]:
+def _vocabulary(options: ImportOptions, settings: Settings, workspace: Workspace) -> tuple[Vocab, TokenStore | None]:
     """Return the vocabulary of the weights, and a store that has it; None if there is no such store."""
     source = options.source
     path = options.vocab or (vocabularies.find(source) if source.is_dir() else None)
-    named = open_store(options.store, data_dir) if options.store else None
+    named = workspace.open_store(options.store) if options.store else None
     if path is not None:
         vocab = vocabularies.read(path)
         if named is not None and named.fingerprint != vocab.fingerprint:
             raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out --store or --vocab")
-        return vocab, named or _store_with(vocab, settings.corpus.store, data_dir)
+        return vocab, named or _store_with(vocab, settings.corpus.store, workspace.data_dir)
     if named is None:
         try:
-            named = open_store(settings.corpus.store, data_dir)
+            named = workspace.open_store(settings.corpus.store)
         except StoreError as error:
             raise VocabularyError(
                 f"{source}: the weights come without a vocabulary; give --vocab FILE, or --store with the token "

@@ -16,8 +16,8 @@ from txlcli.paper import metrics
 from txlcli.system import locks
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.recl.group import Member, open_group
-from txlcli.workflows.recl.losses import group_losses
-from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.recl.losses import ReclTask, group_losses
+from txlcli.workflows.workspace import Workspace
 
 SPLITS = ("valid", "test")
 STEPS = 9  # default number of steps from --start to --longest: ten lengths, 100 to 1,000 (Table 8 goes to 900)
@@ -79,49 +79,32 @@ class ReclOptions:
 
 
 def measure(
-    run_names: Sequence[str],
-    options: ReclOptions,
-    *,
-    losses: Path | None = None,
-    device: str = "auto",
-    precision: str | None = None,
-    data_dir: Path,
-    runs_dir: Path,
-    reporter: Reporter,
+    run_names: Sequence[str], options: ReclOptions, workspace: Workspace, *, losses: Path | None = None
 ) -> dict[str, Any]:
     """Measure the RECL of every run of a group; return the object that --json prints.
 
     Args:
         run_names: runs, by name or folder.
         options: context lengths, shares r, positions.
+        workspace: folders, device, precision.
         losses: file of the losses; `LOSSES` in the folder of runs by default.
-        device: auto, cpu or cuda.
-        precision: precision of matrix products; that of each run's training by default.
-        data_dir: folder of the token stores.
-        runs_dir: folder of the runs.
-        reporter: receives messages and progress.
 
     Raises:
         UsageError: the runs or their text do not allow these options.
     """
-    path = losses or runs_dir / LOSSES
+    path = losses or workspace.runs_dir / LOSSES
     busy = f"another txl recl writes to {path}; wait for it, or give another --losses"
     with locks.exclusive(path.with_name(f".{path.name}.lock"), busy):
-        group, text = open_group(
-            run_names,
-            split=options.split,
-            device=device,
-            precision=precision,
-            data_dir=data_dir,
-            runs_dir=runs_dir,
-            unfinished=options.unfinished,
-            reporter=reporter,
+        group, text = open_group(run_names, workspace, split=options.split, unfinished=options.unfinished)
+        task = ReclTask(
+            text,
+            _positions(text, options),
+            options.contexts,
+            ContextFile(path),
+            options.batch_size,
+            workspace.reporter,
         )
-        context_file = ContextFile(path)
-        positions = _positions(text, options)
-        losses_by_context = group_losses(
-            group, text, positions, options.contexts, reporter, context_file=context_file, batch_size=options.batch_size
-        )
+        losses_by_context = group_losses(group, task)
     return _make_result(group, text, losses_by_context, options)
 
 

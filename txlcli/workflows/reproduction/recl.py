@@ -76,14 +76,7 @@ def _measure_group(runner: Runner, group: tuple[str, ...], *plot_options: str) -
     words = ["--start", str(scale.recl_start), "--step", str(scale.recl_start), "--longest", str(scale.recl_longest)]
     words += ["--positions", str(scale.recl_positions)]
     runner.record_command("recl", *(str(run.folder) for run in runs), *words, *plot_options)
-    return measure(
-        [str(run.folder) for run in runs],
-        options,
-        device=runner.device,
-        data_dir=runner.data_dir,
-        runs_dir=runner.runs_dir,
-        reporter=runner.reporter,
-    )
+    return measure([str(run.folder) for run in runs], options, runner.workspace)
 
 
 def _format_recl(point: dict[str, Any], start: int) -> str:

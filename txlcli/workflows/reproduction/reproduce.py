@@ -41,7 +41,7 @@ def reproduce(
         by_name = _read_sections(folder, scale_name, render)
         runner = make_runner()
         for number, name in enumerate(names, 1):
-            runner.reporter.say(f"\n{name} ({number} of {len(names)}), {scale_name} scale")
+            runner.workspace.reporter.say(f"\n{name} ({number} of {len(names)}), {scale_name} scale")
             with runner.recording() as provenance:
                 section = ITEMS[name].make(runner)
             section = dataclasses.replace(section, **dataclasses.asdict(provenance), hardware=runner.machine)

@@ -4,7 +4,6 @@ import itertools
 from typing import Any
 
 from txlcli.paper import metrics, published
-from txlcli.runs import loading
 from txlcli.workflows import attention
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
@@ -55,9 +54,8 @@ def attention_figure(runner: Runner, number: int) -> Section:
     """Plot Figure 5, 6 or 7 of the standard model on the validation split."""
     run, folder = runner.run(PART), runner.folder
     runner.record_command("attention", str(run.folder), "--figure", str(number), "--out", str(folder), "--force")
-    opened = loading.open_run(str(run.folder), runner.runs_dir, device=runner.device, precision=None)
     options = attention.AttentionOptions(figures=(number,))
-    result = attention.measure(opened, options, data_dir=runner.data_dir, reporter=runner.reporter)
+    result = attention.measure(str(run.folder), options, runner.workspace)
     file = f"figure{number}.png"
     runner.plots.attention(result, number, folder / file)
     return Section(

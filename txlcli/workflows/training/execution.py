@@ -2,12 +2,10 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -24,6 +22,8 @@ from txlcli.system import torchrun
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import training_log
+from txlcli.workflows.training.training_log import OnReport
+from txlcli.workflows.workspace import Workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +88,16 @@ def build_training(
 
 
 def execute(
-    run: Run,
-    training: Training,
-    data_dir: Path,
-    limits: Limits,
-    *,
-    reporter: Reporter,
-    on_report: Callable[[dict[str, Any]], None] | None,
+    run: Run, training: Training, workspace: Workspace, limits: Limits, on_report: OnReport | None
 ) -> TrainingResult:
     """Take the steps of a training, and save its state at the end.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM stopped it. If it came with the last step, only where the caller continues.
     """
-    next_command = _next_command(training, data_dir)
+    reporter, data_dir = workspace.reporter, workspace.data_dir
+    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
+    next_command = command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
     resume_hint = limits.resume_hint or f'resume with "{next_command}"'
     with _collect_signals(reporter) as caught, _explain_second_interrupt(training, caught, resume_hint):
         _take_steps(run, training, limits, caught, reporter, on_report)
@@ -125,18 +121,13 @@ def replaced_without_progress(run: Run, training: Training) -> bool:
     return training.step == 0 and run_folder.replaces(run)
 
 
-def _next_command(training: Training, data_dir: Path) -> str:
-    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
-    return command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
-
-
 def _take_steps(
     run: Run,
     training: Training,
     limits: Limits,
     caught: list[int],
     reporter: Reporter,
-    on_report: Callable[[dict[str, Any]], None] | None,
+    on_report: OnReport | None,
 ) -> None:
     deadline = time.monotonic() + 60 * limits.max_minutes if limits.max_minutes is not None else None
 

@@ -16,13 +16,13 @@ from txlcli.core.training.loop import Training, new_model
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, TrainingError
 from txlcli.runs import run_folder
-from txlcli.runs.loading import open_store
 from txlcli.runs.run_folder import Run
 from txlcli.system import processors, torchrun
-from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import plan, text
 from txlcli.workflows.training.resume import change_settings
 from txlcli.workflows.training.start import load_settings
+from txlcli.workflows.workspace import Workspace
 
 SECONDS_TO_SAVE = "600"
 """Time after Ctrl-C or SIGTERM until a process that has not ended is killed."""
@@ -70,43 +70,42 @@ def start_processes(processes: int, arguments: Sequence[str]) -> int:
     return 0
 
 
-def follow_new(recipe_source: str, changes: list[str], *, device: str, data_dir: Path) -> None:
+def follow_new(recipe_source: str, changes: list[str], workspace: Workspace) -> None:
     """Take part in the training of a new run; see `_follow`."""
-    _follow(load_settings(recipe_source, changes), resumed_from=None, device=device, data_dir=data_dir)
+    _follow(load_settings(recipe_source, changes), workspace, resumed_from=None)
 
 
-def follow_resumed(run_name: str, changes: list[str], *, device: str, data_dir: Path, runs_dir: Path) -> None:
+def follow_resumed(run_name: str, changes: list[str], workspace: Workspace) -> None:
     """Take part in the training of a resumed run; see `_follow`."""
-    run = change_settings(run_folder.find(run_name, runs_dir), changes)
-    _follow(run.settings, resumed_from=run, device=device, data_dir=data_dir)
+    run = change_settings(run_folder.find(run_name, workspace.runs_dir), changes)
+    _follow(run.settings, workspace, resumed_from=run)
 
 
-def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_dir: Path) -> None:
+def _follow(settings: Settings, workspace: Workspace, *, resumed_from: Run | None) -> None:
     """Take part in a training as a process of another rank than 0, until rank 0 ends it.
 
     Args:
         settings: of the training.
+        workspace: folder of the token stores, and device of this process.
         resumed_from: run whose last checkpoint the training begins with; None for a new one.
-        device: of this process.
-        data_dir: folder of the token stores.
 
     Raises:
         StoreError: the store on this machine holds another text.
         TrainingError: rank 0 died.
     """
-    torch_device = plan.checked_device(settings, device, processes=torchrun.world_size())
+    device = plan.checked_device(settings, workspace.device, processes=torchrun.world_size())
     with torchrun.handle_signals(signal.SIG_DFL):
-        world = data_parallel.join(torch_device)  # rank 0 joins once the store is there
-        store = open_store(settings.corpus.store, data_dir)
+        world = data_parallel.join(device)  # rank 0 joins once the store is there
+        store = workspace.open_store(settings.corpus.store)
         check_text_of_rank_0(store, world)
-        segments, _ = text.read_splits(settings, store, SilentReporter())
+        segments, _ = text.read_splits(settings, store, Reporter())
         saved = None
         if resumed_from is None:
-            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=torch_device)
+            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=device)
         else:
             path = resumed_from.folder / run_folder.LAST
             saved = checkpoint.load(path)
-            model = checkpoint.build_model(settings.model, resumed_from.vocab_size, saved, path).to(torch_device)
+            model = checkpoint.build_model(settings.model, resumed_from.vocab_size, saved, path).to(device)
         training = Training(model, settings.train, segments, None, Path(), {}, world)
         if saved is not None:
             training.restore(saved)

@@ -1,6 +1,5 @@
 """States what a training will do: its sizes, its text, its device."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,29 +11,22 @@ from txlcli.core.model import registry
 from txlcli.core.training.segments import lane_length, segments_per_epoch
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, UsageError
+from txlcli.runs.run_folder import Run
 
 
 def plan(
-    recipe_name: str,
-    settings: Settings,
-    folder: Path,
-    *,
-    vocab_size: int,
-    parameters: int,
-    until_step: int | None,
-    store: TokenStore | None,
-    device: "torch.device",
-    processes: int,
+    run: Run, *, until_step: int | None, store: TokenStore | None, device: torch.device, processes: int
 ) -> dict[str, Any]:
     """Return the sizes of a training; `steps` counts up to `until_step` if that is earlier than the recipe's end."""
+    settings = run.settings
     train = settings.train
     tokens = store.info("train").tokens if store else None
     steps = min(until_step or train.max_steps, train.max_steps)
     per_epoch = segments_per_epoch(lane_length(tokens, train.batch_size), train.seg_len) if tokens else None
     return {
-        "recipe": recipe_name,
-        "parameters": parameters,
-        "vocab_size": vocab_size,
+        "recipe": run.recipe_name,
+        "parameters": run.parameters,
+        "vocab_size": run.vocab_size,
         "store": str(store.path) if store else None,
         "train_tokens": tokens,
         "lanes": train.batch_size,
@@ -46,7 +38,7 @@ def plan(
         "precision": train.precision,
         "processes": processes,
         "device": devices(device, processes),
-        "folder": str(folder),
+        "folder": str(run.folder),
     }
 
 

@@ -1,7 +1,5 @@
 """Opens the text of a training: its store, the segments of the train split, the valid split."""
 
-from pathlib import Path
-
 import corpora
 from txlcli.config.settings import Settings
 from txlcli.core.reading.scoring import scored_stream
@@ -10,20 +8,20 @@ from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, StoreError, TrainingError
-from txlcli.runs.loading import open_store
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.preparation.preparing import prepare
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
 
 
-def open_or_prepare_store(settings: Settings, data_dir: Path, reporter: Reporter) -> TokenStore:
+def open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenStore:
     """Open the store of a recipe; a corpus that every machine has is prepared if its store is missing."""
     name = settings.corpus.store
-    corpus = corpora.CORPORA.get(name)
-    if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
-        reporter.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
-        return prepare(name, data_dir, reporter=reporter)
-    return open_store(name, data_dir)
+    corpus, path = corpora.CORPORA.get(name), workspace.store_path(name)
+    if corpus is not None and corpus.home is not None and not path.exists():
+        workspace.reporter.say(f"no token store at {path} yet; preparing it")
+        return prepare(name, workspace.data_dir, reporter=workspace.reporter)
+    return TokenStore.open(path)
 
 
 def read_splits(

@@ -14,12 +14,11 @@ from txlcli.runs.run_folder import Run
 from txlcli.workflows.reporter import Reporter, Step
 
 Line = dict[str, Any]
+OnReport = Callable[[Line], None]
 
 
 @contextmanager
-def opened(
-    run: Run, *, after: int, reporter: Reporter, on_report: Callable[[Line], None] | None = None
-) -> Iterator["TrainingLog"]:
+def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | None = None) -> Iterator["TrainingLog"]:
     """Open the log of a training while the block runs.
 
     Args:
@@ -44,9 +43,7 @@ class TrainingLog:
         after: step that the training begins at.
     """
 
-    def __init__(
-        self, run: Run, reporter: Reporter, progress: Step, receivers: list[Callable[[Line], None]], *, after: int
-    ) -> None:
+    def __init__(self, run: Run, reporter: Reporter, progress: Step, receivers: list[OnReport], *, after: int) -> None:
         self._run, self._reporter, self._progress, self._receivers = run, reporter, progress, receivers
         self._step, self._detail, self._valid = after, "", ""
 
@@ -93,7 +90,7 @@ def check_tensorboard(log: LogSettings) -> None:
 
 
 @contextmanager
-def _tensorboard(run: Run, after: int) -> Iterator[Callable[[Line], None]]:
+def _tensorboard(run: Run, after: int) -> Iterator[OnReport]:
     """Return a function that writes a line of metrics as scalars; it does nothing unless log.tensorboard is set."""
     if not run.settings.log.tensorboard:
         yield lambda line: None
