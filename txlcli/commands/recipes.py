@@ -32,7 +32,7 @@ def recipes(context: typer.Context, json: Json = False) -> None:
     Example: txl recipes
     """
     if context.invoked_subcommand is None:
-        _list(json=json)
+        list_(json)
     elif json:
         raise UsageError(f"--json comes last: txl recipes {context.invoked_subcommand} ... --json")
 
@@ -43,7 +43,11 @@ def list_(json: Json = False) -> None:
 
     Example: txl recipes list --json
     """
-    _list(json=json)
+    listed = [_entry(name) for name in recipe.packaged_names()]
+    if json:
+        console.show_json({"recipes": listed})
+    else:
+        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
 
 
 @app.command("show")
@@ -81,14 +85,6 @@ def copy(
         console.show_json({"recipe": name, "file": str(path)})
     else:
         console.show_text(f'wrote {path}; edit it, then run "{shlex.join(["txl", "train", str(path)])}"')
-
-
-def _list(*, json: bool) -> None:
-    listed = [_entry(name) for name in recipe.packaged_names()]
-    if json:
-        console.show_json({"recipes": listed})
-    else:
-        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
 
 
 def _target(file: str, name: str, *, force: bool) -> Path:

@@ -27,7 +27,7 @@ def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = Fal
     Example: txl runs
     """
     if context.invoked_subcommand is None:
-        _list(runs_dir, json=json)
+        list_(runs_dir, json)
     elif json or runs_dir != RUNS_DIR:
         option = "--json" if json else "--runs-dir"
         raise UsageError(f"{option} must come last: txl runs {context.invoked_subcommand} ... {option}")
@@ -39,14 +39,6 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
 
     Example: txl runs list --json
     """
-    _list(runs_dir, json=json)
-
-
-app.command("compare")(runs_compare.compare)
-app.command("published")(runs_published.published_)
-
-
-def _list(runs_dir: Path, *, json: bool) -> None:
     folders = run_folder.newest_first(runs_dir)
     if not folders:
         raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
@@ -55,6 +47,10 @@ def _list(runs_dir: Path, *, json: bool) -> None:
         console.show_json(metrics.without_infinities({"runs_dir": str(runs_dir), "runs": entries}))
     else:
         run_tables.show_list(entries, runs_dir)
+
+
+app.command("compare")(runs_compare.compare)
+app.command("published")(runs_published.published_)
 
 
 def _entry(folder: Path) -> dict[str, Any]:

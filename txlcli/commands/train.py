@@ -85,7 +85,7 @@ def train(
         if seed is not None:
             raise UsageError(f"--seed {seed}: a resumed run keeps its train.seed; start a new run instead")
         if not torchrun.is_main():
-            follow.follow_resumed(resume_run, changes, workspace)
+            follow.follow(resume_run, changes, workspace, resumed=True)
             return
         result = resume.resume(resume_run, changes, workspace, limits=limits, on_report=on_report)
     elif recipe_source is None:
@@ -101,7 +101,7 @@ def train(
             console.show_result(cost, view.show_forecast, json=json)
         return
     elif not torchrun.is_main():
-        follow.follow_new(recipe_source, changes, workspace)
+        follow.follow(recipe_source, changes, workspace, resumed=False)
         return
     else:
         result = start.train(

@@ -123,13 +123,8 @@ def _is_before(line: str, *, step: int, validated: int) -> bool:
         return False
 
 
-def new_folder(runs_dir: Path, *, name: str | None, recipe_name: str) -> Path:
-    """Return the folder for a new run: that name, or the recipe's name, with -2, -3 ... appended if it is taken."""
-    return runs_dir / name if name is not None else next(free_folders(runs_dir, recipe_name))
-
-
 def free_folders(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
-    """Yield folders for a new run of a recipe, in order; each is free at that moment."""
+    """Yield folders for a new run: the recipe's name, then with -2, -3 ... appended; each is free at that moment."""
     for number in itertools.count(1):
         folder = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
         if not folder.exists() and not _aside(folder).exists():
@@ -249,11 +244,7 @@ def _aside(folder: Path) -> Path:
 
 def update(run: Run) -> None:
     """Write run.json, after the settings changed."""
-    _write_text(run.folder / CARD, json.dumps(_card(run), indent=2) + "\n")
-
-
-def _card(run: Run) -> dict[str, Any]:
-    return {
+    card = {
         "format": FORMAT,
         "recipe": run.recipe_name,
         "settings": recipe.to_table(run.settings),
@@ -263,6 +254,7 @@ def _card(run: Run) -> dict[str, Any]:
         "metric": run.metric,
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
     }
+    _write_text(run.folder / CARD, json.dumps(card, indent=2) + "\n")
 
 
 def _write_text(path: Path, text: str) -> None:

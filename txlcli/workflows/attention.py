@@ -11,7 +11,6 @@ from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
 FIGURES = (5, 6, 7)
@@ -115,7 +114,26 @@ def measure(run_name: str, options: AttentionOptions, workspace: Workspace) -> A
     figures = check_figures(opened.run, options)
     settings = _eval_settings(opened.run, options)
     text, positions = _text(opened, options, settings, workspace)
-    maps = _observe(opened, text, settings, options, positions, workspace.reporter, by_term=7 in figures)
+    workspace.reporter.say(
+        f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.folder} "
+        f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
+        f"M = {settings.mem_len}"
+    )
+    rows = min(ROWS, positions)
+    at = options.at
+    if at is None:
+        at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
+    with workspace.reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
+        maps = observe(
+            opened.transformer,
+            text.inputs,
+            settings,
+            at=at,
+            rows=rows,
+            by_term=7 in figures,
+            precision=opened.precision,
+            on_tokens=bar.reach,
+        )
     heads = options.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(options.widest or WIDEST))
     return AttentionResult(opened, text, settings, figures, heads, maps)
 
@@ -156,35 +174,3 @@ def _text(
             "--positions"
         )
     return text, available
-
-
-def _observe(
-    opened: OpenRun,
-    text: ScoredText,
-    settings: EvalSettings,
-    options: AttentionOptions,
-    positions: int,
-    reporter: Reporter,
-    *,
-    by_term: bool,
-) -> AttentionMaps:
-    reporter.say(
-        f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.folder} "
-        f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
-        f"M = {settings.mem_len}"
-    )
-    rows = min(ROWS, positions)
-    at = options.at
-    if at is None:
-        at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
-    with reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
-        return observe(
-            opened.transformer,
-            text.inputs,
-            settings,
-            at=at,
-            rows=rows,
-            by_term=by_term,
-            precision=opened.precision,
-            on_tokens=bar.reach,
-        )

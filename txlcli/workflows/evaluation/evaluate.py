@@ -97,7 +97,15 @@ def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Itera
 def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     """Refuse options that do not fit the model or its precision."""
     settings, folder = opened.run.settings, opened.run.folder
-    if settings.model.recurrent_state and (option := first_option(_attention_options(options))):
+    of_attention = {
+        "--mem-len": options.mem_len,
+        "--attn-len": options.attn_len,
+        "--max-distance": options.max_distance,
+        "--plot": options.plotted or None,
+        options.same_length_option: options.same_length,
+        "--attention": options.attention,
+    }
+    if settings.model.recurrent_state and (option := first_option(of_attention)):
         raise UsageError(
             f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
         )
@@ -107,15 +115,3 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     settings.check_attn_lens(options.windows, subject=folder)
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32")
-
-
-def _attention_options(options: EvalOptions) -> dict[str, object]:
-    """Return the options that only a model with attention has."""
-    return {
-        "--mem-len": options.mem_len,
-        "--attn-len": options.attn_len,
-        "--max-distance": options.max_distance,
-        "--plot": options.plotted or None,
-        options.same_length_option: options.same_length,
-        "--attention": options.attention,
-    }

@@ -69,7 +69,8 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     system = weights.system_of(imported, path)
     vocab, token_store = _vocabulary(options, settings, workspace)
     if source.is_dir():
-        _check_vocabulary(_configured_size(source), vocab.size, source / "config.json")
+        config = source / huggingface.CONFIG
+        _check_vocabulary(huggingface.vocab_size(huggingface.read_config(source), config), vocab.size, config)
     settings = _with_store(settings, token_store.path.stem if token_store else _free_store(folder.name, data_dir))
     tensors = _converted(system, imported, settings, vocab.size, path)
     run = Run(
@@ -204,10 +205,6 @@ def _converted(
         raise RecipeError(f"{path}: {error}") from error
     _check_vocabulary(layout.vocab_size_of(imported), vocab_size, path)
     return layout.read(imported, shapes, str(path))
-
-
-def _configured_size(source: Path) -> int:
-    return huggingface.vocab_size(huggingface.read_config(source), source / huggingface.CONFIG)
 
 
 def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> None:

@@ -29,7 +29,6 @@ def table8(runner: Runner) -> Section:
     return Section(
         name="table8",
         title=f"Table 8: {published.TABLE_8.title}",
-        scale=runner.scale.name,
         notes=[runner.scale.description, _describe_method(runner), _describe_parameters(runner)],
         grids=[
             Grid(
@@ -56,7 +55,6 @@ def figure(runner: Runner, number: int) -> Section:
     return Section(
         name=f"figure{number}",
         title=f"Figure {number}: {TITLES[number]}",
-        scale=runner.scale.name,
         notes=[runner.scale.description, _describe_method(runner)],
         figures=figures,
     )

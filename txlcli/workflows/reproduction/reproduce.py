@@ -44,7 +44,8 @@ def reproduce(
             runner.workspace.reporter.say(f"\n{name} ({number} of {len(names)}), {scale_name} scale")
             with runner.recording() as provenance:
                 section = ITEMS[name].make(runner)
-            section = dataclasses.replace(section, **dataclasses.asdict(provenance), hardware=runner.machine)
+            facts = {**dataclasses.asdict(provenance), "scale": scale_name, "hardware": runner.machine}
+            section = dataclasses.replace(section, **facts)
             new_sections.append(section)
             by_name[name] = section
             _write(folder, scale_name, by_name, render)  # after each item, so that an interruption loses only one

@@ -38,7 +38,6 @@ def table9(runner: Runner) -> Section:
     return Section(
         name="table9",
         title=f"Table 9: {published.TABLE_9.title}",
-        scale=runner.scale.name,
         notes=[
             f"Recipe {recipe} with random weights, since speed does not depend on them. Vanilla: the same weights "
             "without memory, recomputing one window per prediction; batched: with the fastest number of windows at "
@@ -61,7 +60,6 @@ def attention_figure(runner: Runner, number: int) -> Section:
     return Section(
         name=f"figure{number}",
         title=f"Figure {number}: {ATTENTION_TITLES[number]}",
-        scale=runner.scale.name,
         notes=[runner.scale.description],
         figures=[[file, f"Figure {number}, {run.name}, {run.settings.corpus.store} valid"]],
     )
@@ -77,7 +75,6 @@ def appendix_e(runner: Runner) -> Section:
     return Section(
         name="appendix-e",
         title="Appendix E: generated text",
-        scale=runner.scale.name,
         notes=[
             runner.scale.description,
             "The first samples generated, without selection; contexts are random passages of the test split.",

@@ -7,10 +7,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-import torch
-
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.training.data_parallel import World, join
+from txlcli.core.training.data_parallel import join
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
@@ -63,21 +61,12 @@ class TrainingResult:
     """Command that evaluates a finished run, or resumes an unfinished one."""
 
 
-def join_processes(store: TokenStore, device: "torch.device") -> World:
-    """Join the other processes of this training and tell them which text rank 0 reads."""
-    world = join(device)
-    world.broadcast(store.info("train").sha256)
-    return world
-
-
 def build_training(
-    model: LanguageModel,
-    run: Run,
-    store: TokenStore,
-    splits: tuple[TrainingSegments, ValidSplit | None],
-    world: World,
+    model: LanguageModel, run: Run, store: TokenStore, splits: tuple[TrainingSegments, ValidSplit | None]
 ) -> Training:
-    """Build the training of a run on rank 0."""
+    """Build the training of a run on rank 0, and tell the other processes which text it reads."""
+    world = join(model.device)
+    world.broadcast(store.info("train").sha256)
     identity = {
         "recipe": run.recipe_name,
         "vocab_fingerprint": run.vocab_fingerprint,

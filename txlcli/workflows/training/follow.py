@@ -9,14 +9,12 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from txlcli.config.settings import Settings
 from txlcli.core.training import checkpoint, data_parallel
 from txlcli.core.training.data_parallel import World
 from txlcli.core.training.loop import Training, new_model
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, TrainingError
 from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
 from txlcli.system import processors, torchrun
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import plan, text
@@ -70,29 +68,21 @@ def start_processes(processes: int, arguments: Sequence[str]) -> int:
     return 0
 
 
-def follow_new(recipe_source: str, changes: list[str], workspace: Workspace) -> None:
-    """Take part in the training of a new run; see `_follow`."""
-    _follow(load_settings(recipe_source, changes), workspace, resumed_from=None)
-
-
-def follow_resumed(run_name: str, changes: list[str], workspace: Workspace) -> None:
-    """Take part in the training of a resumed run; see `_follow`."""
-    run = change_settings(run_folder.find(run_name, workspace.runs_dir), changes)
-    _follow(run.settings, workspace, resumed_from=run)
-
-
-def _follow(settings: Settings, workspace: Workspace, *, resumed_from: Run | None) -> None:
+def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bool) -> None:
     """Take part in a training as a process of another rank than 0, until rank 0 ends it.
 
     Args:
-        settings: of the training.
-        workspace: folder of the token stores, and device of this process.
-        resumed_from: run whose last checkpoint the training begins with; None for a new one.
+        source: recipe of the training, or the run if it is `resumed` from its last checkpoint.
+        changes: overrides of settings, as --set takes them.
+        workspace: folders, and device of this process.
+        resumed: True if a run is resumed.
 
     Raises:
         StoreError: the store on this machine holds another text.
         TrainingError: rank 0 died.
     """
+    run = change_settings(run_folder.find(source, workspace.runs_dir), changes) if resumed else None
+    settings = load_settings(source, changes) if run is None else run.settings
     device = plan.checked_device(settings, workspace.device, processes=torchrun.world_size())
     with torchrun.handle_signals(signal.SIG_DFL):
         world = data_parallel.join(device)  # rank 0 joins once the store is there
@@ -100,12 +90,12 @@ def _follow(settings: Settings, workspace: Workspace, *, resumed_from: Run | Non
         check_text_of_rank_0(store, world)
         segments, _ = text.read_splits(settings, store, Reporter())
         saved = None
-        if resumed_from is None:
+        if run is None:
             model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=device)
         else:
-            path = resumed_from.folder / run_folder.LAST
+            path = run.folder / run_folder.LAST
             saved = checkpoint.load(path)
-            model = checkpoint.build_model(settings.model, resumed_from.vocab_size, saved, path).to(device)
+            model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
         training = Training(model, settings.train, segments, None, Path(), {}, world)
         if saved is not None:
             training.restore(saved)

@@ -76,7 +76,7 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     text.check_same_text(run, saved, store)
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
     splits = text.read_splits(settings, store, reporter)
-    training = execution.build_training(model, run, store, splits, execution.join_processes(store, device))
+    training = execution.build_training(model, run, store, splits)
     training.restore(saved)
     _check_unfinished(run, training, limits.max_steps)
     _check_valid_batch_size(run, before, validated=training.validated)

@@ -83,8 +83,8 @@ def new_folder(recipe_source: str, name: str | None, runs_dir: Path, *, force: b
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
     recipe_name = recipe.read_text(recipe_source)[0]
-    replaced = recipe_name if force else None
-    folder = run_folder.new_folder(runs_dir, name=name or replaced, recipe_name=recipe_name)
+    is_free = name is None and not force
+    folder = next(run_folder.free_folders(runs_dir, recipe_name)) if is_free else runs_dir / (name or recipe_name)
     run_folder.check_free(folder, force=force)
     return folder
 
@@ -162,6 +162,5 @@ def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Worksp
             f"each of the {train.batch_size} parallel parts of the text has {splits[0].lane_len:,} tokens, no more "
             "than a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
         )
-    world = execution.join_processes(store, device)
     model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)
-    return execution.build_training(model, run, store, splits, world)
+    return execution.build_training(model, run, store, splits)
