@@ -171,11 +171,13 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     except OSError as error:  # the earlier run is still in its folder, so nothing must be restored
         raise _not_written(folder, error) from error
     try:
-        _make_folder(folder)
+        folder.mkdir(parents=True)
         _write_text(folder / VOCAB, vocab_text)
         update(run)
-    except BaseException:
+    except BaseException as error:
         restore_replaced(run)
+        if isinstance(error, OSError):
+            raise _not_written(folder, error) from error
         raise
 
 
@@ -194,13 +196,6 @@ def _set_aside(folder: Path) -> None:
     else:
         shutil.rmtree(_aside(folder), ignore_errors=True)
         os.replace(folder, _aside(folder))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise _not_written(folder, error) from error
 
 
 def locked(folder: Path) -> AbstractContextManager[None]:

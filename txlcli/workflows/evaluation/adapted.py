@@ -9,9 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from txlcli.core.measures.adaptation import (
     DECAYS,
     LARGER_LEARNING_RATES,
@@ -86,7 +83,7 @@ def _make_row(
 
 
 def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> RowAndLosses:
-    opened, settings, searched_on = scoring.opened, scoring.settings, len(valid.text.targets)
+    settings, searched_on = scoring.settings, len(valid.text.targets)
     lane_len = Lanes.of(searched_on, settings).length
     if lane_len < size:
         scoring.reporter.say(
@@ -94,23 +91,10 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> RowAndLosses:
             "cache that is not full"
         )
 
-    def score(scored: Scoring, thetas: list[float], description: str) -> tuple[Scores, NDArray[np.float32]]:
-        with scored.progress(description) as bar:
-            return score_with_cache(
-                opened.model,
-                scored.text.inputs,
-                scored.text.targets,
-                settings,
-                size=size,
-                thetas=thetas,
-                precision=opened.precision,
-                on_tokens=bar.reach,
-            )
-
-    thetas = theta_candidates(opened.model, valid.text.inputs, settings)
-    on_valid, cached = score(valid, thetas, "cache, on valid")
+    thetas = theta_candidates(scoring.opened.model, valid.text.inputs, settings)
+    on_valid, cached = valid.score_by(score_with_cache, settings, size=size, thetas=thetas, title="cache, on valid")
     best = search_cache(on_valid.losses_nats, cached, thetas=thetas, size=size)
-    scores, cached = score(scoring, [best.theta], "cache")
+    scores, cached = scoring.score_by(score_with_cache, settings, size=size, thetas=[best.theta], title="cache")
     mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], best.share))
     if best.share == SHARES[-1]:
         scoring.reporter.say(
@@ -121,29 +105,16 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> RowAndLosses:
 
 
 def _dynamic(scoring: Scoring, valid: Scoring, train: Tokens, search: AdaptationSearch) -> RowAndLosses:
-    opened, settings = scoring.opened, scoring.settings
-    rms = gradient_rms(opened.model, head_segments(train, settings, RMS_SEGMENTS, opened.model.device), settings)
-
-    def score(scored: Scoring, parameters: DynamicSettings, description: str) -> Scores:
-        with scored.progress(description) as bar:
-            return score_dynamic(
-                opened.model,
-                scored.text.inputs,
-                scored.text.targets,
-                settings,
-                parameters,
-                rms,
-                precision=opened.precision,
-                on_tokens=bar.reach,
-            )
+    model, settings = scoring.opened.model, scoring.settings
+    rms = gradient_rms(model, head_segments(train, settings, RMS_SEGMENTS, model.device), settings)
 
     @functools.cache
     def loss_on_valid(parameters: DynamicSettings) -> float:
-        nats = score(valid, parameters, "dynamic, on valid").total_nats
+        nats = valid.score_by(score_dynamic, settings, parameters, rms, title="dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
 
     best = best_dynamic_settings(loss_on_valid, search, scoring.reporter)
-    scores = score(scoring, best, "dynamic evaluation")
+    scores = scoring.score_by(score_dynamic, settings, best, rms, title="dynamic evaluation")
     adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     return _make_row(scoring, scores, "dynamic", adaptation, option="--dynamic")
 

@@ -18,18 +18,10 @@ RowAndLosses = tuple[Row, NDArray[np.float32]]
 
 def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Iterator[RowAndLosses]:
     """Yield the result for each memory length, with the slowdown if `timed`."""
-    opened, text = scoring.opened, scoring.text
     for length in lengths:
         with_length = scoring.with_settings(mem_len=length)
-        with scoring.progress("evaluation" if opened.model.has_recurrent_state else f"M = {length}") as bar:
-            scores = score(
-                opened.model,
-                text.inputs,
-                text.targets,
-                with_length.settings,
-                precision=opened.precision,
-                on_tokens=bar.reach,
-            )
+        title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {length}"
+        scores = scoring.score_by(score, with_length.settings, title=title)
         row = make_row(with_length, scores)
         yield {**row, **(_slowdown(with_length) if timed else NO_SLOWDOWN)}, scores.losses_nats
 
@@ -68,21 +60,16 @@ def over_windows(
 
     `batch_size` windows are computed at once; None lets the device decide.
     """
-    opened, text = scoring.opened, scoring.text
     for length in lengths:
-        with scoring.progress(f"N = {length}") as bar:
-            scores = score_windows(
-                opened.transformer,
-                text.inputs,
-                text.targets,
-                attn_len=length,
-                stride=stride,
-                windows=batch_size,
-                max_distance=scoring.settings.max_distance,
-                precision=opened.precision,
-                on_tokens=bar.reach,
-            )
-        tokens = len(text.targets)  # a window longer than the text predicts all of it at once
+        scores = scoring.score_by(
+            score_windows,
+            title=f"N = {length}",
+            attn_len=length,
+            stride=stride,
+            windows=batch_size,
+            max_distance=scoring.settings.max_distance,
+        )
+        tokens = len(scoring.text.targets)  # a window longer than the text predicts all of it at once
         fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
         row = make_row(scoring.with_settings(mem_len=0, seg_len=length), scores)
         spans = {"attn_len_min": fewest, "attn_len_max": most, "attn_len": length, "stride": stride}

@@ -1,9 +1,9 @@
 """Texts that are scored: a split of the run's store, or a text of the user's."""
 
 import dataclasses
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation.options import UserText
-from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +57,12 @@ class Scoring:
     settings: EvalSettings
     reporter: Reporter
 
-    def progress(self, description: str) -> AbstractContextManager[Step]:
-        """Return a context manager that covers the tokens of the text."""
-        return self.reporter.progress(description, total=len(self.text.targets), unit="tokens")
+    def score_by(self, function: Callable[..., Result], *arguments: Any, title: str, **options: Any) -> Result:
+        """Score the text with a function of the core that takes these further arguments; `title` names its progress."""
+        model, text = self.opened.model, self.text
+        with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
+            options = {"precision": self.opened.precision, "on_tokens": bar.reach, **options}
+            return function(model, text.inputs, text.targets, *arguments, **options)
 
     def with_settings(self, **changes: Any) -> "Scoring":
         """Return the same text scored with changed settings."""

@@ -71,7 +71,9 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     if source.is_dir():
         config = source / huggingface.CONFIG
         _check_vocabulary(huggingface.vocab_size(huggingface.read_config(source), config), vocab.size, config)
-    settings = _with_store(settings, token_store.path.stem if token_store else _free_store(folder.name, data_dir))
+    store = token_store.path.stem if token_store else _free_store(folder.name, data_dir)
+    table = recipe.to_table(settings)
+    settings = recipe.resolve({**table, "corpus": {**table["corpus"], "store": store}}, where="--store")
     tensors = _converted(system, imported, settings, vocab.size, path)
     run = Run(
         folder=folder,
@@ -180,11 +182,6 @@ def _free_store(name: str, data_dir: Path) -> str:
     while (data_dir / f"{free}.h5").exists():
         free, number = f"{name}-{number}", number + 1
     return free
-
-
-def _with_store(settings: Settings, store: str) -> Settings:
-    table = recipe.to_table(settings)
-    return recipe.resolve({**table, "corpus": {**table["corpus"], "store": store}}, where="--store")
 
 
 def _converted(

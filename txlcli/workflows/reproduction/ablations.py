@@ -114,14 +114,10 @@ def table10(runner: Runner) -> Section:
         rows.append(cells)
     claims = _claims(by_model, PAIRS_10)
     section = _section(runner, 10, published.TABLE_10.title, rows, claims, by_model)
-    return dataclasses.replace(section, notes=[*section.notes, _text_per_step(runner)])
-
-
-def _text_per_step(runner: Runner) -> str:
-    """Return the tokens per step of each row of Table 10, which differ with the segment length."""
-    settings = (runner.model(part).settings().train for part in TABLE_10)
-    steps = (f"{train.batch_size} x {train.seg_len}" for train in settings)
-    return f"Tokens per step (batch size x segment length), row by row: {', '.join(steps)}."
+    settings = (runner.model(part).settings().train for part in TABLE_10)  # their segment lengths differ
+    steps = ", ".join(f"{train.batch_size} x {train.seg_len}" for train in settings)
+    note = f"Tokens per step (batch size x segment length), row by row: {steps}."
+    return dataclasses.replace(section, notes=[*section.notes, note])
 
 
 def table7(runner: Runner) -> Section:

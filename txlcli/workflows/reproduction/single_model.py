@@ -1,7 +1,6 @@
 """Results of a single model: Table 9 (speed), Figures 5 to 7 (attention), Appendix E (generated text)."""
 
 import itertools
-from typing import Any
 
 from txlcli.paper import metrics, published
 from txlcli.workflows import attention
@@ -69,9 +68,13 @@ def appendix_e(runner: Runner) -> Section:
     """Generate samples, each beside the actual continuation."""
     run = runner.run(PART)
     texts = []
-    for number, tokens in enumerate(runner.scale.sample_tokens):
-        result = runner.generate(run, tokens=tokens, seed=FIRST_SEED + number)
-        texts += _sample_texts(number + 1, tokens, result)
+    for number, tokens in enumerate(runner.scale.sample_tokens, 1):
+        result = runner.generate(run, tokens=tokens, seed=FIRST_SEED + number - 1)
+        texts += [
+            [f"Context {number}", result["context"]],
+            [f"Generated text {number}, {tokens:,} tokens", result["samples"][0]["text"]],
+            [f"Actual continuation {number}", result["reference"]],
+        ]
     return Section(
         name="appendix-e",
         title="Appendix E: generated text",
@@ -81,11 +84,3 @@ def appendix_e(runner: Runner) -> Section:
         ],
         texts=texts,
     )
-
-
-def _sample_texts(number: int, tokens: int, result: dict[str, Any]) -> list[list[str]]:
-    return [
-        [f"Context {number}", result["context"]],
-        [f"Generated text {number}, {tokens:,} tokens", result["samples"][0]["text"]],
-        [f"Actual continuation {number}", result["reference"]],
-    ]
