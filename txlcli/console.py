@@ -15,7 +15,6 @@ from rich.table import Table
 
 from txlcli.errors import TxlError
 from txlcli.system import torchrun
-from txlcli.workflows import reporter
 
 MAX_WIDTH = 10_000  # columns; more than any table needs
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
@@ -110,8 +109,8 @@ def show_table(
         out.print(table, crop=False)
 
 
-class Step(reporter.Step):
-    """Progress of one long step, as a bar or as lines."""
+class Step:
+    """Progress of one long step."""
 
     def __init__(self, description: str, total: float | None, unit: str, bar: Progress | None) -> None:
         self.description, self.total, self.unit = description, total, unit
@@ -169,8 +168,8 @@ def progress(description: str, total: float | None = None, unit: str = "", shown
         yield Step(description, total, unit, bar)
 
 
-class TerminalReporter(reporter.Reporter):
-    """Writes the messages and the progress of a workflow to stderr.
+class TerminalReporter:
+    """Writes the messages and the progress of a workflow to stderr (`workflows.reporter.Reporter`).
 
     Args:
         bars: show live progress bars; without them progress is a plain line every few seconds.

@@ -78,11 +78,11 @@ def prepare_here(text, kind, workers):
 
     from txlcli.workflows.preparation.planning import PrepareOptions
     from txlcli.workflows.preparation.preparing import prepare
-    from txlcli.workflows.reporter import Reporter
+    from txlcli.workflows.reporter import SilentReporter
 
     seconds = {}
 
-    class Timed(Reporter):
+    class Timed(SilentReporter):
         @contextmanager
         def progress(self, description, total=None, unit=""):
             started = time.perf_counter()

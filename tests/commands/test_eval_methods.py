@@ -11,7 +11,7 @@ from txlcli.runs import loading
 from txlcli.workflows.evaluation.adapted import best_dynamic_settings
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import AdaptationSearch, EvalOptions
-from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.reporter import SilentReporter
 from txlcli.workflows.workspace import Workspace
 
 SHORT = ["--positions", 60, "--batch-size", 2]
@@ -167,7 +167,7 @@ def test_the_parameters_are_searched_on_valid_for_every_split(here):
     assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
 
 
-class Messages(Reporter):
+class Messages(SilentReporter):
     """Keeps the messages of a workflow."""
 
     def __init__(self):
@@ -234,7 +234,7 @@ def test_larger_learning_rates_are_tried_until_the_loss_increases():
         tried.append((settings.lr, settings.decay))
         return abs(settings.lr - 0.012)
 
-    best = best_dynamic_settings(loss_on_valid, AdaptationSearch(), Reporter())
+    best = best_dynamic_settings(loss_on_valid, AdaptationSearch(), SilentReporter())
     assert best.lr == 1e-2
     assert {lr for lr, _ in tried} == {0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
     assert {decay for lr, decay in tried if lr == best.lr} == {0.0, 1e-3, 1e-2}

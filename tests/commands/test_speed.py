@@ -76,10 +76,12 @@ def test_the_numbers_of_a_timing_are_consistent(here):
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
 
 
-def test_timing_fewer_lanes_is_reported(here):
+def test_timing_a_smaller_batch_size_is_reported(here):
     timed = done("speed", "tiny.toml", "--set", "train.batch_size=300", *QUICK)
     assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
-    assert "training was timed with 204 of 300 lanes: on a CPU more lanes change the speed little" in timed.stderr
+    assert (
+        "training was timed with a batch size of 204 instead of 300: on a CPU a larger one changes the speed little"
+    ) in timed.stderr
 
 
 def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):

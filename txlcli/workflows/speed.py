@@ -32,7 +32,7 @@ from txlcli.workflows.workspace import Workspace
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
-TRAINING_TOKENS_ON_CPU = 1024  # a full step of a published recipe takes minutes; more lanes change the speed little
+TRAINING_TOKENS_ON_CPU = 1024  # a full step of a recipe takes minutes, and its rate is nearly the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,8 @@ class Bench:
         if train.batch_size < full:
             lanes = f"{train.batch_size} of {full} lanes"
             self._reporter.say(
-                f"training was timed with {lanes}: on a CPU a larger batch size changes the speed little"
+                f"training was timed with a batch size of {train.batch_size} instead of {full}: on a CPU a larger one "
+                "changes the speed little"
             )
         title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
         return self._throughput_row(title, timing, flops, memory)
@@ -256,7 +257,7 @@ class Bench:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
     def _training_settings(self) -> TrainSettings:
-        """Return the recipe's training settings in the precision to time, on a CPU with fewer lanes.
+        """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size.
 
         Raises:
             UsageError: the settings exclude each other, or the device does not support them.

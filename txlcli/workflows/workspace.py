@@ -6,7 +6,7 @@ from pathlib import Path
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.reporter import Reporter, SilentReporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Workspace:
     """auto, cpu or cuda."""
     precision: str | None = None
     """Precision of matrix products with a run; None is that of its training."""
-    reporter: Reporter = field(default_factory=Reporter)
+    reporter: Reporter = field(default_factory=SilentReporter)
     """Receives messages and progress."""
 
     def store_path(self, name: str) -> Path:

@@ -24,7 +24,7 @@ from txlcli.workflows.preparation.planning import Plan, PrepareOptions, make_pla
 from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.symbol_counts import SpooledIds, SymbolCounts
 from txlcli.workflows.preparation.workers import mapping
-from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
 TRAINING_TEXT = 64 << 20  # bytes of train, spread evenly, on which SentencePiece is trained
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
@@ -58,7 +58,7 @@ def prepare(
         StoreError: the store exists already, or cannot be written.
     """
     plan = make_plan(corpus_or_path, data_dir, options or PrepareOptions(), force=force)
-    return run_plan(plan, reporter or Reporter(), sizes or WorkSizes())
+    return run_plan(plan, reporter or SilentReporter(), sizes or WorkSizes())
 
 
 def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> TokenStore:

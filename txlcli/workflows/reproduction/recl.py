@@ -12,7 +12,7 @@ GROUPS = (
     ("ablation-xl-full", "ablation-shaw-full", "ablation-alone-xl-full", "ablation-alone-learned-half"),
 )
 PARTS = tuple(part for group in GROUPS for part in group)
-TITLES = {3: "unnormalised relative perplexity gains, r = 0.1", 4: "perplexity against context length"}
+TITLES = {3: "unnormalized relative perplexity gains, r = 0.1", 4: "perplexity against context length"}
 
 
 def table8(runner: Runner) -> Section:

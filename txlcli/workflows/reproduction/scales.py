@@ -209,7 +209,7 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
     on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
     # 46 x 22 words per step are as much text as 64 x 16: in so short a training, more text would decide the result.
     ablation = ablation_models("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22), "train.batch_size=46")
-    regularised = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
+    regularized = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
     return {
         **_by_key(
             _model("words-xl", "stdlib", *ON_WORDS),
@@ -227,7 +227,7 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
             _model("chars-vanilla-64", "vanilla-stdlib", *ON_CHARS),
             _model("sentences-xl-large", "stdlib", *ON_WORDS, *SHORT, *WIDER),
         ),
-        "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularised)),
+        "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularized)),
         **ablation,
         # One text replaces both WikiText-103 and One Billion Word, so that one model can take several parts.
         "sentences-xl": ablation["ablation-xl-full"],

@@ -16,7 +16,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, TrainingError
 from txlcli.runs import run_folder
 from txlcli.system import processors, torchrun
-from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.reporter import SilentReporter
 from txlcli.workflows.training import plan, text
 from txlcli.workflows.training.resume import change_settings
 from txlcli.workflows.training.start import load_settings
@@ -88,7 +88,7 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
         world = data_parallel.join(device)  # rank 0 joins once the store is there
         store = workspace.open_store(settings.corpus.store)
         check_text_of_rank_0(store, world)
-        segments, _ = text.read_splits(settings, store, Reporter())
+        segments, _ = text.read_splits(settings, store, SilentReporter())
         saved = None
         if run is None:
             model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=device)
