@@ -1,7 +1,7 @@
 """`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -23,9 +23,6 @@ from txlcli.options import (
     read_stdin,
 )
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths, UserText
-
-if TYPE_CHECKING:
-    from txlcli.workflows.evaluation.evaluate import Evaluation
 
 
 def evaluate(
@@ -116,7 +113,7 @@ def evaluate(
     try:
         console.show_result(evaluation.result, eval_table.show, json=json)
         if losses is not None:  # after the result, which a full disk must not cost
-            _write_losses(losses, evaluation)
+            evaluation.write_losses(losses)
         if plot is not None:
             eval_table.plot_curve(plot, evaluation.result)
     except (OSError, TxlError) as error:
@@ -155,25 +152,3 @@ def _parse_distance(text: str | None) -> int | Literal["none"] | None:
     if int(text) > MOST_COUNT:
         raise UsageError(f'--max-distance {text}: give at most {MOST_COUNT}, or "none"')
     return int(text)
-
-
-def _write_losses(path: Path, evaluation: "Evaluation") -> None:
-    from txlcli.data import loss_file
-
-    text, run, result = evaluation.scoring.text, evaluation.scoring.opened.run, evaluation.result
-    facts = {
-        **{key: result[key] for key in ("run", "step", "text", "precision", "max_distance")},
-        "store": run.settings.corpus.store if text.split else None,
-        "split": text.split,
-        "vocab_fingerprint": run.vocab_fingerprint,
-    }
-    token_losses = []
-    for row, losses in zip(result["rows"], evaluation.losses_nats, strict=True):
-        if "stride" in row:
-            settings = {"stride": row["stride"]}
-            token_losses.append(loss_file.TokenLosses("attn_len", row["attn_len"], losses, settings))
-        else:
-            settings = {"seg_len": result["seg_len"], "lanes": row["lanes"], "same_length": result["same_length"]}
-            token_losses.append(loss_file.TokenLosses("mem_len", row["mem_len"], losses, settings))
-    loss_file.write(path, text.targets, token_losses, facts)
-    console.say(f"the loss of {len(text.targets):,} tokens written to {path}")

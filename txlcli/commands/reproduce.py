@@ -1,9 +1,8 @@
 """`txl reproduce`: the paper's tables and figures, our numbers beside the paper's."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -59,12 +58,8 @@ def reproduce(
             reproduction_report.show_costs(rows, costs, size)
         return
     folder = out if out is not None else Path(f"reproduction-{scale}")
-
-    def plot_curves(path: Path, curves: Mapping[str, Any], x_label: str, y_label: str, title: str) -> None:
-        plots.plot_curves(path, curves, x_label=x_label, y_label=y_label, title=title, log_x=True)
-
     figures = Plots(
-        curves=plot_curves,
+        curves=partial(plots.plot_curves, log_x=True),
         recl_gains=recl_table.plot_gains,
         recl_perplexities=recl_table.plot_perplexities,
         attention=attention_result.plot_figure,

@@ -82,20 +82,12 @@ FACTS = (
 
 
 def _facts(run_history: History) -> dict[str, Any]:
-    run, valid, (test, trials) = run_history.run, run_history.best_valid, run_history.test_result
-    values = (
-        run.recipe_name,
-        run.settings.corpus.store,
-        run.parameters,
-        run.metric,
-        run_history.state,
-        run_history.step,
-        run.settings.train.max_steps if run_history.state != "imported" else None,
-        metrics.in_metric(valid["loss_nats"], run.metric) if valid else None,
-        valid["step"] if valid else None,
-        valid["tokens"] if valid and valid["tokens"] == run.settings.train.valid_tokens else None,
-        metrics.in_metric(test["loss_nats"], run.metric) if test else None,
-        test.get("mem_len") if test else None,
-        trials if test else None,
-    )
-    return dict(zip(FACTS, values, strict=True))
+    settings, valid, (test, trials) = run_history.run.settings, run_history.best_valid, run_history.test_result
+    return {
+        **run_history.summary(),
+        "store": settings.corpus.store,
+        "max_steps": settings.train.max_steps if run_history.state != "imported" else None,
+        "valid_tokens": valid["tokens"] if valid and valid["tokens"] == settings.train.valid_tokens else None,
+        "test_mem_len": test.get("mem_len") if test else None,
+        "test_readings": trials if test else None,
+    }

@@ -62,29 +62,15 @@ def compare(
         )
 
 
-def _facts(run_history: History) -> dict[str, Any]:
-    run = run_history.run
-
-    def loss(report: dict[str, Any] | None) -> float | None:
-        return (
-            metrics.in_metric(report["loss_nats"], run.metric) if report and report["loss_nats"] is not None else None
-        )
-
+def _facts(past: History) -> dict[str, Any]:
     return {
-        "name": run.name,
-        "folder": str(run.folder),
-        "recipe": run.recipe_name,
-        "metric": run.metric,
-        "parameters": run.parameters,
-        "state": run_history.state,
-        "step": run_history.step,
-        "best_valid": loss(run_history.best_valid),
-        "best_valid_step": run_history.best_valid["step"] if run_history.best_valid else None,
-        "last_valid": loss(run_history.last_valid),
-        "last_train": loss(run_history.last_train),
-        "test": loss(run_history.test_result[0]),
-        "tokens_per_s": run_history.tokens_per_s,
-        "changes": [dataclasses.asdict(change) for change in run.changes],
+        "name": past.run.name,
+        "folder": str(past.run.folder),
+        **past.summary(),
+        "last_valid": past.in_metric(past.last_valid),
+        "last_train": past.in_metric(past.last_train),
+        "tokens_per_s": past.tokens_per_s,
+        "changes": [dataclasses.asdict(change) for change in past.run.changes],
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.errors import RunError
+from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 
@@ -101,6 +102,25 @@ class History:
         if chosen is not None:
             return on_test[chosen], 1
         return lowest(on_test.values()), len(on_test)
+
+    def in_metric(self, report: Report | None) -> float | None:
+        """Return the loss of a report in the run's metric; None without a report, or if the loss is not finite."""
+        if report is None or report["loss_nats"] is None:
+            return None
+        return metrics.in_metric(report["loss_nats"], self.run.metric)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the state of the run and its best results in its metric."""
+        return {
+            "recipe": self.run.recipe_name,
+            "parameters": self.run.parameters,
+            "metric": self.run.metric,
+            "state": self.state,
+            "step": self.step,
+            "best_valid": self.in_metric(self.best_valid),
+            "best_valid_step": self.best_valid["step"] if self.best_valid else None,
+            "test": self.in_metric(self.test_result[0]),
+        }
 
     @property
     def tokens_per_step(self) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.figure import Figure
@@ -54,7 +53,7 @@ def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
         attention: (N, H, n), distances ascending from 0.
         title: title of the figure.
     """
-    figure = _figure(9.6, _height(attention))
+    figure = plots.new_figure(9.6, _height(attention))
     axes = figure.add_subplot()
     image = _show_heads(axes, attention, _uniform_scale([attention]))
     axes.set_title(title, fontsize=11)
@@ -65,7 +64,7 @@ def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
 def plot_terms(path: Path, terms: dict[str, Numbers], *, title: str) -> None:
     """Plot Figure 7: Figure 5 for each term, side by side, with one colour scale."""
     height = _height(next(iter(terms.values())))
-    figure = _figure(2.2 + 4.2 * len(terms), height)
+    figure = plots.new_figure(2.2 + 4.2 * len(terms), height)
     row = figure.subplots(1, len(terms), sharey=True, squeeze=False)[0]
     scale = _uniform_scale(list(terms.values()))
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
@@ -91,7 +90,7 @@ def plot_heads(
     wide = len(context) > 100
     width = 13.0 if wide else max(7.0, 2.2 + 0.13 * len(context))
     panel = 0.55 + 0.17 * len(targets)
-    figure = _figure(width, 1.1 + (0.0 if wide else 0.6) + panel * len(heads))
+    figure = plots.new_figure(width, 1.1 + (0.0 if wide else 0.6) + panel * len(heads))
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
     names = [token_label(token) for token in targets]
     for axes, head in zip(column, heads, strict=True):
@@ -112,12 +111,6 @@ def plot_heads(
     figure.supylabel("target token", fontsize=10)
     figure.suptitle(f"{title}\n{LEGEND}", fontsize=10)
     plots.save(figure, path)
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _height(attention: Numbers) -> float:

@@ -16,6 +16,13 @@ LEGEND_WIDTH = 56
 """Characters that fit into one row of the legend below the curves."""
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches, which needs no display."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def plot_curves(
     path: Path,
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
@@ -30,8 +37,7 @@ def plot_curves(
     """Plot named curves, each (x values, y values), to a file; `styles` holds matplotlib's line properties by name."""
     columns = 2 if 2 * max(map(len, curves), default=0) <= LEGEND_WIDTH else 1
     legend_rows = math.ceil(len(curves) / columns) if len(curves) > 1 else 0
-    figure = Figure(figsize=(6.4, 4.2 + 0.25 * legend_rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.4, 4.2 + 0.25 * legend_rows)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
         axes.plot(x, y, **{"marker": "o", "label": name, **(styles or {}).get(name, {})})

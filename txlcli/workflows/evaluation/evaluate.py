@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.core.kernels.compilation import check_attention
+from txlcli.data import loss_file
+from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import record, texts
@@ -35,6 +38,30 @@ class Evaluation:
     def record(self) -> None:
         """Append the rows to the run's evals.jsonl."""
         record.record(self.scoring, self.result)
+
+    def write_losses(self, path: Path) -> None:
+        """Write the loss of every token of the text to an HDF5 file.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        text, run, result = self.scoring.text, self.scoring.opened.run, self.result
+        facts = {
+            **{key: result[key] for key in ("run", "step", "text", "precision", "max_distance")},
+            "store": run.settings.corpus.store if text.split else None,
+            "split": text.split,
+            "vocab_fingerprint": run.vocab_fingerprint,
+        }
+        token_losses = []
+        for row, losses in zip(result["rows"], self.losses_nats, strict=True):
+            if "stride" in row:
+                settings = {"stride": row["stride"]}
+                token_losses.append(TokenLosses("attn_len", row["attn_len"], losses, settings))
+            else:
+                settings = {"seg_len": result["seg_len"], "lanes": row["lanes"], "same_length": result["same_length"]}
+                token_losses.append(TokenLosses("mem_len", row["mem_len"], losses, settings))
+        loss_file.write(path, text.targets, token_losses, facts)
+        self.scoring.reporter.say(f"the loss of {len(text.targets):,} tokens written to {path}")
 
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown and recorded."""

@@ -238,9 +238,9 @@ def _plot(runner: Runner, by_model: Mapping[str, Lengths], file: str) -> list[li
     runner.plots.curves(
         runner.folder / file,
         curves,
-        "attention length (M with recurrence, the window without)",
-        "perplexity on valid",
-        "Perplexity by attention length",
+        x_label="attention length (M with recurrence, the window without)",
+        y_label="perplexity on valid",
+        title="Perplexity by attention length",
     )
     return [[file, "Perplexity on valid by attention length, first seed; alone: without recurrence."]]
 

@@ -35,8 +35,8 @@ LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to c
 class Plots:
     """Functions that plot results to a file, from `views`."""
 
-    curves: Callable[[Path, Mapping[str, Any], str, str, str], None]
-    """Path, curves by name, x label, y label, title; the x axis is logarithmic."""
+    curves: Callable[..., None]
+    """Path, curves by name, and the keywords `x_label`, `y_label`, `title`; the x axis is logarithmic."""
     recl_gains: Callable[[Path, dict[str, Any]], None]
     recl_perplexities: Callable[[Path, dict[str, Any]], None]
     attention: Callable[[AttentionResult, int, Path], None]
