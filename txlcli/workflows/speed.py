@@ -161,9 +161,9 @@ class Bench:
             tokens = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
             bar.reach(2, "vanilla, one window at a time")
             shared: Any = {"max_distance": settings.max_distance, "precision": self.precision, "repeat": self.repeat}
-            one = time_vanilla(self.model, attn_len, windows=1, **shared)
+            vanilla = time_vanilla(self.model, attn_len, windows=1, **shared)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, attn_len, one, **shared)
+            windows, batched = best_windows(self.model, attn_len, vanilla, **shared)
         return {
             "attn_len": attn_len,
             "seg_len": settings.seg_len,
@@ -175,14 +175,14 @@ class Bench:
             "xl_single_ms_per_token": tokens.median,
             "xl_single_low_high_ms": [tokens.low, tokens.high],
             "xl_single_tokens_per_s": 1e3 / tokens.median,
-            "vanilla_ms_per_token": one.median,
-            "vanilla_low_high_ms": [one.low, one.high],
+            "vanilla_ms_per_token": vanilla.median,
+            "vanilla_low_high_ms": [vanilla.low, vanilla.high],
             "windows": windows,
             "vanilla_batched_ms_per_token": batched.median,
             "vanilla_batched_low_high_ms": [batched.low, batched.high],
-            "slowdown": one.median / segments.median,
+            "slowdown": vanilla.median / segments.median,
             "slowdown_batched": batched.median / segments.median,
-            "slowdown_single": one.median / tokens.median,
+            "slowdown_single": vanilla.median / tokens.median,
             "paper_slowdown": SLOWDOWN_BY_ATTN_LEN.get(attn_len),
         }
 

@@ -64,30 +64,20 @@ def group_losses(group: Sequence[Member], task: ReclTask) -> NDArray[np.float32]
     """
     text, file, positions = task.text, task.file, task.positions
     digest = hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest()
-    all_missing = []
+    all_missing, needed = [], []
     for member in group:
         facts = member.facts(digest)
-        lengths = dict.fromkeys(
-            read_length(member.model, member.settings, context_len) for context_len in task.contexts
-        )
-        missing = {length: file.missing(key_of(facts), length, positions) for length in lengths}
+        key = key_of(facts)
+        lengths = [read_length(member.model, member.settings, context_len) for context_len in task.contexts]
+        missing = {length: file.missing(key, length, positions) for length in dict.fromkeys(lengths)}
+        needed.append((key, lengths))
         all_missing.append(
             MissingLosses(member, facts, {length: part for length, part in missing.items() if len(part)})
         )
     _announce(all_missing, task)
     for missing_losses in all_missing:
         _compute(missing_losses, task)
-    return np.array(
-        [
-            [
-                file.losses(
-                    key_of(one.facts), read_length(one.member.model, one.member.settings, context_len), positions
-                )
-                for context_len in task.contexts
-            ]
-            for one in all_missing
-        ]
-    )
+    return np.array([[file.losses(key, length, positions) for length in lengths] for key, lengths in needed])
 
 
 def _announce(all_missing: Sequence[MissingLosses], task: ReclTask) -> None:
