@@ -113,7 +113,7 @@ class _Preparation:
             encoded = self._read_all(splits, encoder)
             vocab = self._make_vocabulary(text, model)
             final = rules.final_ids(self._symbols, vocab)
-            counts = {split: self._counts(split, ids, final, vocab) for split, ids in encoded.items()}
+            counts = {split: self._counts(split, part, final, vocab) for split, part in encoded.items()}
             _refuse_without_tokens(counts)
             notes = (*text.notes, *notes, *rules.differences(plan, self._rule, text, vocab.size, counts))
             facts = _facts(plan, text, vocab, notes, source.result())
