@@ -20,10 +20,6 @@ MAX_WIDTH = 10_000  # columns; more than any table needs
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
 
 
-def _out() -> Console:
-    return _plain(sys.stdout)
-
-
 def _err() -> Console:
     return _plain(sys.stderr)
 
@@ -114,7 +110,7 @@ def show_table(
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    out = _out()
+    out = _plain(sys.stdout)
     # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
     out.size = (MAX_WIDTH, out.height)
     out.width = max(out.measure(table).maximum, len(title), len(caption))
