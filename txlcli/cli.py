@@ -31,7 +31,9 @@ from txlcli.commands import (
 )
 from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
-from txlcli.errors import TxlError, UsageError, did_you_mean
+from txlcli.config import recipe
+from txlcli.errors import TxlError, UsageError
+from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import torchrun
 from txlcli.system.memory import is_out_of_memory
 
@@ -80,9 +82,7 @@ class TxlGroup(TyperGroup):
             console.complain("interrupted")
             sys.exit(CTRL_C)
         except typer.TyperException as error:
-            context = getattr(error, "ctx", None)
-            where = f'; see "{context.command_path} --help"' if context else ""
-            console.complain(_one_line(error.format_message()) + where)
+            console.complain(_explain(error))
             sys.exit(error.exit_code)
         except OSError as error:
             if error.errno != errno.ENOSPC:
@@ -106,16 +106,31 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(TERMINATED)
 
 
-def _one_line(message: str) -> str:
-    """Return a message of the option parser on one line, with a suggestion for a misspelled choice."""
-    message = " ".join(message.split()).rstrip(".").replace("Value error, ", "")
-    choice = re.search(r"'([^']*)' is not one of (.+)$", message)
-    return message + (did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2])) if choice else "")
+def _explain(error: typer.TyperException) -> str:
+    """Return an error of the option parser on one line, with what was probably meant."""
+    context: typer.Context | None = getattr(error, "ctx", None)
+    message = " ".join(str(error.message if hasattr(error, "option_name") else error.format_message()).split())
+    message = message.rstrip(".").replace("Value error, ", "")
+    if choice := re.search(r"'([^']*)' is not one of (.+)$", message):
+        message += did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
+    if context is None:
+        return message
+    if option := re.match(r"No such option: (-\S*)", message):
+        options = [
+            name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)
+        ]
+        meant = meant_option(option[1], options, recipe.setting_names())
+        message = f"unknown option {option[1]}" + (f"; did you mean {meant}?" if meant else "")
+    elif command := re.match(r"No such command '(.*)'$", message):
+        known = context.command.list_commands(context) if isinstance(context.command, TyperGroup) else []
+        message = f'unknown command "{command[1]}"' + did_you_mean(command[1], known)
+    return f'{message}; see "{context.command_path} --help"'.replace("?; see", "? See")
 
 
 app = typer.Typer(
     cls=TxlGroup,
     invoke_without_command=True,
+    suggest_commands=False,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -15,8 +15,12 @@ TxlError                    the request failed                           exit co
 A message is one line: what, where, next step. `txlcli.cli` prints it and sets the exit code.
 """
 
-import difflib
 from collections.abc import Iterable
+
+from txlcli.suggestions import did_you_mean
+
+MOST_LISTED = 10
+"""Largest number of known names that an error lists."""
 
 
 class TxlError(Exception):
@@ -36,12 +40,23 @@ class RecipeError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A name is unknown; the message suggests the most similar name and lists all known names."""
+    """A name is unknown; the message suggests a known one, and lists them or says how to list them.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, like: str | None = None) -> None:
+    Args:
+        kind: what is named, such as "run".
+        name: the unknown name.
+        known: all known names.
+        like: name to compare with the known ones, if it is not `name` itself.
+        listing: sentence about the command that lists the names; used if there are more than MOST_LISTED.
+    """
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], *, like: str | None = None, listing: str | None = None
+    ) -> None:
         names = list(known)
         near = did_you_mean(name if like is None else like, names)
-        super().__init__(f'unknown {kind} "{name}"{near} (known: {listed(names)})')
+        all_names = f"known: {listed(names)}" if listing is None or len(names) <= MOST_LISTED else listing
+        super().__init__(f'unknown {kind} "{name}"{near} ({all_names})')
 
 
 class StoreError(TxlError):
@@ -79,9 +94,3 @@ class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error
 def listed(names: Iterable[str]) -> str:
     """Return names as a list for a message."""
     return ", ".join(names) or "none yet"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean "X"?` with the most similar known name, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f'; did you mean "{near[0]}"?' if near else ""

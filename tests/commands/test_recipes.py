@@ -23,6 +23,12 @@ def original(name):
     return resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_bytes()
 
 
+def copied(name):
+    """Return a recipe as `txl recipes copy` writes it: with the path of the schema."""
+    path = resources.files("txlcli.recipes").joinpath("schema.json")
+    return original(name).replace(b"#:schema schema.json", f"#:schema {path}".encode(), 1)
+
+
 def row_of(name):
     """Return the cells of a recipe's row in the list."""
     return next(row for row in cells(done("recipes")) if row[0] == name)
@@ -94,7 +100,7 @@ def test_copy_writes_the_recipe_and_prints_the_next_command(folder):
     result = done("recipes", "copy", "enwik8-24l", "mine.toml")
     assert result.stdout == 'wrote mine.toml; edit it, then run "txl train mine.toml"\n'
     assert result.stderr == ""
-    assert (folder / "mine.toml").read_bytes() == original("enwik8-24l")
+    assert (folder / "mine.toml").read_bytes() == copied("enwik8-24l")
     assert recipe.load("mine.toml") == recipe.load("enwik8-24l")
 
 
@@ -102,12 +108,12 @@ def test_copy_into_a_folder_keeps_the_name(folder):
     (folder / "my recipes").mkdir()
     result = done("recipes", "copy", "recipes/ptb.toml", "my recipes")
     assert result.stdout.endswith("run \"txl train 'my recipes/ptb.toml'\"\n")
-    assert (folder / "my recipes" / "ptb.toml").read_bytes() == original("ptb")
+    assert (folder / "my recipes" / "ptb.toml").read_bytes() == copied("ptb")
 
 
 def test_copy_as_json_has_the_recipe_and_the_file(folder):
     assert json_of("recipes", "copy", "ptb", ".") == {"recipe": "ptb", "file": "ptb.toml"}
-    assert (folder / "ptb.toml").read_bytes() == original("ptb")
+    assert (folder / "ptb.toml").read_bytes() == copied("ptb")
 
 
 @pytest.mark.parametrize("file", ["mine.toml", "."])
@@ -119,7 +125,7 @@ def test_copy_replaces_a_file_only_with_force(folder, file):
     )
     assert path.read_text() == "mine"
     done("recipes", "copy", "ptb", file, "--force")
-    assert path.read_bytes() == original("ptb")
+    assert path.read_bytes() == copied("ptb")
 
 
 def test_copy_keeps_the_old_file_on_a_full_disk(folder):
@@ -137,7 +143,7 @@ def test_copy_follows_a_link_and_keeps_other_files(folder):
     done("recipes", "copy", "ptb", "mine.toml", "--force")
     assert (folder / "mine.toml.new").read_text() == "another"
     assert (folder / "mine.toml").is_symlink()
-    assert (folder / "real.toml").read_bytes() == original("ptb")
+    assert (folder / "real.toml").read_bytes() == copied("ptb")
 
 
 def test_copy_creates_no_folder(folder):
@@ -165,7 +171,7 @@ def test_copy_to_a_file_that_cannot_be_written_is_refused_on_one_line():
 def test_an_unknown_recipe_is_refused_with_a_suggestion(folder, command, word):
     file = ["mine.toml"] if command[0] == "copy" else []
     message = refusal("recipes", *command, word, *file)
-    assert message == f'unknown recipe "{word}"; did you mean "enwik8"? (known: {", ".join(NAMES)})'
+    assert message == f'unknown recipe "{word}"; did you mean "enwik8"? ("txl recipes" lists all)'
     assert list(folder.iterdir()) == []
 
 
@@ -182,10 +188,10 @@ def test_json_before_the_command_is_refused():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["shwo"], "No such command 'shwo'. Did you mean 'show'?; see \"txl recipes --help\""),
+        (["shwo"], 'unknown command "shwo"; did you mean "show"? See "txl recipes --help"'),
         (["show"], "Missing argument 'NAME'; see \"txl recipes show --help\""),
         (["copy", "ptb"], "Missing argument 'FILE'; see \"txl recipes copy --help\""),
-        (["show", "ptb", "--force"], 'No such option: --force; see "txl recipes show --help"'),
+        (["show", "ptb", "--force"], 'unknown option --force; see "txl recipes show --help"'),
     ],
 )
 def test_wrong_arguments_are_refused_on_one_line_with_exit_code_2(words, message):
@@ -203,3 +209,33 @@ app({["recipes", *words]!r})
 """
     ended = python("-c", script)
     assert (ended.returncode, ended.stderr) == (0, "[]\n")
+
+
+def test_keys_lists_every_setting_with_its_values_and_default():
+    text = done("recipes", "keys").stdout
+    headings = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    assert len(headings) > 70
+    assert "train.lr (number, greater than 0; default 0.00025)" in headings
+    assert "model.n_heads (whole number, greater than 0; required; arch = transformer)" in headings
+    assert max(len(line) for line in text.splitlines() if line.startswith(" ")) <= 80
+
+
+def test_keys_of_one_section_as_json():
+    assert json_of("recipes", "keys", "log")["settings"][0] == {
+        "setting": "log.every",
+        "values": "whole number, greater than 0",
+        "default": "200",
+        "arch": None,
+        "description": "Steps between reports of the training loss.",
+    }
+
+
+def test_an_unknown_section_of_keys_is_refused():
+    assert refusal("recipes", "keys", "trian").startswith(
+        'unknown section "trian"; did you mean "train"? (known: corpus'
+    )
+
+
+def test_schema_prints_what_comes_with_txl():
+    packaged = resources.files("txlcli.recipes").joinpath("schema.json").read_text()
+    assert done("recipes", "schema").stdout == packaged

@@ -546,7 +546,7 @@ app({words!r})
 def test_an_unknown_subcommand_gets_a_suggestion():
     result = txl("runs", "comparre")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "Did you mean 'compare'?" in result.stderr
+    assert 'did you mean "compare"?' in result.stderr
 
 
 def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):

@@ -667,7 +667,7 @@ USAGE = [
         ["tiny.toml", "--set", f"train.mem_len={'9' * 20}"],
         f"[train] mem_len must be at most 2147483647, not {'9' * 20}",
     ),
-    (["tiny.toml", "--set", "train.learning_rate=1"], '[train] has no key "learning_rate" (known: seg_len, mem_len, '),
+    (["tiny.toml", "--set", "train.learning_rate=1"], '[train] has no key "learning_rate"; did you mean "lr"?'),
     (
         ["tiny.toml", "--set", "model.arch=lstm"],
         '[model] has no key "n_heads"; it does not apply to arch = "lstm", leave it out',
@@ -680,7 +680,7 @@ USAGE = [
     (["tiny.toml", "--max-steps", "0"], "Invalid value for '--max-steps'"),
     (["tiny.toml", "--max-minutes", "-1"], "Invalid value for '--max-minutes'"),
     (["tiny.toml", "--log-every", "0"], "Invalid value for '--log-every'"),
-    (["tiny.toml", "--mem-len", "5"], "No such option: --mem-len"),
+    (["tiny.toml", "--mem-len", "5"], "unknown option --mem-len; did you mean --set train.mem_len=VALUE?"),
     (["--resume", "bite"], 'unknown run "bite"; did you mean "byte"? (known: byte, char, sentencepiece, word)'),
 ]
 

@@ -65,7 +65,7 @@ OUT_OF_RANGE = [
     ("corpus", {"store": ".."}, f"store must be {PLAIN}, not '..'"),
     ("train", {"lr": float("inf")}, "lr must be a finite number, not inf"),
     ("train", {"weight_decay": float("nan")}, "weight_decay must be 0 or more, not nan"),
-    ("train", {"seed": 2**63}, f"seed must be at most {2**63 - 1}, not {2**63}"),
+    ("train", {"seed": 2**63}, f"seed must be from 0 to {2**63 - 1}, not {2**63}"),
     ("published", {"vocab_size": -1}, "vocab_size must be greater than 0, not -1"),
     *[
         ("model", {key: value}, f"{key} must be greater than 0, not {value}")
@@ -149,9 +149,9 @@ OUT_OF_RANGE = [
             "warmup_steps",
             "plateau_patience",
             "average_patience",
-            "seed",
         )
     ],
+    ("train", {"seed": -1}, f"seed must be from 0 to {2**63 - 1}, not -1"),
     ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
     (
         "train",
@@ -186,7 +186,11 @@ OUT_OF_RANGE = [
             ("inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
         )
     ],
-    ("train", {"average": "ema"}, "average must be one of none, asgd, exponential, not 'ema'"),
+    (
+        "train",
+        {"average": "ema"},
+        "average must be one of none, asgd, exponential, not 'ema'; did you mean \"exponential\"?",
+    ),
     *[
         (
             "train",

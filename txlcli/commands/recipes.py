@@ -1,7 +1,9 @@
 """`txl recipes`: list, show and copy the packaged recipes."""
 
+import json as json_
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,18 +11,20 @@ import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.config import recipe
-from txlcli.errors import TxlError, UsageError
+from txlcli.config import recipe, schema
+from txlcli.errors import TxlError, UnknownNameError, UsageError
 from txlcli.options import Force, Json
 from txlcli.paper import metrics
 from txlcli.system.atomic_files import check_folder, replacing
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
+SCHEMA_LINE = "#:schema schema.json"
+"""First line of a packaged recipe, from which editors know the keys."""
 CAPTION = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"
 
 Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.")]
 
-app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
 
 @app.callback()
@@ -74,13 +78,60 @@ def copy(
     try:
         path = _target(file, name, force=force)
         with replacing(path.resolve()) as beside:
-            beside.write_text(text, encoding="utf-8", newline="\n")
+            own = text.replace(SCHEMA_LINE, f"#:schema {recipe.schema_file()}", 1)
+            beside.write_text(own, encoding="utf-8", newline="\n")
     except OSError as error:
         raise TxlError(f"{file}: the recipe cannot be written ({error.strerror}); choose another FILE") from error
     if json:
         console.show_json({"recipe": name, "file": str(path)})
     else:
         console.show_text(f'wrote {path}; edit it, then run "{shlex.join(["txl", "train", str(path)])}"')
+
+
+@app.command("keys")
+def keys(
+    section: Annotated[str | None, Argument(metavar="[SECTION]", help="Section of a recipe, such as train.")] = None,
+    json: Json = False,
+) -> None:
+    """List every setting with its default, its range and its meaning.
+
+    Example: txl recipes keys train
+    """
+    if section is not None and section not in recipe.SECTIONS:
+        raise UnknownNameError("section", section, recipe.SECTIONS)
+    described = [key for name in ([section] if section else recipe.SECTIONS) for key in schema.keys(name)]
+    if json:
+        console.show_json({"settings": [_described(key) for key in described]})
+    else:
+        for key in described:
+            console.show_text(_paragraph(key))
+
+
+@app.command("schema")
+def schema_() -> None:
+    """Print the JSON Schema of recipes, with which editors complete and check keys.
+
+    Example: txl recipes schema > recipe.schema.json
+    """
+    console.show_text(json_.dumps(schema.json_schema(), indent=2))
+
+
+def _described(key: schema.Key) -> dict[str, Any]:
+    return {
+        "setting": key.full_name,
+        "values": key.values,
+        "default": key.shown_default,
+        "arch": list(key.architectures) or None,
+        "description": key.description,
+    }
+
+
+def _paragraph(key: schema.Key) -> str:
+    """Return the description of a setting, indented below its name, values and default."""
+    default = key.shown_default if key.required else f"default {key.shown_default}"
+    arch = f"; arch = {', '.join(key.architectures)}" if key.architectures else ""
+    text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")
+    return f"{key.full_name} ({key.values}; {default}{arch})\n{text}\n"
 
 
 def _list(*, json: bool) -> None:
@@ -128,7 +179,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 def _description(text: str) -> str:
     """Return the first sentence of the header up to a colon or semicolon, which the paper's numbers follow."""
-    paragraph, _, _ = text.partition("\n#\n")
+    paragraph, _, _ = text.removeprefix(f"{SCHEMA_LINE}\n").partition("\n#\n")
     header = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
     return re.split(r"[:;]|\.(?:\s|$)", header)[0]
 

@@ -15,7 +15,7 @@ from txlcli.runs import history, run_folder
 from txlcli.runs.history import History
 from txlcli.views import run_tables
 
-app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
 
 @app.callback()

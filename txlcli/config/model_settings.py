@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from txlcli.config.encodings import ENCODINGS, EncodingTraits
-from txlcli.config.ranges import at_most_largest_count, known_words, positive, require
+from txlcli.config.ranges import PositiveFloat, PositiveInt, Rate, check_fields, require
 
 MemoryStart = Literal["empty", "zeros"]
 
@@ -22,27 +22,27 @@ class ModelSettings:
 
     arch: Annotated[str, MODELS] = "transformer"
     """Architecture: a Transformer, or a recurrent network (LSTM; QRNN of Bradbury et al.)."""
-    n_layers: int
+    n_layers: PositiveInt
     """Number of layers N."""
-    d_model: int
+    d_model: PositiveInt
     """Width d of the hidden states and of the embedding."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout rate of embeddings, distance encodings, sublayer outputs, feed-forward activations and the output."""
-    embedding_dropout: float | None = None
+    embedding_dropout: Rate | None = None
     """Dropout rate of the embeddings; by default the value of dropout."""
-    output_dropout: float | None = None
+    output_dropout: Rate | None = None
     """Dropout rate of the last hidden states; by default the value of dropout."""
     variational_dropout: bool = False
     """Share one dropout mask per sequence and segment among all positions, and one mask among all distances (Gal &
     Ghahramani 2016); attention probabilities, which have no channels, keep independent masks."""
-    word_dropout: float = 0.0
+    word_dropout: Rate = 0.0
     """Share of words whose embedding is zero at every position of a batch except the first of a segment; the softmax
     keeps them (Gal & Ghahramani 2016)."""
     cutoffs: tuple[int, ...] = ()
     """First ids of the tail bands of adaptive softmax and adaptive input, rising; empty means a plain softmax."""
-    div_val: int = 1
+    div_val: PositiveInt = 1
     """Factor by which the embedding of each band is narrower than that of the band before."""
-    d_embed: int | None = None
+    d_embed: PositiveInt | None = None
     """Width of the first band's embedding; by default d_model."""
     tie_embeddings: bool = True
     """Use the embedding matrices in the softmax, too."""
@@ -51,17 +51,14 @@ class ModelSettings:
     (proj_share_all_but_first of the released TF code)."""
     project_same_width: bool = True
     """With div_val above 1, also project bands as wide as the model (proj_same_dim of the released TF code)."""
-    init_std: float = 0.02
+    init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights, and of the initial layer-norm gains around 1."""
-    proj_init_std: float = 0.01
+    proj_init_std: PositiveFloat = 0.01
     """Standard deviation of the initial projections between embedding and model width."""
 
     def __post_init__(self) -> None:
         """Check the values."""
-        known_words("model", self)
-        at_most_largest_count("model", self)
-        positive("model", self, "n_layers", "d_model", "d_embed", "div_val", "init_std", "proj_init_std")
-        self._check_dropout("dropout", "embedding_dropout", "output_dropout", "word_dropout")
+        check_fields("model", self)
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
         require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
         bands, tied = len(self.cutoffs) + 1, self.tie_projections
@@ -69,11 +66,6 @@ class ModelSettings:
         require(fits, "model", "tie_projections", list(tied or ()), f"as many as bands ({bands})")
         narrowest = self.embed_width // self.div_val ** (bands - 1)
         require(narrowest > 0, "model", "div_val", self.div_val, f"small enough to leave band {bands} a width")
-
-    def _check_dropout(self, *keys: str) -> None:
-        for key in keys:
-            value = getattr(self, key)
-            require(value is None or 0 <= value < 1, "model", key, value, "at least 0 and less than 1")
 
     @property
     def longest_window(self) -> int | None:
@@ -105,26 +97,26 @@ class ModelSettings:
 class TransformerSettings(ModelSettings):
     """[model] with arch = "transformer": Transformer-XL (section 3) and the models of Table 6."""
 
-    n_heads: int
+    n_heads: PositiveInt
     """Number of attention heads H per layer."""
-    d_head: int
+    d_head: PositiveInt
     """Width D of one head; H x D may differ from d."""
-    d_inner: int
+    d_inner: PositiveInt
     """Inner width F of the feed-forward block."""
-    attention_dropout: float = 0.0
+    attention_dropout: Rate = 0.0
     """Dropout rate of the attention probabilities."""
-    inner_dropout: float | None = None
+    inner_dropout: Rate | None = None
     """Dropout rate of the feed-forward activations; by default the value of dropout."""
     norm: Literal["post", "pre", "pre_released"] = "post"
     """Place of layer normalization: after each residual sum (the paper); before each sublayer, with one more at the
     end; or the latter without the last one (released code)."""
-    norm_eps: float = 1e-5
+    norm_eps: PositiveFloat = 1e-5
     """Constant that layer normalization adds to the variance; 1e-12 in the released TF code."""
     position: Annotated[str, ENCODINGS] = "relative"
     """Position encoding: Transformer-XL's relative encoding; Shaw et al.'s (a learned vector per distance); Vaswani et
     al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); or rotary positions (Su
     et al.: queries and keys are rotated)."""
-    n_positions: int | None = None
+    n_positions: PositiveInt | None = None
     """Number of learned vectors: distances ("shaw"; larger ones share the last), or positions of a segment
     ("learned")."""
     tie_biases: bool = True
@@ -168,9 +160,7 @@ class TransformerSettings(ModelSettings):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        positive("model", self, "n_heads", "d_head", "d_inner", "n_positions", "norm_eps")
         require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
-        self._check_dropout("attention_dropout", "inner_dropout")
         learned = self.encoding.learned_vectors
         expected = "the number of vectors to learn" if learned else f'left out with position = "{self.position}"'
         require((self.n_positions is not None) == learned, "model", "n_positions", self.n_positions, expected)
@@ -191,17 +181,16 @@ class RnnSettings(ModelSettings):
     recurrent_state: ClassVar[bool] = True
     """The state replaces the memory."""
 
-    init_std: float = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the initial embedding and softmax; the layers have PyTorch's initial weights."""
-    d_hidden: int | None = None
+    d_hidden: PositiveInt | None = None
     """Width of all layers but the last; by default d_model."""
-    window: int | None = None
+    window: PositiveInt | None = None
     """arch = "qrnn": number of inputs that the first layer reads per position, by default 2; higher layers read one."""
 
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        positive("model", self, "d_hidden", "window")
         has_inner = self.d_hidden is None or self.n_layers > 1
         require(has_inner, "model", "d_hidden", self.d_hidden, "left out with one layer, which is d_model wide")
         applies = self.window is None or self.arch == "qrnn"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.ranges import words_of
+from txlcli.config.ranges import plain_options, words_of
 from txlcli.config.settings import Settings
-from txlcli.errors import RecipeError, UnknownNameError, did_you_mean
+from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError
+from txlcli.suggestions import did_you_mean, meant_setting
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
@@ -23,6 +23,11 @@ def packaged_names() -> list[str]:
     """Return the sorted names of the recipes that come with txl."""
     folder = resources.files("txlcli.recipes")
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def schema_file() -> str:
+    """Return the path of the JSON Schema that comes with txl."""
+    return str(resources.files("txlcli.recipes").joinpath("schema.json"))
 
 
 def read_text(recipe: str) -> tuple[str, str]:
@@ -40,7 +45,9 @@ def read_text(recipe: str) -> tuple[str, str]:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     # A missing file in another folder is an error: mine/enwik8.toml must not silently become the packaged enwik8.
     if str(path.parent) not in (".", "recipes"):
-        raise UnknownNameError("recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"))
+        raise UnknownNameError(
+            "recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"), listing='"txl recipes" lists all'
+        )
     return packaged(recipe)
 
 
@@ -61,7 +68,7 @@ def packaged(recipe: str) -> tuple[str, str]:
     """
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
-        raise UnknownNameError("recipe", recipe, names, like=name)
+        raise UnknownNameError("recipe", recipe, names, like=name, listing='"txl recipes" lists all')
     return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -221,7 +228,7 @@ def _section(cls: type, section: str, keys: Mapping[str, Any]) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
         if key not in fields:
-            raise RecipeError(f'[{section}] has no key "{key}"{_suggestion(key, section, keys, fields)}')
+            raise RecipeError(f'[{section}] has no key "{key}"{_suggestion(key, section, keys, list(fields))}')
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in keys:
@@ -230,17 +237,27 @@ def _section(cls: type, section: str, keys: Mapping[str, Any]) -> Any:
     return cls(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
 
 
-def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Iterable[str]) -> str:
+def setting_names() -> list[str]:
+    """Return all settings as section.key; those of [model] are the settings of all architectures."""
+    classes: dict[str, list[Any]] = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
+    names = (f"{name}.{field.name}" for name, of in classes.items() for cls in of for field in dataclasses.fields(cls))
+    return list(dict.fromkeys(names))
+
+
+def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence[str]) -> str:
     """Return the part of the message that says what to do about an unknown key."""
     of_all = {field.name for cls in MODELS.values() for field in dataclasses.fields(cls)}
     if section == "model" and key in of_all:
         return f'; it does not apply to arch = "{keys.get("arch", ModelSettings.arch)}", leave it out'
-    return did_you_mean(key, known) or f" (known: {', '.join(known)})"
+    meant = meant_setting(section, key, setting_names())
+    if meant:
+        return f'; did you mean "{meant}"?'
+    return f" (known: {', '.join(known)})" if len(known) <= MOST_LISTED else f'; "txl recipes keys {section}" lists all'
 
 
 def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
     """Convert a value to the type of its field; integers are accepted for floats."""
-    options = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
+    options = plain_options(field_type)
     if type(None) in options and value in OFF_WORDS:
         return None
     for option in options:

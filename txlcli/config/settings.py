@@ -5,6 +5,7 @@ such a key.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,13 +13,25 @@ from typing import Annotated, Literal
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.optimizers import OPTIMIZERS
-from txlcli.config.ranges import at_most_largest_count, known_words, not_negative, positive, require
+from txlcli.config.ranges import (
+    NaturalInt,
+    NotNegativeFloat,
+    OpenShare,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Share,
+    check_fields,
+    require,
+)
 from txlcli.errors import UsageError
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """Pattern for the names of stores and runs: valid file names on every system."""
 MOST_SEED = 2**63 - 1
 """Largest seed that PyTorch accepts."""
+Seed = Annotated[int, Range(f"from 0 to {MOST_SEED}", least=0, most=MOST_SEED)]
+AnyCount = Annotated[int, Range("greater than 0", above=0, most=math.inf)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +58,18 @@ SameLength = Literal["m", "m_plus_one", "off"]
 class TrainSettings:
     """[train]: how the weights are trained."""
 
-    seg_len: int
+    seg_len: PositiveInt
     """Segment length L, in tokens."""
-    mem_len: int
+    mem_len: NaturalInt
     """Memory length M, in tokens; 0 turns recurrence off."""
-    batch_size: int
+    batch_size: PositiveInt
     """Batch size B: number of contiguous slices ("lanes") of the training text that are read side by side."""
-    max_steps: int
+    max_steps: PositiveInt
     """Optimizer steps of the whole run; the learning-rate schedule ends here."""
     loss_part: LossPart = "full"
     """Positions of a segment whose losses count in training: all, or the recent half (Table 6); validation counts
     all."""
-    accumulate: int = 1
+    accumulate: PositiveInt = 1
     """Number of parts of a batch that are computed one after another to save memory; each part has its own memory M."""
     recompute: bool = False
     """Recompute attention probabilities and logits in the backward pass instead of storing them: the same gradients
@@ -74,66 +87,57 @@ class TrainSettings:
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """adam or adamw (betas 0.9, 0.999); sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
     and adamw for all other parameters."""
-    lr: float = 2.5e-4
+    lr: PositiveFloat = 2.5e-4
     """Peak learning rate of all parameters. Muon scales its updates to the size of AdamW's, so both use this rate."""
-    momentum: float = 0.0
+    momentum: NotNegativeFloat = 0.0
     """optimizer = "sgd": momentum. optimizer = "muon": Nesterov momentum, 0.95 where it is left at 0."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegativeFloat = 0.0
     """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
     this at each step."""
     schedule: Literal["cosine", "inverse_sqrt", "constant", "plateau"] = "cosine"
     """Learning rate after warm-up: cosine over all steps; falling with 1/sqrt(step); constant; or reduced when the
     validation loss stops falling."""
-    warmup_steps: int = 0
+    warmup_steps: NaturalInt = 0
     """Steps over which the learning rate rises linearly from 0."""
     cosine_from: Literal["start", "warmup"] = "start"
     """schedule = "cosine": the cosine begins at the first step, although warm-up hides it (released PyTorch code), or
     at the end of warm-up (released TF code)."""
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: Share = 0.0
     """Lowest learning rate, as a share of lr."""
-    plateau_factor: float = 0.5
+    plateau_factor: OpenShare = 0.5
     """schedule = "plateau": factor by which the learning rate is reduced."""
-    plateau_patience: int = 0
+    plateau_patience: NaturalInt = 0
     """schedule = "plateau": validations without improvement that are tolerated before a reduction."""
     average: Literal["none", "asgd", "exponential"] = "none"
     """Weights used for validation, best.safetensors and evaluation: those of the last step (none); the mean over all
     steps since validation stopped improving (asgd, the non-monotonically triggered averaging of AWD-LSTM, with any
     optimizer); or an exponential moving average. Training itself continues from the last step."""
-    average_patience: int = 5
+    average_patience: NaturalInt = 5
     """average = "asgd": averaging starts when a validation loss exceeds the lowest one of more than this many
     validations before."""
-    average_decay: float = 0.999
+    average_decay: OpenShare = 0.999
     """average = "exponential": decay per step; at most (1 + n) / (10 + n) at step n, which is smaller at first."""
-    clip: float | None = 0.25
+    clip: PositiveFloat | None = 0.25
     """Largest norm of the gradient of all weights together; "none" turns clipping off."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of matrix products; weights and optimizer state stay fp32."""
-    seed: int = 1111
+    seed: Seed = 1111
     """Random seed of the initial weights, dropout and the order of sentences."""
-    valid_every: int = 4000
+    valid_every: PositiveInt = 4000
     """Steps between validations; a checkpoint is saved at each."""
-    valid_seg_len: int | None = None
+    valid_seg_len: PositiveInt | None = None
     """Segment length in validation; by default seg_len. The memory length is then mem_len + seg_len - valid_seg_len.
     Without memory, validation uses the segment length of training."""
-    valid_batch_size: int = 10
+    valid_batch_size: PositiveInt = 10
     """Batch size in validation."""
-    valid_tokens: int | None = None
+    valid_tokens: PositiveInt | None = None
     """Number of tokens, from the beginning of the split, on which to validate; by default all."""
 
     def __post_init__(self) -> None:
         """Check the values."""
-        known_words("train", self)
-        at_most_largest_count("train", self, exempt="seed")
-        positive("train", self, "seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every")
-        positive("train", self, "valid_seg_len", "valid_batch_size", "valid_tokens")
-        not_negative("train", self, "mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "seed")
-        not_negative("train", self, "average_patience")
+        check_fields("train", self)
         self._check_lengths()
         self._check_implementation()
-        require(self.seed <= MOST_SEED, "train", "seed", self.seed, f"at most {MOST_SEED}")
-        require(0 <= self.min_lr_ratio <= 1, "train", "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
-        require(0 < self.plateau_factor < 1, "train", "plateau_factor", self.plateau_factor, "between 0 and 1")
-        require(0 < self.average_decay < 1, "train", "average_decay", self.average_decay, "between 0 and 1")
         self._refuse_unused()
 
     def _check_lengths(self) -> None:
@@ -183,13 +187,13 @@ class TrainSettings:
 class EvalSettings:
     """[eval]: defaults of `txl eval`; the recipes of published models have the released evaluation settings."""
 
-    seg_len: int
+    seg_len: PositiveInt
     """Segment length L, in tokens."""
-    mem_len: int
+    mem_len: NaturalInt
     """Memory length M, in tokens."""
-    batch_size: int = 10
+    batch_size: PositiveInt = 10
     """Batch size B; 1 is the reference."""
-    max_distance: int | None = None
+    max_distance: PositiveInt | None = None
     """Largest distance with an encoding of its own, larger ones share it; by default L + M of training. Only with
     the positions "relative" and "shaw"."""
     same_length: SameLength = "m"
@@ -198,44 +202,39 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        known_words("eval", self)
-        at_most_largest_count("eval", self)
-        positive("eval", self, "seg_len", "batch_size", "max_distance")
-        not_negative("eval", self, "mem_len")
+        check_fields("eval", self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """[log]: what is recorded during training."""
 
-    every: int = 200
+    every: PositiveInt = 200
     """Steps between reports of the training loss."""
     tensorboard: bool = False
     """Also write TensorBoard event files into the run folder; needs the tensorboard package."""
 
     def __post_init__(self) -> None:
         """Check the values."""
-        at_most_largest_count("log", self)
-        positive("log", self, "every")
+        check_fields("log", self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSettings:
     """[published]: the paper's numbers for this recipe; used only for counting and comparing."""
 
-    vocab_size: int | None = None
+    vocab_size: PositiveInt | None = None
     """Vocabulary size V of the full benchmark."""
-    parameters: int | None = None
+    parameters: AnyCount | None = None
     """Exact number of parameters at that V."""
-    valid: float | None = None
+    valid: PositiveFloat | None = None
     """The paper's result on the validation split, in the corpus's metric."""
-    test: float | None = None
+    test: PositiveFloat | None = None
     """The paper's result on the test split, in the corpus's metric."""
 
     def __post_init__(self) -> None:
         """Check the values."""
-        at_most_largest_count("published", self, exempt="parameters")
-        positive("published", self, "vocab_size", "parameters", "valid", "test")
+        check_fields("published", self)
 
 
 @dataclass(frozen=True)

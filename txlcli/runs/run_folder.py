@@ -295,7 +295,7 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
             return open_run(folder)
     if folders:
         return open_run(folders[0])
-    raise UnknownNameError("run", run_name, names(runs_dir))
+    raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
 
 
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:

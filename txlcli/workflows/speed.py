@@ -112,9 +112,8 @@ def _open_subject(
         return f"run {opened.run.folder}", opened.run.settings, opened.model
     packaged = recipe.packaged_names()
     if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
-        raise UnknownNameError(
-            "run or recipe", subject, [*run_folder.names(runs_dir), *packaged], like=Path(subject).name
-        )
+        known, listing = [*run_folder.names(runs_dir), *packaged], '"txl runs" and "txl recipes" list all'
+        raise UnknownNameError("run or recipe", subject, known, like=Path(subject).name, listing=listing)
     settings = recipe.load(subject, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:

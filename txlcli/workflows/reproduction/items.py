@@ -41,5 +41,5 @@ def select(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in ITEMS and name != ALL:
-            raise UnknownNameError("table or figure", name, [*ITEMS, ALL])
+            raise UnknownNameError("table or figure", name, [*ITEMS, ALL], listing='"txl reproduce --list" lists all')
     return [name for name in ITEMS if ALL in names or name in names]

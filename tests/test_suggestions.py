@@ -1,0 +1,99 @@
+"""A wrong name is answered with the name that was meant: synonyms first, then spelling."""
+
+import pytest
+
+from txlcli.config import recipe
+from txlcli.suggestions import did_you_mean, meant_name, meant_option, meant_setting
+
+DEVICES = ["auto", "cpu", "cuda"]
+CORPORA = ["enwik8", "text8", "wt103", "lm1b", "ptb", "stdlib"]
+TOKENIZERS = ["byte", "char", "word", "sentencepiece"]
+COMMANDS = ["quickstart", "prepare", "train", "eval", "speed", "generate", "runs", "recipes", "import", "export"]
+TRAIN = ["--name", "--resume", "--max-steps", "--set", "--device", "--precision", "--processes", "--help"]
+EVAL = ["--mem-len", "--seg-len", "--max-distance", "--plot", "--device", "--precision", "--batch-size", "--help"]
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("gpu", DEVICES, "cuda"),
+        ("cuda:0", DEVICES, "cuda"),
+        ("mps", DEVICES, "cpu"),
+        ("wikitext", CORPORA, "wt103"),
+        ("WikiText-103", CORPORA, "wt103"),
+        ("penn", CORPORA, "ptb"),
+        ("penn_treebank", CORPORA, "ptb"),
+        ("one-billion", CORPORA, "lm1b"),
+        ("enwik9", CORPORA, "enwik8"),
+        ("bpe", TOKENIZERS, "sentencepiece"),
+        ("characters", TOKENIZERS, "char"),
+        ("float16", ["fp32", "bf16", "fp16"], "fp16"),
+        ("validation", ["train", "valid", "test"], "valid"),
+        ("rope", ["relative", "shaw", "sinusoid", "learned", "rotary"], "rotary"),
+        ("evaluate", COMMANDS, "eval"),
+        ("sample", COMMANDS, "generate"),
+        ("trian", COMMANDS, "train"),
+        ("zebra", COMMANDS, None),
+    ],
+)
+def test_a_name_is_suggested_by_meaning_then_by_spelling(word, known, meant):
+    assert meant_name(word, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [
+        ("train", "learning_rate", "lr"),
+        ("train", "epochs", "max_steps"),
+        ("train", "tgt_len", "seg_len"),
+        ("train", "ctx", "seg_len"),
+        ("train", "batch", "batch_size"),
+        ("train", "gradient_accumulation_steps", "accumulate"),
+        ("model", "nlayers", "n_layers"),
+        ("model", "n_layer", "n_layers"),
+        ("model", "n_layesr", "n_layers"),
+        ("model", "dropatt", "attention_dropout"),
+        ("model", "hidden_size", "d_model"),
+        ("model", "lr", "train.lr"),
+        ("eval", "clamp_len", "max_distance"),
+        ("train", "n_layers", "model.n_layers"),
+        ("train", "zebra", None),
+    ],
+)
+def test_a_setting_is_suggested_with_its_section_where_that_differs(section, key, meant):
+    assert meant_setting(section, key, recipe.setting_names()) == meant
+
+
+@pytest.mark.parametrize(
+    ("option", "options", "meant"),
+    [
+        ("--lr", TRAIN, "--set train.lr=VALUE"),
+        ("--epochs", TRAIN, "--set train.max_steps=VALUE"),
+        ("--dropout", TRAIN, "--set model.dropout=VALUE"),
+        ("--gpu", TRAIN, "--device cuda"),
+        ("--fp16", TRAIN, "--precision fp16"),
+        ("--gpus", TRAIN, "--processes"),
+        ("--restart", TRAIN, "--resume"),
+        ("--tgt-len", EVAL, "--seg-len"),
+        ("--clamp_len", EVAL, "--max-distance"),
+        ("--memlen", EVAL, "--mem-len"),
+        ("--devise", EVAL, "--device"),
+        ("--lr", EVAL, None),
+    ],
+)
+def test_an_option_is_suggested_or_the_setting_that_does_it(option, options, meant):
+    assert meant_option(option, options, recipe.setting_names()) == meant
+
+
+def test_help_is_never_suggested():
+    assert meant_option("--hel", EVAL, []) is None
+
+
+def test_bpe_is_suggested_with_the_option_it_needs():
+    assert did_you_mean("bpe", TOKENIZERS) == "; did you mean sentencepiece with --sp-type bpe?"
+
+
+def test_every_setting_of_the_synonyms_exists():
+    from txlcli import suggestions
+
+    assert set(suggestions.SETTINGS) <= set(recipe.setting_names())
