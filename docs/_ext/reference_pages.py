@@ -39,10 +39,9 @@ def title_of(text: str, name: str) -> str:
     Raises:
         LookupError: the recipe has no header.
     """
-    header = re.match(r"(?:#.*\n)+", text.lstrip())
-    paragraph = re.split(r"\n#\s*\n", header[0])[0] if header else ""
-    title = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
-    title = re.split(r"[:;] |\.(?:\s|$)", title)[0].strip()
+    paragraph = re.split(r"\n(?:#\n|\n)", text)[0]
+    title = " ".join(line.removeprefix("# ") for line in paragraph.splitlines() if line.startswith("# "))
+    title = re.split(r"[:;] |\.(?: (?=[A-Z])|$)", title)[0].strip()
     if not title:
         raise LookupError(f"recipes/{name}.toml has no header that describes it")
     return title
