@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "_ext")]
 
-from txlcli import __version__  # noqa: E402
+from txlcli import __version__
 
 project = "txl"
 author = "The txl maintainers"

@@ -18,12 +18,17 @@ def lines() -> Iterator[str]:
         LookupError: a command, argument or option has no text.
     """
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        yield from _command(f"txl {name}", command, level=2)
+        yield from describe(f"txl {name}", command, level=2)
         for inner, subcommand in getattr(command, "commands", {}).items():
-            yield from _command(f"txl {name} {inner}", subcommand, level=3)
+            yield from describe(f"txl {name} {inner}", subcommand, level=3)
 
 
-def _command(path: str, command: Any, *, level: int) -> Iterator[str]:
+def describe(path: str, command: Any, *, level: int) -> Iterator[str]:
+    """Yield the Markdown of one command.
+
+    Raises:
+        LookupError: the command, an argument or an option has no text.
+    """
     if not command.help:
         raise LookupError(f"{path} has {WITHOUT_HELP}")
     context = command.context_class(command, info_name=path)
