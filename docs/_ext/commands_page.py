@@ -34,11 +34,11 @@ def describe(path: str, command: Any, *, level: int) -> Iterator[str]:
     context = command.context_class(command, info_name=path)
     yield f"{'#' * level} {path}\n"
     description, _, example = command.help.partition("Example: ")
+    usage = f"{path} {' '.join(command.collect_usage_pieces(context))}"
     yield _escaped(description.strip()) + "\n"
+    yield f"```text\n{usage}\n```\n"
     if example:
-        yield f"```sh\n{example.strip()}\n```\n"
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield f"```text\nUsage: {path} {usage}\n```\n"
+        yield f"Example:\n\n```sh\n{example.strip()}\n```\n"
     for parameter in command.params:
         record = None if parameter.hidden else parameter.get_help_record(context)
         if parameter.hidden:
@@ -49,18 +49,19 @@ def describe(path: str, command: Any, *, level: int) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """Return an option's name and value without the parser's own words: `<int range>` -> `N`."""
-    for parsers, ours in ((r"<int( range)?>", "N"), (r"<float( range)?>", "X"), (r"<path>", "PATH")):
-        name = re.sub(parsers, ours, name)
-    return re.sub(r" ?<(list\[)?str\]?>", "", name) if not name.startswith("-") else name.replace("<str>", "TEXT")
+    """Return an option with its value in words of the manual: `--top-k <int range>` -> `--top-k N`."""
+    words = {"int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH", "str": "TEXT"}
+    if not name.startswith("-"):
+        return re.sub(r" <.*>$", "", name)
+    return re.sub(r"<(.*)>", lambda value: words.get(value[1], value[1]), name)
 
 
 def _with_range(text: str) -> str:
-    """Return a help text with the range of its number in words."""
-    text = re.sub(r"(\[default: [^\]]*); x>=([\d.]+)\]", r"\1] [at least \2]", text)
+    """Return a help text without limits that nobody reaches, and with the others in words."""
+    text = re.sub(r"\[?(0<=)?x<=\d{10,}\]?", "", text)
+    text = re.sub(r"; x>=([\d.]+)\]", r"; at least \1]", text)
     text = re.sub(r"\[x>=([\d.]+)\]", r"[at least \1]", text)
-    text = re.sub(r"(\d+)<=x<=(\d+)", r"\1 to \2", re.sub(r"\[x<=(\d+)\]", r"[at most \1]", text))
-    return " ".join(text.split())
+    return re.sub(r"; ?$", "]", " ".join(text.split())).replace(".0]", "]")
 
 
 def _escaped(text: str) -> str:

@@ -23,7 +23,7 @@ def recipes() -> Iterator[str]:
     """Yield the Markdown of the table of packaged recipes."""
     yield "| recipe | store | parameters | paper: valid / test | model |"
     yield "| --- | --- | ---: | --- | --- |"
-    for path in sorted((ROOT / "recipes").glob("*.toml")):
+    for path in sorted((ROOT / "recipes").glob("*.toml"), key=lambda path: path.stem):
         text = path.read_text(encoding="utf-8")
         settings = tomllib.loads(text)
         published = settings.get("published", {})
