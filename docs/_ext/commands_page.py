@@ -17,7 +17,12 @@ def lines() -> Iterator[str]:
     Raises:
         LookupError: a command, argument or option has no text.
     """
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    yield "| command | what it does |\n| --- | --- |"
+    for name, command in commands.items():
+        yield f"| [`txl {name}`](#txl-{name}) | {_escaped(command.get_short_help_str(200))} |"
+    yield ""
+    for name, command in commands.items():
         yield from describe(f"txl {name}", command, level=2)
         for inner, subcommand in getattr(command, "commands", {}).items():
             yield from describe(f"txl {name} {inner}", subcommand, level=3)

@@ -19,7 +19,7 @@ STYLE: dict[str, object] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "txl",
     "font.family": "sans-serif",
-    "font.size": 12,
+    "font.size": 13,
     "text.color": TEXT,
     "savefig.transparent": True,
 }
@@ -37,7 +37,7 @@ def _label(axes: Axes, x: float, y: float, text: str, colour: str = TEXT, **styl
 
 def memory_across_segments() -> Figure:
     """Draw what the last position of three segments depends on in three layers, if each query sees M keys."""
-    figure, axes = plt.subplots(figsize=(8.4, 4.3))
+    figure, axes = plt.subplots(figsize=(7.8, 4.2))
     target = SEG_LEN * SEGMENTS - 1
     back = MEM_LEN - 1  # a query sees MEM_LEN keys, its own position among them
     reached = {layer: range(target - back * (LAYERS - layer), target + 1) for layer in range(LAYERS + 1)}
@@ -60,10 +60,10 @@ def memory_across_segments() -> Figure:
     _node(axes, target, LAYERS, REACH)
     for layer in range(LAYERS + 1):
         _label(axes, -0.6, layer, "tokens" if layer == 0 else f"layer {layer}", ha="right")
-    note = f"Each query sees M = {MEM_LEN} keys, so each layer reaches {back} positions further back."
-    _label(axes, 3.5, -0.6, "memory: computed once, read without gradient", MEMORY, va="top", fontsize=11)
-    _label(axes, 9.5, -0.6, "computed now", SEGMENT, va="top", fontsize=11)
-    _label(axes, 5.5, -1.1, note, REACH, va="top", fontsize=11)
+    note = f"M = {MEM_LEN} keys per query: each layer reaches {back} positions further back"
+    _label(axes, 3.5, -0.6, "memory: cached, without gradient", MEMORY, va="top", fontsize=12.5)
+    _label(axes, 9.5, -0.6, "computed now", SEGMENT, va="top", fontsize=12.5)
+    _label(axes, 5.5, -1.1, note, REACH, va="top", fontsize=12.5)
     axes.set_xlim(-2.2, target + 0.7)
     axes.set_ylim(-1.5, LAYERS + 1.05)
     axes.axis("off")
@@ -72,7 +72,7 @@ def memory_across_segments() -> Figure:
 
 def distances() -> Figure:
     """Draw the distance between each query of a segment and each key of memory and segment."""
-    figure, axes = plt.subplots(figsize=(8.4, 4.0))
+    figure, axes = plt.subplots(figsize=(7.8, 4.0))
     for query in range(SEG_LEN):
         for key in range(MEM_LEN + SEG_LEN):
             distance = MEM_LEN + query - key
@@ -94,8 +94,8 @@ def distances() -> Figure:
         _label(axes, key, SEG_LEN - 0.2, name, MEMORY if in_memory else SEGMENT)
     _label(axes, 1.5, SEG_LEN + 0.35, f"memory, M = {MEM_LEN}", MEMORY)
     _label(axes, 5.5, SEG_LEN + 0.35, f"segment, L = {SEG_LEN}", SEGMENT)
-    _label(axes, 3.5, -0.95, "number: distance.  -: a later token, never seen.", fontsize=11)
-    _label(axes, 3.5, -1.4, f"outlined: the {MEM_LEN} keys that each query sees with same_length", REACH, fontsize=11)
+    _label(axes, 3.5, -0.95, "number: distance.  -: a later token, never seen.", fontsize=12.5)
+    _label(axes, 3.5, -1.4, f"outlined: the {MEM_LEN} keys that each query sees with same_length", REACH, fontsize=12.5)
     axes.set_xlim(-2.4, MEM_LEN + SEG_LEN - 0.4)
     axes.set_ylim(-1.75, SEG_LEN + 0.65)
     axes.set_aspect("equal")
