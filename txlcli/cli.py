@@ -2,18 +2,20 @@
 
 import contextlib
 import errno
+import functools
+import inspect
 import os
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from txlcli import __version__, console
 from txlcli.commands import (
@@ -42,6 +44,31 @@ SECONDS_FOR_RANK_0 = 10.0
 """Time for rank 0 to report an error before another process reports it."""
 
 
+class TxlCommand(TyperCommand):
+    """A command with plain help, which has room for descriptions at 80 columns."""
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **settings | {"rich_markup_mode": None})
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+
+
+def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option --quiet."""
+
+    @functools.wraps(command)
+    def run(*, quiet: bool = False, **values: Any) -> None:
+        console.set_quiet(quiet)
+        command(**values)
+
+    signature = inspect.signature(command)
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, "quiet": Quiet}
+    return run
+
+
 class TxlGroup(TyperGroup):
     """A command group whose errors are one line each: what, where, next step."""
 
@@ -67,6 +94,7 @@ class TxlGroup(TyperGroup):
     def _main(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> Any:
         args = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
+        console.set_quiet(False)
         extra["obj"] = args
         before = signal.signal(signal.SIGTERM, _terminate)  # so that unfinished files are removed
         try:
@@ -131,9 +159,9 @@ app = typer.Typer(
     cls=TxlGroup,
     invoke_without_command=True,
     suggest_commands=False,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Transformer-XL (Dai et al. 2019): prepare a corpus, train, evaluate, measure speed, generate text.\n\n"
     'Start with "txl quickstart": it does all of this with Python source files of this machine.',
 )
@@ -158,16 +186,33 @@ def _root(
         raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without torchrun")
 
 
-app.command("quickstart")(quickstart.quickstart)
-app.command("prepare")(prepare.prepare)
-app.command("train")(train.train)
-app.command("eval")(eval_.evaluate)
-app.command("speed")(speed.speed)
-app.command("generate")(generate.generate)
-app.add_typer(runs_.app, name="runs")
-app.command("recl")(recl.recl)
-app.command("attention")(attention.attention)
-app.command("reproduce")(reproduce.reproduce)
-app.add_typer(recipes.app, name="recipes")
-app.command("import")(import_run.import_run)
-app.command("export")(export_run.export_run)
+MAIN, ANALYSIS, FILES = "Main commands", "Analysis and the paper", "Recipes and weights"
+COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    MAIN: {
+        "quickstart": quickstart.quickstart,
+        "prepare": prepare.prepare,
+        "train": train.train,
+        "eval": eval_.evaluate,
+        "speed": speed.speed,
+        "generate": generate.generate,
+        "runs": runs_.app,
+    },
+    ANALYSIS: {
+        "recl": recl.recl,
+        "attention": attention.attention,
+        "reproduce": reproduce.reproduce,
+    },
+    FILES: {
+        "recipes": recipes.app,
+        "import": import_run.import_run,
+        "export": export_run.export_run,
+    },
+}
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            for inner in command.registered_commands:
+                inner.cls, inner.callback = TxlCommand, _with_quiet(cast(Callable[..., None], inner.callback))
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, cls=TxlCommand, rich_help_panel=panel)(_with_quiet(command))

@@ -20,10 +20,6 @@ MAX_WIDTH = 10_000  # columns; more than any table needs
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
 
 
-def _out() -> Console:
-    return _plain(sys.stdout)
-
-
 def _err() -> Console:
     return _plain(sys.stderr)
 
@@ -34,9 +30,18 @@ def _plain(file: TextIO) -> Console:
     return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Suppress messages and progress, or show them again; errors are always shown."""
+    global _quiet  # noqa: PLW0603 - an option of every command, for all that it writes
+    _quiet = quiet
+
+
 def say(message: str) -> None:
-    """Write one line to stderr; in a training of several processes, only rank 0 writes it."""
-    if torchrun.is_main():
+    """Write one line to stderr unless --quiet is set; in a training of several processes, only rank 0 writes it."""
+    if torchrun.is_main() and not _quiet:
         _err().print(message)
 
 
@@ -105,7 +110,7 @@ def show_table(
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    out = _out()
+    out = _plain(sys.stdout)
     # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
     out.size = (MAX_WIDTH, out.height)
     out.width = max(out.measure(table).maximum, len(title), len(caption))
@@ -158,7 +163,7 @@ def _amount(number: float, unit: str) -> str:
 @contextmanager
 def progress(description: str, total: float | None = None, unit: str = "", shown: bool = True) -> Iterator[Step]:
     """Show a live bar on stderr while the block runs, or plain lines at intervals if stderr is not a terminal."""
-    if not (shown and sys.stderr.isatty()):
+    if _quiet or not (shown and sys.stderr.isatty()):
         yield Step(description, total, unit, None)
         return
     columns: list[ProgressColumn] = [

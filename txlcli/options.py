@@ -4,14 +4,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Argument, CallbackParam, Option
 
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import MOST_SEED, AttentionBackend
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
+from txlcli.system.atomic_files import check_folder
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 
 Run = Annotated[str | None, Argument(metavar="[RUN]", help="Name or folder of a run [default: the most recent].")]
@@ -28,10 +30,30 @@ Attention = Annotated[
 Seed = Annotated[int, Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
 Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
 Unfinished = Annotated[bool, Option("--unfinished", help="Also accept a run whose training is not finished.")]
-Plot = Annotated[Path | None, Option("--plot", help="Also plot the result to this .png, .svg or .pdf file.")]
 Overrides = Annotated[
     list[str] | None,
     Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the recipe; repeatable."),
+]
+
+
+def check_figure(param: CallbackParam, path: Path | None) -> Path | None:
+    """Refuse a path that no figure can be written to, before anything is computed for it.
+
+    Raises:
+        UsageError: unknown extension, or a folder that does not exist or is not writable.
+    """
+    if path is not None:
+        given = f"{param.opts[0]} {path}"
+        if path.suffix.lower() not in FIGURE_FORMATS:
+            *others, last = FIGURE_FORMATS
+            raise UsageError(f"{given}: unknown figure format; use the extension {', '.join(others)} or {last}")
+        check_folder(path, given)
+    return path
+
+
+Plot = Annotated[
+    Path | None,
+    Option("--plot", callback=check_figure, help="Also plot the result to this .png, .svg or .pdf file."),
 ]
 
 

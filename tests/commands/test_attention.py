@@ -5,15 +5,14 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, text_of, write_texts
+from tests.commands.novel import HERE, done, json_of, refusal, text_of, write_texts
 from tests.commands.test_eval import cells, headings
 from tests.commands.test_recurrent import recipe_of
 from tests.views.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
-from txlcli.runs import loading
 from txlcli.views import attention_result
 from txlcli.workflows.attention import AttentionOptions, measure
-from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.workspace import Workspace
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
 POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
@@ -215,9 +214,7 @@ def test_a_run_with_figures_is_still_a_run(here):
 
 
 def test_the_workflow_and_the_view_make_figures_without_the_command(here):
-    opened = loading.open_run("byte", here / "runs", device="cpu", precision=None)
-    options = AttentionOptions(figures=(5,), positions=20)
-    result = measure(opened, options, data_dir=here / "data", reporter=SilentReporter())
+    result = measure("byte", AttentionOptions(figures=(5,), positions=20), Workspace(**HERE))
     attention_result.plot_figure(result, 5, here / "figure5.pdf")
     assert result.figures == (5,)
     assert (here / "figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])

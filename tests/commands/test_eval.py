@@ -25,10 +25,10 @@ from tests.commands.novel import (
     txl,
 )
 from txlcli.core.model import backends
-from txlcli.core.reading import scoring
 from txlcli.data import loss_file
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
+from txlcli.workflows.evaluation import lengths as scored_lengths
 
 LN2 = 0.6931471805599453
 KEYS = {
@@ -616,8 +616,8 @@ def test_an_interrupted_sweep_keeps_its_finished_rows(here, monkeypatch, ending,
             raise ending
         return score(*arguments, **options)
 
-    score = scoring.score
-    monkeypatch.setattr(scoring, "score", interrupt_at_thirteen)
+    score = scored_lengths.score
+    monkeypatch.setattr(scored_lengths, "score", interrupt_at_thirteen)
     outputs = ("--losses", "losses.h5", "--plot", "curve.svg")
     ended = txl("eval", "byte", "--mem-len", "0,5,13,20", *outputs, "--json")
     assert ended.exit_code == code
@@ -653,8 +653,8 @@ def test_the_interrupt_decides_the_exit_code_even_if_the_losses_cannot_be_writte
     def disk_full(*_):
         raise StoreError("losses.h5: the losses cannot be written")
 
-    score = scoring.score
-    monkeypatch.setattr(scoring, "score", interrupt_at_five)
+    score = scored_lengths.score
+    monkeypatch.setattr(scored_lengths, "score", interrupt_at_five)
     monkeypatch.setattr(loss_file, "write", disk_full)
     ended = txl("eval", "byte", "--mem-len", "0,5", "--losses", "losses.h5")
     assert ended.exit_code == 130

@@ -1,18 +1,18 @@
 """txl eval without memory, with a cache, with dynamic evaluation."""
 
 import json
-from pathlib import Path
 
 import h5py
 import pytest
 
-from tests.commands.novel import cells, done, json_of, refusal, train
+from tests.commands.novel import HERE, cells, done, json_of, refusal, train
 from txlcli.errors import TrainingError
 from txlcli.runs import loading
 from txlcli.workflows.evaluation.adapted import best_dynamic_settings
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.workspace import Workspace
 
 SHORT = ["--positions", 60, "--batch-size", 2]
 
@@ -181,7 +181,7 @@ def evaluate_adapted(search, **options):
     """Evaluate the run of words on 60 tokens, and return the rows and the messages."""
     reporter = Messages()
     options = EvalOptions(**{"positions": 60, "batch_size": 2, "search": AdaptationSearch(**search), **options})
-    evaluation = evaluate("word", options, data_dir=Path("data"), runs_dir=Path("runs"), reporter=reporter)
+    evaluation = evaluate("word", options, Workspace(**HERE, reporter=reporter))
     return evaluation.result["rows"], reporter.lines
 
 
@@ -194,7 +194,7 @@ def test_learning_rates_that_give_a_nan_loss_are_not_selected(here):
 def test_an_adaptation_whose_loss_is_nan_is_named_and_the_other_rows_are_kept(here):
     search = AdaptationSearch(learning_rates=(1e30,), larger_learning_rates=())
     options = EvalOptions(dynamic=True, positions=60, batch_size=2, search=search)
-    evaluation = evaluate("byte", options, data_dir=Path("data"), runs_dir=Path("runs"), reporter=SilentReporter())
+    evaluation = evaluate("byte", options, Workspace(**HERE))
     assert [row["method"] for row in evaluation.result["rows"]] == ["model"]
     with pytest.raises(TrainingError) as error:
         evaluation.raise_pending()

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from tests.commands.novel import done
+from tests.commands.novel import done, refusal
+from txlcli.cli import COMMANDS as PANELS
 from txlcli.cli import app
+from txlcli.workflows import attention, generation
+from txlcli.workflows.recl import measure
 
 COMMANDS = typer.main.get_command(app).commands
 WITH_SUBCOMMANDS = COMMANDS | {
@@ -41,7 +44,35 @@ def test_every_command_but_quickstart_prints_json():
         for name, command in WITH_SUBCOMMANDS.items()
         if name not in groups and not any("--json" in parameter.opts for parameter in command.params)
     }
-    assert without == {"quickstart"}
+    assert without == {"quickstart", "recipes schema"}  # a schema is JSON
+
+
+@pytest.mark.parametrize("name", WITH_SUBCOMMANDS)
+def test_h_is_short_for_help_and_fits_80_columns(name):
+    result = done(*name.split(), "-h")
+    assert result.stdout == done(*name.split(), "--help").stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+def test_the_commands_are_shown_in_groups():
+    text = done("--help").stdout
+    panels = [text.index(f"─ {panel} ─") for panel in PANELS]
+    assert panels == sorted(panels)
+    assert text.index("│ train") < panels[1] < text.index("│ attention") < panels[2] < text.index("│ import")
+
+
+@pytest.mark.parametrize("option", ["--quiet", "-q"])
+def test_quiet_leaves_the_result_and_no_messages(here, option):
+    loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
+    assert loud.stderr.startswith("evaluating runs/word")
+    quiet = done("eval", "word", "--mem-len", "0", "--positions", "20", option)
+    assert quiet.stderr == ""
+    assert "│ 0 " in quiet.stdout
+
+
+def test_quiet_still_shows_errors_and_ends_with_its_command(here):
+    assert refusal("eval", "wrod", "--quiet").startswith('unknown run "wrod"')
+    assert done("eval", "word", "--mem-len", "0", "--positions", "20").stderr != ""
 
 
 def test_the_same_option_has_the_same_help_everywhere():
@@ -51,6 +82,22 @@ def test_the_same_option_has_the_same_help_everywhere():
             if parameter.opts[0] in ("--data-dir", "--runs-dir", "--json", "--device", "--force", "--plot", "--set"):
                 texts.setdefault(parameter.opts[0], set()).add(parameter.help)
     assert {option: len(helps) for option, helps in texts.items()} == dict.fromkeys(texts, 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "default"),
+    [
+        ("attention", "auto", attention.WIDEST),
+        ("attention", "positions", f"{attention.POSITIONS:,} at most"),
+        ("generate", "context", generation.CONTEXT),
+        ("generate", "top_k", f"{generation.TOP_K}, or all with --top-p"),
+        ("recl", "losses", f"{measure.LOSSES} in --runs-dir"),
+        ("recl", "positions", f"{measure.POSITIONS:,} at most"),
+    ],
+)
+def test_the_help_states_the_default_of_the_workflow(command, option, default):
+    help_of = {parameter.name: parameter.help for parameter in COMMANDS[command].params}
+    assert help_of[option].endswith(f"[default: {default}].")
 
 
 @pytest.mark.skipif(not README.exists(), reason="no README here")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
+from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
 from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions, measure
-from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.workspace import Workspace
 
 GRID = ["--start", 3, "--step", 4, "--longest", 15]
 SMALL = [*GRID, "--positions", 40]
@@ -259,7 +259,7 @@ def test_the_figures_have_a_curve_per_model(group):
 
 def test_the_workflow_returns_the_json_of_the_command(here):
     options = ReclOptions(start=3, step=4, longest=15, positions=40)
-    result = measure(["byte"], options, data_dir=Path("data"), runs_dir=Path("runs"), reporter=SilentReporter())
+    result = measure(["byte"], options, Workspace(**HERE))
     assert result == json_of("recl", "byte", *SMALL)
 
 

@@ -5,11 +5,10 @@ import torch
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
 from tests.commands.test_eval import count_attention
-from txlcli.core.kernels import compilation
-from txlcli.core.measures import timing
 from txlcli.core.reading import registry, windows
 from txlcli.core.reading.decoder import Decoder
 from txlcli.errors import UsageError
+from txlcli.workflows import speed
 
 SLOWDOWN_KEYS = {
     "attn_len",
@@ -77,10 +76,12 @@ def test_the_numbers_of_a_timing_are_consistent(here):
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
 
 
-def test_timing_fewer_lanes_is_reported(here):
+def test_timing_a_smaller_batch_size_is_reported(here):
     timed = done("speed", "tiny.toml", "--set", "train.batch_size=300", *QUICK)
     assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
-    assert "training was timed with 204 of 300 lanes: on a CPU more lanes change the speed little" in timed.stderr
+    assert (
+        "training was timed with a batch size of 204 instead of 300: on a CPU a larger one changes the speed little"
+    ) in timed.stderr
 
 
 def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
@@ -241,7 +242,7 @@ def test_training_that_runs_out_of_memory_is_left_out(here, monkeypatch):
     def out_of_memory(*_args, **_options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(timing, "time_training", out_of_memory)
+    monkeypatch.setattr(speed, "time_training", out_of_memory)
     timed = done("speed", "byte", *QUICK)
     assert "one token at a time, L 1, M 5" in timed.stdout
     assert "training, 3" not in timed.stdout
@@ -255,13 +256,13 @@ def test_other_errors_of_the_training_are_raised(here, monkeypatch):
     def fails(*_args, **_options):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(timing, "time_training", fails)
+    monkeypatch.setattr(speed, "time_training", fails)
     assert isinstance(txl("speed", "byte", *QUICK).exception, RuntimeError)
 
 
 def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here, monkeypatch):
-    timed, real = [], timing.time_training
-    monkeypatch.setattr(timing, "time_training", lambda model, how, **o: timed.append(how) or real(model, how, **o))
+    timed, real = [], speed.time_training
+    monkeypatch.setattr(speed, "time_training", lambda model, how, **o: timed.append(how) or real(model, how, **o))
     (here / "parts.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
     done("speed", "parts.toml", *QUICK, "--set", "train.accumulate=3")
     assert [(one.batch_size, one.accumulate) for one in timed] == [(3, 3)]
@@ -271,8 +272,8 @@ def test_a_missing_compiler_is_reported_before_timing(here, monkeypatch):
     def missing(_device, subject, instead):
         raise UsageError(f"{subject}: no compiler; install g++, or {instead}")
 
-    monkeypatch.setattr(compilation, "check_compiler", missing)
-    monkeypatch.setattr(timing, "peak_flops_per_s", lambda *_args: pytest.fail("timed"))
+    monkeypatch.setattr(speed, "check_compiler", missing)
+    monkeypatch.setattr(speed, "peak_flops_per_s", lambda *_args: pytest.fail("timed"))
     (here / "compiled.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
     message = refusal("speed", "compiled.toml", *QUICK, "--set", "train.compile=true")
     assert message == ("training: no compiler; install g++, or time a recipe with train.compile = false")

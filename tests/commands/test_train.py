@@ -34,6 +34,7 @@ from txlcli.errors import UsageError
 from txlcli.runs import run_folder
 from txlcli.workflows.training import plan, start
 from txlcli.workflows.training.execution import Limits
+from txlcli.workflows.workspace import Workspace
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
 
@@ -214,7 +215,7 @@ def test_max_steps_beyond_the_schedule_is_refused(here, dry):
 
 def test_a_long_validation_shows_its_progress(here):
     reporter = RecordingReporter()
-    start.train("tiny.toml", [], **HERE, limits=Limits(max_steps=4), reporter=reporter)
+    start.train("tiny.toml", [], Workspace(**HERE, reporter=reporter), limits=Limits(max_steps=4))
     validating = [(done, detail) for done, detail in reporter.reached if "validating" in detail]
     scored = [int(re.search(r"validating, ([\d,]+) tokens", detail)[1].replace(",", "")) for _, detail in validating]
     tokens = reports("runs/tiny")[-1]["tokens"]
@@ -233,7 +234,7 @@ def test_a_validation_that_fails_costs_no_step(here):
                 raise MemoryError
 
     with pytest.raises(MemoryError):
-        start.train("tiny.toml", [], **HERE, reporter=Failing())
+        start.train("tiny.toml", [], Workspace(**HERE, reporter=Failing()))
     assert step_of(here / "runs/tiny/last.safetensors") == 4  # where the first validation was due
     result = done("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
     assert "train.valid_batch_size is now 1; it was 2" in result.stderr

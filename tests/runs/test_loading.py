@@ -15,6 +15,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError, StoreError, UsageError, VocabularyError
 from txlcli.runs import loading, run_folder
 from txlcli.runs.run_folder import Run
+from txlcli.workflows.workspace import Workspace
 
 VOCAB = Vocab("char", list("abc \n"))
 SETTINGS = dataclasses.replace(recipe.load("enwik8"), model=model_settings())
@@ -124,5 +125,5 @@ def test_a_damaged_vocabulary_is_named(tmp_path):
 )
 def test_the_error_of_a_missing_store_has_the_command_that_prepares_it(tmp_path, store, command):
     with pytest.raises(StoreError) as caught:
-        loading.open_store(store, tmp_path)
+        Workspace(data_dir=tmp_path, runs_dir=tmp_path).open_store(store)
     assert str(caught.value) == f'no token store at {tmp_path / store}.h5; run "{command}" first'

@@ -33,7 +33,7 @@ def runs_dir(tmp_path, monkeypatch):
 
 def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
     facts = {**FACTS, **changed}
-    run = Run(run_folder.new_folder(runs_dir, name=name, recipe_name=facts["recipe_name"]), **facts)
+    run = Run(runs_dir / name if name else next(run_folder.free_folders(runs_dir, facts["recipe_name"])), **facts)
     run_folder.create(run, vocab, force=force)
     return run
 
@@ -315,7 +315,7 @@ def test_a_run_is_restored_if_its_replacement_has_no_folder_any_more(runs_dir):
     (old.folder / "last.safetensors").write_text("weights")
     create(runs_dir, "enwik8", force=True)
     shutil.rmtree(old.folder)  # by the user, or since the process was killed
-    assert run_folder.new_folder(runs_dir, name=None, recipe_name="enwik8") == runs_dir / "enwik8-2"
+    assert next(run_folder.free_folders(runs_dir, "enwik8")) == runs_dir / "enwik8-2"
     message = refusal(create, runs_dir, "enwik8")
     assert message == "runs/enwik8 exists; resume it with --resume enwik8, or replace it with --force"
     assert run_folder.open_run(old.folder) == old

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from tests.views.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
+from txlcli.options import FIGURE_FORMATS
 from txlcli.views import attention_plots, plots
 from txlcli.views.attention_plots import HeadPicture
 
@@ -27,7 +28,7 @@ def head(rows=5, columns=11):
     return HeadPicture("head 1.1", attention, strongest(attention))
 
 
-@pytest.mark.parametrize("ending", plots.FORMATS)
+@pytest.mark.parametrize("ending", FIGURE_FORMATS)
 def test_every_figure_is_written_in_the_format_of_the_extension(tmp_path, ending):
     paths = [tmp_path / f"{name}{ending}" for name in ("five", "six", "seven")]
     attention_plots.plot_by_distance(paths[0], random_attention(), title="five")

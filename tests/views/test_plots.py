@@ -1,13 +1,16 @@
 """Figures are written in the format of the extension."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 from txlcli.errors import TxlError, UsageError
+from txlcli.options import FIGURE_FORMATS, check_figure
 from txlcli.views import plots
 
+PLOT = SimpleNamespace(opts=["--plot"])
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
 
 
@@ -16,17 +19,17 @@ def draw(path, **changed):
     plots.plot_curves(path, curves, x_label="attention length", y_label="ppl", title="wt103 valid", **changed)
 
 
-@pytest.mark.parametrize("ending", plots.FORMATS)
+@pytest.mark.parametrize("ending", FIGURE_FORMATS)
 @pytest.mark.parametrize("log_y", [False, True])
 def test_the_extension_selects_the_format(tmp_path, ending, log_y):
     path = tmp_path / f"curve{ending}"
-    plots.check_path(path)
+    check_figure(PLOT, path)
     draw(path, log_y=log_y)
     assert path.read_bytes().startswith(MAGIC[ending])
 
 
 def test_the_extension_may_be_in_capitals(tmp_path):
-    plots.check_path(tmp_path / "curve.PNG")
+    check_figure(PLOT, tmp_path / "curve.PNG")
     draw(tmp_path / "curve.PNG")
     assert (tmp_path / "curve.PNG").read_bytes().startswith(MAGIC[".png"])
 
@@ -90,7 +93,7 @@ def test_a_missing_value_leaves_a_gap(tmp_path):
 @pytest.mark.parametrize("name", ["curve.txt", "curve", "curve.jpeg"])
 def test_another_extension_is_refused(tmp_path, name):
     with pytest.raises(UsageError) as caught:
-        plots.check_path(tmp_path / name)
+        check_figure(PLOT, tmp_path / name)
     assert str(caught.value) == (
         f"--plot {tmp_path / name}: unknown figure format; use the extension .png, .svg or .pdf"
     )
@@ -98,7 +101,7 @@ def test_another_extension_is_refused(tmp_path, name):
 
 def test_a_missing_folder_is_refused():
     with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
-        plots.check_path(Path("nowhere/curve.png"))
+        check_figure(PLOT, Path("nowhere/curve.png"))
 
 
 def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):

@@ -10,11 +10,9 @@ from txlcli import console
 from txlcli.errors import RunError, UnknownNameError, UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Force, Json, Precision, Run, RunsDir, Seed, Unfinished
 from txlcli.runs import history, run_folder
-from txlcli.views import attention_result
-from txlcli.workflows import attention as workflow
-from txlcli.workflows.attention import FIGURES, AttentionOptions, Head
 
 FOLDER = "figures"
+FIGURES = {"5": 5, "6": 6, "7": 7}
 
 
 def attention(
@@ -53,7 +51,9 @@ def attention(
     Example: txl attention --heads 2.3,4.1 --out figures
     """
     from corpora.corpus import SPLITS
-    from txlcli.runs import loading
+    from txlcli.views import attention_result
+    from txlcli.workflows import attention as workflow
+    from txlcli.workflows.workspace import Workspace
 
     if split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
@@ -63,7 +63,7 @@ def attention(
     given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
     if given and figures and 6 not in figures:
         raise UsageError(f"{given[0]} applies to Figure 6 only; leave it out, or add 6 to --figure {figure}")
-    options = AttentionOptions(
+    options = workflow.AttentionOptions(
         figures=figures,
         heads=_parse_heads(heads) if heads is not None else (),
         widest=auto,
@@ -80,8 +80,9 @@ def attention(
     folder = run.folder / FOLDER if out is None else out
     paths = {number: folder / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
     _check_free(folder, list(paths.values()), force=force)
-    opened = loading.open_run(str(run.folder), runs_dir, device=device, precision=precision)
-    measured = workflow.measure(opened, options, data_dir=data_dir, reporter=console.TerminalReporter(bars=not json))
+    reporter = console.TerminalReporter(bars=not json)
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    measured = workflow.measure(str(run.folder), options, workspace)
     _make_folder(folder)
     for number, path in paths.items():
         attention_result.plot_figure(measured, number, path)
@@ -108,14 +109,13 @@ def _parse_figures(text: str) -> tuple[int, ...] | None:
     """Parse `5,7` to (5, 7), and `all` to None."""
     if text == "all":
         return None
-    known = {str(number): number for number in FIGURES}
     parts = text.split(",")
-    if not all(part in known for part in parts):
+    if not all(part in FIGURES for part in parts):
         raise UsageError(f'--figure {text}: write 5, 6 or 7, several like 5,6, or "all"')
-    return tuple(sorted({known[part] for part in parts}))
+    return tuple(sorted({FIGURES[part] for part in parts}))
 
 
-def _parse_heads(text: str) -> tuple[Head, ...]:
+def _parse_heads(text: str) -> tuple[tuple[int, int], ...]:
     """Parse `2.3,5.10` to (2, 3), (5, 10), each once, in the order given."""
     parsed = []
     for part in text.split(","):

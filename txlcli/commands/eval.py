@@ -1,8 +1,7 @@
 """`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -23,14 +22,7 @@ from txlcli.options import (
     parse_lengths,
     read_stdin,
 )
-from txlcli.views import eval_table
-from txlcli.workflows.evaluation import evaluate as workflow
-from txlcli.workflows.evaluation.evaluate import Evaluation
-from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths
-from txlcli.workflows.evaluation.texts import UserText
-
-if TYPE_CHECKING:
-    from txlcli.data.loss_file import TokenLosses
+from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths, UserText
 
 
 def evaluate(
@@ -90,10 +82,10 @@ def evaluate(
     Example: txl eval --mem-len 0,64,128,256
     """
     from txlcli.data import loss_file
-    from txlcli.views import plots
+    from txlcli.views import eval_table
+    from txlcli.workflows.evaluation import evaluate as workflow
+    from txlcli.workflows.workspace import Workspace
 
-    if plot is not None:
-        plots.check_path(plot)
     if losses is not None:
         loss_file.check_path(losses)
         if cache is not None or dynamic:
@@ -115,17 +107,13 @@ def evaluate(
         attention=attention,
     )
     reporter = console.TerminalReporter(bars=not json)
-    evaluation = workflow.evaluate(
-        run_name, options, device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir, reporter=reporter
-    )
-    evaluation.record(reporter)  # first, since stdout may have been closed
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    evaluation = workflow.evaluate(run_name, options, workspace)
+    evaluation.record()  # first, since stdout may have been closed
     try:
-        if json:
-            console.show_json(evaluation.result)
-        else:
-            eval_table.show(evaluation.result)
+        console.show_result(evaluation.result, eval_table.show, json=json)
         if losses is not None:  # after the result, which a full disk must not cost
-            _write_losses(losses, evaluation)
+            evaluation.write_losses(losses)
         if plot is not None:
             eval_table.plot_curve(plot, evaluation.result)
     except (OSError, TxlError) as error:
@@ -164,29 +152,3 @@ def _parse_distance(text: str | None) -> int | Literal["none"] | None:
     if int(text) > MOST_COUNT:
         raise UsageError(f'--max-distance {text}: give at most {MOST_COUNT}, or "none"')
     return int(text)
-
-
-def _write_losses(path: Path, evaluation: Evaluation) -> None:
-    from txlcli.data import loss_file
-
-    text, result, run = evaluation.text, evaluation.result, evaluation.opened.run
-    facts = {
-        **{key: result[key] for key in ("run", "step", "text", "precision", "max_distance")},
-        "store": run.settings.corpus.store if text.split else None,
-        "split": text.split,
-        "vocab_fingerprint": run.vocab_fingerprint,
-    }
-    loss_file.write(path, text.targets, _token_losses(evaluation), facts)
-    console.say(f"the loss of {len(text.targets):,} tokens written to {path}")
-
-
-def _token_losses(evaluation: Evaluation) -> "Iterator[TokenLosses]":
-    from txlcli.data.loss_file import TokenLosses
-
-    result = evaluation.result
-    for row, losses in zip(result["rows"], evaluation.losses_nats, strict=True):
-        if "stride" in row:
-            yield TokenLosses("attn_len", row["attn_len"], losses, {"stride": row["stride"]})
-        else:
-            settings = {"seg_len": result["seg_len"], "lanes": row["lanes"], "same_length": result["same_length"]}
-            yield TokenLosses("mem_len", row["mem_len"], losses, settings)

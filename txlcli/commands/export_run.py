@@ -8,7 +8,6 @@ from typer import Argument
 from txlcli import console
 from txlcli.options import RUNS_DIR, Force, Json, RunsDir
 from txlcli.views import exchange
-from txlcli.workflows.exchange import export_run as workflow
 
 
 def export_run(
@@ -25,5 +24,7 @@ def export_run(
 
     Example: txl export runs/wt103 hf-wt103/
     """
+    from txlcli.workflows.exchange import export_run as workflow
+
     result = workflow.export_run(run_name, folder, runs_dir=runs_dir, force=force)
     console.show_result(result, exchange.show_export, json=json)

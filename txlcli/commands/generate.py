@@ -7,8 +7,6 @@ from typer import Option
 from txlcli import console
 from txlcli.errors import VocabularyError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
-from txlcli.views import generated_text
-from txlcli.workflows.generation import CONTEXT, TOP_K, GenerationOptions, prepare_generation
 
 
 def generate(
@@ -17,12 +15,12 @@ def generate(
     at: Annotated[
         int | None, Option(min=0, help="Last token of the context in the test split [default: random, by --seed].")
     ] = None,
-    context: Annotated[int | None, Option(min=1, help=f"Tokens of context, at most [default: {CONTEXT}].")] = None,
+    context: Annotated[int | None, Option(min=1, help="Tokens of context, at most [default: 512].")] = None,
     tokens: Annotated[int, Option(min=1, help="Tokens to generate.")] = 500,
     samples: Annotated[int, Option(min=1, help="Number of texts to generate.")] = 1,
     top_k: Annotated[
         int | None,
-        Option(min=0, help=f"Sample from the k likeliest tokens; 0 is all [default: {TOP_K}, or all with --top-p]."),
+        Option(min=0, help="Sample from the k likeliest tokens; 0 is all [default: 40, or all with --top-p]."),
     ] = None,
     top_p: Annotated[float | None, Option(help="Sample from the likeliest tokens that reach this probability.")] = None,
     temperature: Annotated[float | None, Option(help="Below 1 prefers likely tokens [default: 1].")] = None,
@@ -43,6 +41,10 @@ def generate(
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
+    from txlcli.views import generated_text
+    from txlcli.workflows.generation import GenerationOptions, prepare_generation
+    from txlcli.workflows.workspace import Workspace
+
     options = GenerationOptions(
         prompt=_read_prompt(prompt) if prompt is not None else None,
         at=at,
@@ -56,15 +58,9 @@ def generate(
         reference=reference,
         seed=seed,
     )
-    generation = prepare_generation(
-        run_name,
-        options,
-        device=device,
-        precision=precision,
-        data_dir=data_dir,
-        runs_dir=runs_dir,
-        reporter=console.TerminalReporter(bars=not json),
-    )
+    reporter = console.TerminalReporter(bars=not json)
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    generation = prepare_generation(run_name, options, workspace)
     if json:
         console.show_json(generation.result())
     else:

@@ -8,7 +8,6 @@ from typer import Argument, Option
 from txlcli import console
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, Overrides, RunsDir
 from txlcli.views import exchange
-from txlcli.workflows.exchange import import_run as workflow
 
 
 def import_run(
@@ -36,6 +35,9 @@ def import_run(
 
     Example: txl import transfo-xl-wt103/ --name hf-wt103
     """
+    from txlcli.workflows.exchange import import_run as workflow
+    from txlcli.workflows.workspace import Workspace
+
     options = workflow.ImportOptions(
         source=source,
         recipe_source=recipe_source,
@@ -45,5 +47,5 @@ def import_run(
         changes=tuple(overrides or ()),
         force=force,
     )
-    result = workflow.import_run(options, data_dir, runs_dir)
+    result = workflow.import_run(options, Workspace(data_dir=data_dir, runs_dir=runs_dir))
     console.show_result(result, exchange.show_import, json=json)

@@ -1,7 +1,7 @@
 """`txl prepare`: turn a corpus or your own text into a token store."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -9,9 +9,6 @@ from txlcli import console
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import DATA_DIR, DataDir, Force, Json
-
-if TYPE_CHECKING:
-    from txlcli.workflows.preparation.planning import Plan
 
 
 def prepare(
@@ -55,7 +52,9 @@ def prepare(
 
     Example: txl prepare stdlib
     """
+    from txlcli.views import store_table
     from txlcli.workflows.preparation.planning import PrepareOptions, make_plan
+    from txlcli.workflows.preparation.preparing import run_plan
 
     options = PrepareOptions(
         source=source,
@@ -77,20 +76,13 @@ def prepare(
     if what is None:
         raise UsageError('prepare what? Name a corpus or a path, e.g. "txl prepare stdlib"')
     plan = make_plan(what, data_dir, options, force=force)
-    console.say(_announcement(plan))
-    from txlcli.views import store_table
-    from txlcli.workflows.preparation.preparing import run_plan
-
+    origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
+    console.say(f"preparing {plan.corpus.title} ({plan.tokenizer}), {origin}, into {plan.store}")
     store = run_plan(plan, console.TerminalReporter())
     if json:
         console.show_json(store_table.store_as_json(store))
     else:
         store_table.show_store(store)
-
-
-def _announcement(plan: "Plan") -> str:
-    origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
-    return f"preparing {plan.corpus.title} ({plan.tokenizer}), {origin}, into {plan.store}"
 
 
 def _show_list(data_dir: Path, json: bool) -> None:

@@ -1,20 +1,13 @@
 """`txl quickstart`: all main steps on text that every machine has."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
 from txlcli import console
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir
 from txlcli.system.command_lines import command_line
-from txlcli.views import eval_table, generated_text, speed_table, training_result
-from txlcli.workflows import speed
-from txlcli.workflows.evaluation.evaluate import evaluate
-from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.generation import GenerationOptions, prepare_generation
-from txlcli.workflows.training import start
-from txlcli.workflows.training.execution import Limits
 
 CORPUS = "stdlib"
 MEM_LENS = (0, 32, 64, 128, 256)
@@ -35,8 +28,15 @@ def quickstart(
 
     Example: txl quickstart
     """
-    from txlcli.views import store_table
+    from txlcli.views import eval_table, generated_text, speed_table, store_table, training
+    from txlcli.workflows import speed
+    from txlcli.workflows.evaluation.evaluate import evaluate
+    from txlcli.workflows.evaluation.options import EvalOptions
+    from txlcli.workflows.generation import GenerationOptions, prepare_generation
     from txlcli.workflows.preparation.preparing import prepare
+    from txlcli.workflows.training import start
+    from txlcli.workflows.training.execution import Limits
+    from txlcli.workflows.workspace import Workspace
 
     commands = []
 
@@ -45,28 +45,24 @@ def quickstart(
         console.say(f"\n$ {commands[-1]}")
 
     reporter = console.TerminalReporter()
-    where: dict[str, Any] = {"device": device, "data_dir": data_dir, "runs_dir": runs_dir, "reporter": reporter}
-    if not (data_dir / f"{CORPUS}.h5").exists():
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
+    if not workspace.store_path(CORPUS).exists():
         announce("prepare", CORPUS, data_dir=data_dir)
         store_table.show_store(prepare(CORPUS, data_dir, reporter=reporter))
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
     announce("train", CORPUS, *limit, data_dir=data_dir, runs_dir=runs_dir)
-    trained = start.train(CORPUS, [], **where, limits=Limits(max_minutes=max_minutes, caller_continues=True))
-    training_result.show(trained)
+    trained = start.train(CORPUS, [], workspace, limits=Limits(max_minutes=max_minutes, caller_continues=True))
+    training.show_result(trained)
     run = str(trained.run.folder)
     announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
-    _evaluate(run, where)
+    evaluation = evaluate(run, EvalOptions(mem_len=MEM_LENS), workspace)
+    evaluation.record()
+    eval_table.show(evaluation.result)
+    evaluation.raise_pending()
     announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
-    speed_table.show(speed.measure(run, speed.SpeedOptions(attn_lens=list(ATTN_LENS)), **where))
+    speed_table.show(speed.measure(run, speed.SpeedOptions(attn_lens=ATTN_LENS), workspace))
     announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
-    generated_text.show(prepare_generation(run, GenerationOptions(prompt=PROMPT, tokens=TOKENS), **where))
+    generated_text.show(prepare_generation(run, GenerationOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     console.say("\nThese commands did all of this; repeat them with other options:")
     for line in commands:
         console.say(f"  {line}")
-
-
-def _evaluate(run: str, where: dict[str, Any]) -> None:
-    evaluation = evaluate(run, EvalOptions(mem_len=MEM_LENS), **where)
-    evaluation.record(where["reporter"])
-    eval_table.show(evaluation.result)
-    evaluation.raise_pending()

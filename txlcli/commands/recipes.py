@@ -36,7 +36,7 @@ def recipes(context: typer.Context, json: Json = False) -> None:
     Example: txl recipes
     """
     if context.invoked_subcommand is None:
-        _list(json=json)
+        list_(json)
     elif json:
         raise UsageError(f"--json comes last: txl recipes {context.invoked_subcommand} ... --json")
 
@@ -47,7 +47,11 @@ def list_(json: Json = False) -> None:
 
     Example: txl recipes list --json
     """
-    _list(json=json)
+    listed = [_entry(name) for name in recipe.packaged_names()]
+    if json:
+        console.show_json({"recipes": listed})
+    else:
+        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
 
 
 @app.command("show")
@@ -109,7 +113,9 @@ def keys(
 
 @app.command("schema")
 def schema_() -> None:
-    """Print the JSON Schema of recipes, with which editors complete and check keys.
+    """Print the JSON Schema of recipes, for editors.
+
+    Editors that know it complete and check the keys of a recipe; packaged recipes and copies of them refer to it.
 
     Example: txl recipes schema > recipe.schema.json
     """
@@ -132,14 +138,6 @@ def _paragraph(key: schema.Key) -> str:
     arch = f"; arch = {', '.join(key.architectures)}" if key.architectures else ""
     text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")
     return f"{key.full_name} ({key.values}; {default}{arch})\n{text}\n"
-
-
-def _list(*, json: bool) -> None:
-    listed = [_entry(name) for name in recipe.packaged_names()]
-    if json:
-        console.show_json({"recipes": listed})
-    else:
-        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
 
 
 def _target(file: str, name: str, *, force: bool) -> Path:

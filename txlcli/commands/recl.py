@@ -7,10 +7,19 @@ from typer import Argument, Option
 
 from txlcli import console
 from txlcli.errors import UsageError
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Plot, Precision, RunsDir, Seed, Unfinished
-from txlcli.views import recl_table
-from txlcli.workflows.recl import measure as workflow
-from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions
+from txlcli.options import (
+    DATA_DIR,
+    RUNS_DIR,
+    DataDir,
+    Device,
+    Json,
+    Plot,
+    Precision,
+    RunsDir,
+    Seed,
+    Unfinished,
+    check_figure,
+)
 
 
 def recl(
@@ -28,17 +37,18 @@ def recl(
         float, Option(help="Smallest relative gain of perplexity that counts; 1 % in the paper.")
     ] = 0.01,
     positions: Annotated[
-        int | None, Option(min=1, help=f"Score N positions, sampled with --seed [default: {POSITIONS:,} at most].")
+        int | None, Option(min=1, help="Score N positions, sampled with --seed [default: 2,000 at most].")
     ] = None,
     batch_size: Annotated[
         int | None, Option(min=1, help="Contexts evaluated at once; changes speed and memory.")
     ] = None,
     losses: Annotated[
-        Path | None, Option(metavar="FILE.h5", help=f"File of all losses [default: {LOSSES} in --runs-dir].")
+        Path | None, Option(metavar="FILE.h5", help="File of all losses [default: recl.h5 in --runs-dir].")
     ] = None,
     plot: Plot = None,
     plot_ppl: Annotated[
-        Path | None, Option(help="Also plot perplexity by context length to this file (Figure 4).")
+        Path | None,
+        Option(callback=check_figure, help="Also plot perplexity by context length to this file (Figure 4)."),
     ] = None,
     unfinished: Unfinished = False,
     seed: Seed = 1111,
@@ -56,11 +66,10 @@ def recl(
 
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
-    from txlcli.views import plots
+    from txlcli.views import recl_table
+    from txlcli.workflows.recl.measure import ReclOptions, measure
+    from txlcli.workflows.workspace import Workspace
 
-    for option, path in (("--plot", plot), ("--plot-ppl", plot_ppl)):
-        if path is not None:
-            plots.check_path(path, option)
     options = ReclOptions(
         split=split,
         start=start,
@@ -73,16 +82,9 @@ def recl(
         batch_size=batch_size,
         unfinished=unfinished,
     )
-    result = workflow.measure(
-        run_names,
-        options,
-        losses=losses,
-        device=device,
-        precision=precision,
-        data_dir=data_dir,
-        runs_dir=runs_dir,
-        reporter=console.TerminalReporter(bars=not json),
-    )
+    reporter = console.TerminalReporter(bars=not json)
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    result = measure(run_names, options, workspace, losses=losses)
     console.show_result(result, recl_table.show, json=json)
     if plot is not None:
         recl_table.plot_gains(plot, result)

@@ -2,18 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
 from txlcli import console
 from txlcli.errors import UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from txlcli.workflows.reproduction.runner import Plots
 
 
 def reproduce(
@@ -41,18 +36,21 @@ def reproduce(
 
     Example: txl reproduce table6
     """
-    from txlcli.views import reproduction_report
+    from txlcli.views import attention_result, plots, recl_table, reproduction_report
     from txlcli.workflows.reproduction import items, scales
     from txlcli.workflows.reproduction.costs import Costs
     from txlcli.workflows.reproduction.reproduce import reproduce as reproduce_items
-    from txlcli.workflows.reproduction.runner import Runner
+    from txlcli.workflows.reproduction.runner import Plots, Runner
+    from txlcli.workflows.workspace import Workspace
 
     names = items.select(item_names or ([items.ALL] if listed else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     size = scales.get(scale, has_ptb=(data_dir / "ptb.h5").is_file())
+    reporter = console.TerminalReporter()
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
     if listed:
-        costs = Costs(size, seeds=seeds, device=device, data_dir=data_dir, runs_dir=runs_dir)
+        costs = Costs(size, workspace, seeds=seeds)
         rows = [costs.of(name) for name in names]
         if json:
             console.show_json({"scale": size.name, "peak_flops_per_s": costs.peak, "items": rows})
@@ -60,35 +58,16 @@ def reproduce(
             reproduction_report.show_costs(rows, costs, size)
         return
     folder = out if out is not None else Path(f"reproduction-{scale}")
-    make_runner = partial(
-        Runner,
-        scale=size,
-        n_seeds=seeds,
-        device=device,
-        data_dir=data_dir,
-        runs_dir=runs_dir,
-        folder=folder,
-        plots=_plots(),
-        reporter=console.TerminalReporter(),
+    figures = Plots(
+        curves=partial(plots.plot_curves, log_x=True),
+        recl_gains=recl_table.plot_gains,
+        recl_perplexities=recl_table.plot_perplexities,
+        attention=attention_result.plot_figure,
     )
+    make_runner = partial(Runner, scale=size, n_seeds=seeds, workspace=workspace, folder=folder, plots=figures)
     render = partial(reproduction_report.render, scale_name=scale, folder=folder)
     sections = reproduce_items(names, folder, scale, make_runner, render)
     if json:
         console.show_json(reproduction_report.to_json(folder, sections))
     else:
         reproduction_report.show(folder, sections)
-
-
-def _plots() -> "Plots":
-    from txlcli.views import attention_result, plots, recl_table
-    from txlcli.workflows.reproduction.runner import Plots
-
-    def plot_curves(path: Path, curves: "Mapping[str, Any]", x_label: str, y_label: str, title: str) -> None:
-        plots.plot_curves(path, curves, x_label=x_label, y_label=y_label, title=title, log_x=True)
-
-    return Plots(
-        curves=plot_curves,
-        recl_gains=recl_table.plot_gains,
-        recl_perplexities=recl_table.plot_perplexities,
-        attention=attention_result.plot_figure,
-    )

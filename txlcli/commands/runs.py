@@ -27,7 +27,7 @@ def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = Fal
     Example: txl runs
     """
     if context.invoked_subcommand is None:
-        _list(runs_dir, json=json)
+        list_(runs_dir, json)
     elif json or runs_dir != RUNS_DIR:
         option = "--json" if json else "--runs-dir"
         raise UsageError(f"{option} must come last: txl runs {context.invoked_subcommand} ... {option}")
@@ -39,14 +39,6 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
 
     Example: txl runs list --json
     """
-    _list(runs_dir, json=json)
-
-
-app.command("compare")(runs_compare.compare)
-app.command("published")(runs_published.published_)
-
-
-def _list(runs_dir: Path, *, json: bool) -> None:
     folders = run_folder.newest_first(runs_dir)
     if not folders:
         raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
@@ -55,6 +47,10 @@ def _list(runs_dir: Path, *, json: bool) -> None:
         console.show_json(metrics.without_infinities({"runs_dir": str(runs_dir), "runs": entries}))
     else:
         run_tables.show_list(entries, runs_dir)
+
+
+app.command("compare")(runs_compare.compare)
+app.command("published")(runs_published.published_)
 
 
 def _entry(folder: Path) -> dict[str, Any]:
@@ -86,20 +82,12 @@ FACTS = (
 
 
 def _facts(run_history: History) -> dict[str, Any]:
-    run, valid, (test, trials) = run_history.run, run_history.best_valid, run_history.test_result
-    values = (
-        run.recipe_name,
-        run.settings.corpus.store,
-        run.parameters,
-        run.metric,
-        run_history.state,
-        run_history.step,
-        run.settings.train.max_steps if run_history.state != "imported" else None,
-        metrics.in_metric(valid["loss_nats"], run.metric) if valid else None,
-        valid["step"] if valid else None,
-        valid["tokens"] if valid and valid["tokens"] == run.settings.train.valid_tokens else None,
-        metrics.in_metric(test["loss_nats"], run.metric) if test else None,
-        test.get("mem_len") if test else None,
-        trials if test else None,
-    )
-    return dict(zip(FACTS, values, strict=True))
+    settings, valid, (test, trials) = run_history.run.settings, run_history.best_valid, run_history.test_result
+    return {
+        **run_history.summary(),
+        "store": settings.corpus.store,
+        "max_steps": settings.train.max_steps if run_history.state != "imported" else None,
+        "valid_tokens": valid["tokens"] if valid and valid["tokens"] == settings.train.valid_tokens else None,
+        "test_mem_len": test.get("mem_len") if test else None,
+        "test_readings": trials if test else None,
+    }

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -36,15 +35,19 @@ def compare(
 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
-    from txlcli.views import plots
-
-    if plot is not None:
-        plots.check_path(plot)
-    elif x != "steps":
+    if plot is None and x != "steps":
         raise UsageError(f"--x {x} is the x axis of --plot; add --plot FILE, or leave it out")
-    histories = [history.read(run) for run in _find_runs(run_names or [], runs_dir)]
+    runs = run_folder.find_each(run_names or [], runs_dir)
+    if len(runs) < 2:
+        known = listed(run_folder.names(runs_dir))
+        raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
+    histories = [history.read(run) for run in runs]
     curves = _curves(histories, x) if plot is not None else {}  # may raise, so before the table is shown
-    result = _result(histories)
+    result = {
+        "runs": [_facts(past) for past in histories],
+        "settings": recipe.differences([recipe.to_table(run.settings) for run in runs]),
+        "same_text": len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) == 1,
+    }
     if json:
         console.show_json(metrics.without_infinities(result))
     else:
@@ -55,51 +58,19 @@ def compare(
             curves,
             metric=histories[0].run.metric,
             x_label=x,
-            stores=list(dict.fromkeys(past.run.settings.corpus.store for past in histories)),
+            stores=list(dict.fromkeys(run.settings.corpus.store for run in runs)),
         )
 
 
-def _find_runs(run_names: Sequence[str], runs_dir: Path) -> list[run_folder.Run]:
-    """Return two or more runs, each named once."""
-    runs = run_folder.find_each(run_names, runs_dir)
-    if len(runs) < 2:
-        known = listed(run_folder.names(runs_dir))
-        raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
-    return runs
-
-
-def _result(histories: Sequence[History]) -> dict[str, Any]:
-    """Return the object that --json prints and the table shows."""
+def _facts(past: History) -> dict[str, Any]:
     return {
-        "runs": [_facts(past) for past in histories],
-        "settings": recipe.differences([recipe.to_table(past.run.settings) for past in histories]),
-        "same_text": len({(past.run.settings.corpus.store, past.run.vocab_fingerprint) for past in histories}) == 1,
-    }
-
-
-def _facts(run_history: History) -> dict[str, Any]:
-    run = run_history.run
-
-    def loss(report: dict[str, Any] | None) -> float | None:
-        return (
-            metrics.in_metric(report["loss_nats"], run.metric) if report and report["loss_nats"] is not None else None
-        )
-
-    return {
-        "name": run.name,
-        "folder": str(run.folder),
-        "recipe": run.recipe_name,
-        "metric": run.metric,
-        "parameters": run.parameters,
-        "state": run_history.state,
-        "step": run_history.step,
-        "best_valid": loss(run_history.best_valid),
-        "best_valid_step": run_history.best_valid["step"] if run_history.best_valid else None,
-        "last_valid": loss(run_history.last_valid),
-        "last_train": loss(run_history.last_train),
-        "test": loss(run_history.test_result[0]),
-        "tokens_per_s": run_history.tokens_per_s,
-        "changes": [dataclasses.asdict(change) for change in run.changes],
+        "name": past.run.name,
+        "folder": str(past.run.folder),
+        **past.summary(),
+        "last_valid": past.in_metric(past.last_valid),
+        "last_train": past.in_metric(past.last_train),
+        "tokens_per_s": past.tokens_per_s,
+        "changes": [dataclasses.asdict(change) for change in past.run.changes],
     }
 
 

@@ -1,7 +1,7 @@
 """`txl runs published`: rank of a run among the systems of the paper's Tables 1 to 5."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument
 
@@ -13,9 +13,7 @@ from txlcli.paper.published import Result, Table
 from txlcli.runs import history, run_folder
 from txlcli.runs.history import History
 from txlcli.views import run_tables
-
-if TYPE_CHECKING:
-    from txlcli.workflows.ranking import PublishedRank
+from txlcli.workflows.ranking import PublishedRank, published_rank
 
 CORPORA = [table.corpus for table in published.BENCHMARKS]
 CORPUS_NAMES = f"{', '.join(map(str, CORPORA[:-1]))} or {CORPORA[-1]}"
@@ -35,8 +33,6 @@ def published_(
 
     Example: txl runs published ptb
     """
-    from txlcli.workflows.ranking import published_rank
-
     if subject in CORPORA and not run_folder.is_run(str(subject), runs_dir):
         table, run_history, rank = published.benchmark(str(subject)), None, None
     else:
@@ -58,7 +54,7 @@ def published_(
         run_tables.show_rank(result)
 
 
-def _result(table: Table[Result], run_history: History | None, rank: "PublishedRank | None") -> dict[str, Any]:
+def _result(table: Table[Result], run_history: History | None, rank: PublishedRank | None) -> dict[str, Any]:
     """Return the object that --json prints and the table shows, with the best row first."""
     rows: list[dict[str, Any]] = [
         {
@@ -73,7 +69,7 @@ def _result(table: Table[Result], run_history: History | None, rank: "PublishedR
     if run_history is not None and rank is not None:
         ours = _own(run_history, rank)
         if rank.result is not None:
-            rows.append(ours["row"])
+            rows.append(_own_row(run_history, rank))
     rows.sort(key=_rank_key)
     return {
         "table": table.number,
@@ -81,7 +77,7 @@ def _result(table: Table[Result], run_history: History | None, rank: "PublishedR
         "title": table.title,
         "metric": table.metric,
         "rows": rows,
-        "ours": {key: value for key, value in ours.items() if key != "row"} if ours else None,
+        "ours": ours,
     }
 
 
@@ -90,26 +86,30 @@ def _rank_key(row: dict[str, Any]) -> float:
     return float(row["test"] if row["test"] is not None else row["valid"])
 
 
-def _own(run_history: History, rank: "PublishedRank") -> dict[str, Any]:
-    run = run_history.run
+def _own(run_history: History, rank: PublishedRank) -> dict[str, Any]:
     numbers = {"valid": rank.valid, "test": rank.test}
     return {
-        "run": str(run.folder),
+        "run": str(run_history.run.folder),
         "state": run_history.state,
         "step": run_history.step,
         "comparable": rank.result is not None,
         "reasons": list(rank.reasons),
         "sources": {split: number.source if number else None for split, number in numbers.items()},
-        "row": {
-            "citation": None,
-            "name": run.name,
-            "parameters": _short(run.parameters),
-            **{split: number.value if number else None for split, number in numbers.items()},
-            "mark": "",
-            "label": str(run.folder),
-            "run": True,
-            "same_symbols": True,
-        },
+    }
+
+
+def _own_row(run_history: History, rank: PublishedRank) -> dict[str, Any]:
+    run = run_history.run
+    return {
+        "citation": None,
+        "name": run.name,
+        "parameters": _short(run.parameters),
+        "valid": rank.valid.value if rank.valid else None,
+        "test": rank.test.value if rank.test else None,
+        "mark": "",
+        "label": str(run.folder),
+        "run": True,
+        "same_symbols": True,
     }
 
 

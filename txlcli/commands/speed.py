@@ -19,9 +19,6 @@ from txlcli.options import (
     parse_lengths,
 )
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.views import speed_table
-from txlcli.workflows import speed as workflow
-from txlcli.workflows.speed import SpeedOptions
 
 TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
 
@@ -57,26 +54,20 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
-    from txlcli.views import plots
+    from txlcli.views import speed_table
+    from txlcli.workflows import speed as workflow
+    from txlcli.workflows.workspace import Workspace
 
-    if plot is not None:
-        plots.check_path(plot)
-    options = SpeedOptions(
+    options = workflow.SpeedOptions(
         attn_lens=None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2),
         repeat=repeat,
         overrides=overrides or [],
         attention=attention,
         plotted=plot is not None,
     )
-    result = workflow.measure(
-        subject,
-        options,
-        device=device,
-        precision=precision,
-        data_dir=data_dir,
-        runs_dir=runs_dir,
-        reporter=console.TerminalReporter(bars=not json),
-    )
+    reporter = console.TerminalReporter(bars=not json)
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    result = workflow.measure(subject, options, workspace)
     if plot is not None:
         speed_table.plot_times(plot, result)
     console.show_result(result, speed_table.show, json=json)

@@ -1,7 +1,7 @@
 """`txl train`: train a model from a recipe, or resume a run."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -22,10 +22,6 @@ from txlcli.options import (
     RunsDir,
 )
 from txlcli.system import torchrun
-from txlcli.views import forecast as forecast_view
-from txlcli.views import training_result
-from txlcli.workflows.training import follow, forecast, resume, start
-from txlcli.workflows.training.execution import Limits
 
 
 def train(
@@ -65,10 +61,13 @@ def train(
 
     Example: txl train stdlib --max-minutes 2
     """
+    from txlcli.views import training as view
+    from txlcli.workflows.training import follow, forecast, resume, start
+    from txlcli.workflows.training.execution import Limits
+    from txlcli.workflows.workspace import Workspace
+
     if processes > 1 and torchrun.world_size() == 1 and not dry_run:
-        if code := follow.start_processes(processes, context.find_root().obj):
-            sys.exit(code)
-        return
+        sys.exit(follow.start_processes(processes, context.find_root().obj))
     changes = [
         *(overrides or []),
         *([f"train.precision={precision}"] if precision else []),
@@ -77,39 +76,36 @@ def train(
         *([f"train.seed={seed}"] if seed is not None else []),
         *([f"log.every={log_every}"] if log_every else []),
     ]
-    where: dict[str, Any] = {"device": device, "data_dir": data_dir}
-    new: dict[str, Any] = {"name": name, "force": force, "runs_dir": runs_dir}
+    reporter, on_report = console.TerminalReporter(), console.show_json if json else None
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
     limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
-    outputs: dict[str, Any] = {"reporter": console.TerminalReporter(), "on_report": console.show_json if json else None}
     if resume_run is not None:
         if recipe_source is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a resumed run keeps its train.seed; start a new run instead")
         if not torchrun.is_main():
-            follow.follow_resumed(resume_run, changes, **where, runs_dir=runs_dir)
+            follow.follow(resume_run, changes, workspace, resumed=True)
             return
-        result = resume.resume(resume_run, changes, **where, runs_dir=runs_dir, limits=limits, **outputs)
+        result = resume.resume(resume_run, changes, workspace, limits=limits, on_report=on_report)
     elif recipe_source is None:
         raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run:
         if max_minutes is not None:
             raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
-        _forecast(recipe_source, changes, **where, **new, max_steps=max_steps, processes=processes, json=json)
+        if torchrun.is_main():
+            processes = max(processes, torchrun.world_size())
+            cost = forecast.forecast(
+                recipe_source, changes, workspace, name=name, force=force, max_steps=max_steps, processes=processes
+            )
+            console.show_result(cost, view.show_forecast, json=json)
         return
     elif not torchrun.is_main():
-        follow.follow_new(recipe_source, changes, **where)
+        follow.follow(recipe_source, changes, workspace, resumed=False)
         return
     else:
-        result = start.train(recipe_source, changes, **where, **new, limits=limits, **outputs)
+        result = start.train(
+            recipe_source, changes, workspace, name=name, force=force, limits=limits, on_report=on_report
+        )
     if not json:
-        training_result.show(result)
-
-
-def _forecast(recipe_source: str, changes: list[str], *, processes: int, json: bool, **options: Any) -> None:
-    if not torchrun.is_main():
-        return
-    processes = max(processes, torchrun.world_size())
-    reporter = console.TerminalReporter()
-    result = forecast.forecast(recipe_source, changes, processes=processes, reporter=reporter, **options)
-    console.show_result(result, forecast_view.show, json=json)
+        view.show_result(result)

@@ -41,6 +41,21 @@ DEFAULTS: dict[str, Any] = {
     "memory_start": "zeros",  # a key of txl, which Hugging Face ignores
 }
 """Values of keys that a configuration leaves out."""
+SAME_VALUES = {
+    "n_layers": "n_layer",
+    "d_model": "d_model",
+    "n_heads": "n_head",
+    "d_head": "d_head",
+    "d_inner": "d_inner",
+    "div_val": "div_val",
+    "dropout": "dropout",
+    "attention_dropout": "dropatt",
+    "norm_eps": "layer_norm_epsilon",
+    "memory_start": "memory_start",
+    "init_std": "init_std",
+    "proj_init_std": "proj_init_std",
+}
+"""Keys of the configuration whose values are those of a [model] setting, by the name of the setting."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -78,24 +93,13 @@ def model_settings(config: Mapping[str, Any], where: Path) -> TransformerSetting
     cutoffs = config["cutoffs"]
     tails = len(cutoffs) if isinstance(cutoffs, list) else 0
     keys = {
-        "n_layers": config["n_layer"],
-        "d_model": config["d_model"],
-        "n_heads": config["n_head"],
-        "d_head": config["d_head"],
-        "d_inner": config["d_inner"],
-        "dropout": config["dropout"],
-        "attention_dropout": config["dropatt"],
+        **{ours: config[theirs] for ours, theirs in SAME_VALUES.items()},
         "norm": "pre_released" if _flag(config, "pre_lnorm", where) else "post",
-        "norm_eps": config["layer_norm_epsilon"],
         "tie_biases": not _flag(config, "untie_r", where),
-        "memory_start": config["memory_start"],
         "cutoffs": cutoffs,
-        "div_val": config["div_val"],
         "d_embed": config["d_embed"],
         "tie_embeddings": _flag(config, "tie_word_embeddings", where),
         "tie_projections": config.get("tie_projs", [False] + [shared] * tails),
-        "init_std": config["init_std"],
-        "proj_init_std": config["proj_init_std"],
     }
     settings = _section("model", keys, where)
     assert isinstance(settings, TransformerSettings)
@@ -161,18 +165,13 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
     one_more = same_length and evaluation.same_length == "m_plus_one"
     bands = len(model.cutoffs) + 1
     return {
+        **{theirs: getattr(model, ours) for ours, theirs in SAME_VALUES.items()},
         "model_type": MODEL_TYPE,
         "architectures": ["TransfoXLLMHeadModel"],
         "vocab_size": vocab_size,
         "cutoffs": list(model.cutoffs),
-        "d_model": model.d_model,
         "d_embed": model.embed_width,
-        "n_head": model.n_heads,
-        "d_head": model.d_head,
-        "d_inner": model.d_inner,
-        "div_val": model.div_val,
         "pre_lnorm": model.norm == "pre_released",
-        "n_layer": model.n_layers,
         "mem_len": evaluation.mem_len + 1 if one_more else evaluation.mem_len,
         "tgt_len": evaluation.seg_len,
         "clamp_len": evaluation.max_distance or -1,
@@ -181,11 +180,5 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
         "attn_type": 0,
         "untie_r": not model.tie_biases,
         "tie_word_embeddings": model.tie_embeddings,
-        "dropout": model.dropout,
-        "dropatt": model.attention_dropout,
-        "init_std": model.init_std,
-        "proj_init_std": model.proj_init_std,
-        "layer_norm_epsilon": model.norm_eps,
         "eos_token_id": boundary,
-        "memory_start": model.memory_start,
     }

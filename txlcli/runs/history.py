@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.errors import RunError
+from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 
@@ -27,7 +28,7 @@ class History:
     evals: tuple[Report, ...]
     """Lines of evals.jsonl, in order."""
     saved: Report
-    """Metadata of the checkpoint; empty if there is none."""
+    """Metadata of the last checkpoint, or of the best one if there is no last one; empty without a checkpoint."""
     evaluated_step: int | None
     """Step of the weights that `txl eval` would read now; None if there are none."""
 
@@ -97,10 +98,29 @@ class History:
         """
         on_test = {_settings(result): result for result in self.evals_of("test") if result["loss_nats"] is not None}
         on_valid = {_settings(result): result for result in self.evals_of("valid") if result["loss_nats"] is not None}
-        chosen = min(on_test.keys() & on_valid.keys(), key=lambda settings: _loss(on_valid[settings]), default=None)
+        chosen = min(on_test.keys() & on_valid.keys(), key=lambda tried: on_valid[tried]["loss_nats"], default=None)
         if chosen is not None:
             return on_test[chosen], 1
         return lowest(on_test.values()), len(on_test)
+
+    def in_metric(self, report: Report | None) -> float | None:
+        """Return the loss of a report in the run's metric; None without a report, or if the loss is not finite."""
+        if report is None or report["loss_nats"] is None:
+            return None
+        return metrics.in_metric(report["loss_nats"], self.run.metric)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the state of the run and its best results in its metric."""
+        return {
+            "recipe": self.run.recipe_name,
+            "parameters": self.run.parameters,
+            "metric": self.run.metric,
+            "state": self.state,
+            "step": self.step,
+            "best_valid": self.in_metric(self.best_valid),
+            "best_valid_step": self.best_valid["step"] if self.best_valid else None,
+            "test": self.in_metric(self.test_result[0]),
+        }
 
     @property
     def tokens_per_step(self) -> int:
@@ -153,10 +173,6 @@ def _settings(result: Report) -> tuple[object, ...]:
     return (result.get("attn_len", result.get("attn_len_max")), *both)
 
 
-def _loss(report: Report) -> float:
-    return float(report["loss_nats"])
-
-
 def lowest(reports: Iterable[Report]) -> Report | None:
     """Return the report with the lowest loss; a loss of None was not finite."""
     finite = [report for report in reports if report["loss_nats"] is not None]
@@ -171,7 +187,8 @@ def read(run: Run) -> History:
     """
     reports = tuple(_lines(run.folder / run_folder.METRICS, ("kind", "step", "loss_nats")))
     evals = tuple(_lines(run.folder / run_folder.EVALS, ("loss_nats",), skip_truncated=True))
-    return History(run, reports, evals, _saved(run), _metadata(run.best_or_last).get("step"))
+    saved = _metadata(run.folder / run_folder.LAST) or _metadata(run.folder / run_folder.BEST)
+    return History(run, reports, evals, saved, _metadata(run.best_or_last).get("step"))
 
 
 def check_finished(run: Run) -> None:
@@ -229,11 +246,6 @@ def _is_valid(key: str, value: object) -> bool:
     if key == "loss_nats" and value is None:
         return True
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _saved(run: Run) -> Report:
-    """Return the metadata of the last checkpoint, or of the best one if there is no last one."""
-    return _metadata(run.folder / run_folder.LAST) or _metadata(run.folder / run_folder.BEST)
 
 
 def _metadata(path: Path) -> Report:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
@@ -13,15 +14,6 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
-
-
-def open_store(name: str, data_dir: Path) -> TokenStore:
-    """Open the store of that name.
-
-    Raises:
-        StoreError: it is missing (the message has the command that prepares it), damaged, or not a store of txl.
-    """
-    return TokenStore.open(data_dir / f"{name}.h5")
 
 
 @dataclass(frozen=True)
@@ -35,6 +27,12 @@ class OpenRun:
     """Checkpoint of the weights, without the state of the training."""
     precision: str
 
+    @property
+    def transformer(self) -> TransformerXL:
+        """The model of a run with attention; callers refuse a recurrent state first."""
+        assert isinstance(self.model, TransformerXL), self.run.settings.model.arch
+        return self.model
+
     def store(self, data_dir: Path) -> TokenStore:
         """Open the store that the run was trained on.
 
@@ -43,10 +41,11 @@ class OpenRun:
             VocabularyError: it was prepared with another vocabulary.
         """
         name = self.run.settings.corpus.store
-        if "imported_from" in self.checkpoint.state and not (data_dir / f"{name}.h5").exists():
+        path = data_dir / f"{name}.h5"
+        if "imported_from" in self.checkpoint.state and not path.exists():
             options = shlex.join(["--vocab", str(self.run.folder / run_folder.VOCAB), "--name", name])
-            raise StoreError(f'no token store at {data_dir / name}.h5; run "txl prepare CORPUS {options}" first')
-        store = open_store(name, data_dir)
+            raise StoreError(f'no token store at {path}; run "txl prepare CORPUS {options}" first')
+        store = TokenStore.open(path)
         check_vocabulary(self.run, store)
         return store
 

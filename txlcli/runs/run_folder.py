@@ -123,13 +123,8 @@ def _is_before(line: str, *, step: int, validated: int) -> bool:
         return False
 
 
-def new_folder(runs_dir: Path, *, name: str | None, recipe_name: str) -> Path:
-    """Return the folder for a new run: that name, or the recipe's name, with -2, -3 ... appended if it is taken."""
-    return runs_dir / name if name is not None else next(free_folders(runs_dir, recipe_name))
-
-
 def free_folders(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
-    """Yield folders for a new run of a recipe, in order; each is free at that moment."""
+    """Yield folders for a new run: the recipe's name, then with -2, -3 ... appended; each is free at that moment."""
     for number in itertools.count(1):
         folder = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
         if not folder.exists() and not _aside(folder).exists():
@@ -176,11 +171,13 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
     except OSError as error:  # the earlier run is still in its folder, so nothing must be restored
         raise _not_written(folder, error) from error
     try:
-        _make_folder(folder)
+        folder.mkdir(parents=True)
         _write_text(folder / VOCAB, vocab_text)
         update(run)
-    except BaseException:
+    except BaseException as error:
         restore_replaced(run)
+        if isinstance(error, OSError):
+            raise _not_written(folder, error) from error
         raise
 
 
@@ -199,13 +196,6 @@ def _set_aside(folder: Path) -> None:
     else:
         shutil.rmtree(_aside(folder), ignore_errors=True)
         os.replace(folder, _aside(folder))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise _not_written(folder, error) from error
 
 
 def locked(folder: Path) -> AbstractContextManager[None]:
@@ -249,11 +239,7 @@ def _aside(folder: Path) -> Path:
 
 def update(run: Run) -> None:
     """Write run.json, after the settings changed."""
-    _write_text(run.folder / CARD, json.dumps(_card(run), indent=2) + "\n")
-
-
-def _card(run: Run) -> dict[str, Any]:
-    return {
+    card = {
         "format": FORMAT,
         "recipe": run.recipe_name,
         "settings": recipe.to_table(run.settings),
@@ -263,6 +249,7 @@ def _card(run: Run) -> dict[str, Any]:
         "metric": run.metric,
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
     }
+    _write_text(run.folder / CARD, json.dumps(card, indent=2) + "\n")
 
 
 def _write_text(path: Path, text: str) -> None:

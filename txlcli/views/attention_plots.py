@@ -4,17 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from txlcli.views import plots
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
 
 Numbers = NDArray[np.floating[Any]]
 
@@ -53,7 +53,7 @@ def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
         attention: (N, H, n), distances ascending from 0.
         title: title of the figure.
     """
-    figure = _figure(9.6, _height(attention))
+    figure = plots.new_figure(9.6, _height(attention))
     axes = figure.add_subplot()
     image = _show_heads(axes, attention, _uniform_scale([attention]))
     axes.set_title(title, fontsize=11)
@@ -64,7 +64,7 @@ def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
 def plot_terms(path: Path, terms: dict[str, Numbers], *, title: str) -> None:
     """Plot Figure 7: Figure 5 for each term, side by side, with one colour scale."""
     height = _height(next(iter(terms.values())))
-    figure = _figure(2.2 + 4.2 * len(terms), height)
+    figure = plots.new_figure(2.2 + 4.2 * len(terms), height)
     row = figure.subplots(1, len(terms), sharey=True, squeeze=False)[0]
     scale = _uniform_scale(list(terms.values()))
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
@@ -90,7 +90,7 @@ def plot_heads(
     wide = len(context) > 100
     width = 13.0 if wide else max(7.0, 2.2 + 0.13 * len(context))
     panel = 0.55 + 0.17 * len(targets)
-    figure = _figure(width, 1.1 + (0.0 if wide else 0.6) + panel * len(heads))
+    figure = plots.new_figure(width, 1.1 + (0.0 if wide else 0.6) + panel * len(heads))
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
     names = [token_label(token) for token in targets]
     for axes, head in zip(column, heads, strict=True):
@@ -113,15 +113,6 @@ def plot_heads(
     plots.save(figure, path)
 
 
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _height(attention: Numbers) -> float:
     """Return the height in inches for one row per head."""
     layers, heads, _ = attention.shape
@@ -130,14 +121,12 @@ def _height(attention: Numbers) -> float:
 
 def _uniform_scale(pictures: Sequence[Numbers]) -> Any:
     """Return a logarithmic colour scale from well below uniform attention to the maximum."""
-    from matplotlib.colors import LogNorm
-
     uniform = 1 / pictures[0].shape[2]
     most = max(float(picture.max()) for picture in pictures)
     return LogNorm(vmin=min(uniform / FAINTEST, most / FAINTEST), vmax=max(most, 2 * uniform), clip=True)
 
 
-def _show_heads(axes: "Axes", attention: Numbers, scale: Any, *, labelled: bool = True) -> "ScalarMappable":
+def _show_heads(axes: Axes, attention: Numbers, scale: Any, *, labelled: bool = True) -> ScalarMappable:
     layers, heads, distances = attention.shape
     rows = attention.reshape(layers * heads, distances)[:, ::-1]
     edges = (-(distances - 0.5), 0.5, -0.5, layers * heads - 0.5)
@@ -158,10 +147,8 @@ def _show_heads(axes: "Axes", attention: Numbers, scale: Any, *, labelled: bool 
     return image
 
 
-def show_head(axes: "Axes", head: HeadPicture) -> None:
+def show_head(axes: Axes, head: HeadPicture) -> None:
     """Show attention as grey, or red if marked; a shade is the same multiple of uniform attention in all panels."""
-    from matplotlib.colors import to_rgb
-
     attention = head.attention
     strength = np.sqrt(np.clip(np.nan_to_num(attention) * attention.shape[1] / FULL, 0, 1))[..., None]  # (R, C, 1)
     white, grey, red, unseen = (np.array(to_rgb(colour)) for colour in ("white", SEEN, MARKED, UNSEEN))
@@ -172,7 +159,7 @@ def show_head(axes: "Axes", head: HeadPicture) -> None:
     axes.imshow(np.where(np.isnan(attention)[..., None], unseen, picture), aspect="auto", interpolation="nearest")
 
 
-def _add_scale(figure: "Figure", image: "ScalarMappable", axes: "Sequence[Axes]", distances: int) -> None:
+def _add_scale(figure: Figure, image: ScalarMappable, axes: Sequence[Axes], distances: int) -> None:
     bar = figure.colorbar(image, ax=list(axes), pad=0.01, fraction=0.05)
     bar.set_label("average attention (line: uniform)", fontsize=9)
     bar.ax.axhline(1 / distances, color="black", linewidth=1.5)
@@ -188,8 +175,6 @@ def round_distances(distances: int) -> list[int]:
 
 def token_label(token: str) -> str:
     """Return the name of a token, shortened, with a box for each letter that the font lacks."""
-    from matplotlib import font_manager
-
     token = NAMES.get(token, token)
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
     drawable = "".join(letter if font.get_char_index(ord(letter)) else "□" for letter in token)

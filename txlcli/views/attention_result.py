@@ -2,15 +2,14 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli import console
 from txlcli.config.encodings import ENCODINGS, limits_distance
+from txlcli.core.measures.attention_maps import Numbers, strongest
+from txlcli.views import attention_plots
+from txlcli.views.attention_plots import HeadPicture
 from txlcli.workflows.attention import AttentionResult, Head
-
-if TYPE_CHECKING:
-    from txlcli.core.measures.attention_maps import Numbers
-    from txlcli.views.attention_plots import HeadPicture
 
 DIGITS = 7  # significant digits in JSON, as many as float32 has
 
@@ -68,8 +67,6 @@ def _heads(result: AttentionResult) -> list[dict[str, Any]]:
 
 
 def _figure6(result: AttentionResult) -> dict[str, Any]:
-    from txlcli.core.measures.attention_maps import strongest
-
     targets, context = result.tokens
     heads = []
     for layer, head in result.heads:
@@ -79,7 +76,7 @@ def _figure6(result: AttentionResult) -> dict[str, Any]:
     return {"at": result.maps.at, "targets": targets, "context": context, "heads": heads}
 
 
-def _to_lists(numbers: "Numbers") -> list[Any]:
+def _to_lists(numbers: Numbers) -> list[Any]:
     """Convert an array to nested lists, NaN to None."""
     if numbers.ndim > 1:
         return [_to_lists(part) for part in numbers]
@@ -92,8 +89,6 @@ def _rounded(number: float) -> float:
 
 def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
     """Plot Figure 5, 6 or 7 to a file."""
-    from txlcli.views import attention_plots
-
     maps = result.maps
     subject = f"{result.opened.run.name} on {result.text.title}"
     averaged = f"{subject}, averaged over {maps.queries:,} tokens"
@@ -108,10 +103,7 @@ def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
         attention_plots.plot_terms(path, maps.by_term, title=f"Softmax of each term, {averaged}")
 
 
-def _head_picture(result: AttentionResult, layer_and_head: Head) -> "HeadPicture":
-    from txlcli.core.measures.attention_maps import strongest
-    from txlcli.views.attention_plots import HeadPicture
-
+def _head_picture(result: AttentionResult, layer_and_head: Head) -> HeadPicture:
     layer, head = layer_and_head
     attention = result.maps.context_of(layer - 1, head - 1)
     width = result.maps.width[layer - 1, head - 1]

@@ -3,35 +3,24 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from txlcli import console
-from txlcli.errors import TxlError, UsageError
-from txlcli.system.atomic_files import check_folder
+from txlcli.errors import TxlError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FORMATS = (".png", ".svg", ".pdf")
 LEGEND_WIDTH = 56
 """Characters that fit into one row of the legend below the curves."""
 
 
-def check_path(path: Path, option: str = "--plot") -> None:
-    """Refuse a path that no figure can be written to, before anything is computed for it.
-
-    Args:
-        path: file of the figure.
-        option: option that named it.
-
-    Raises:
-        UsageError: unknown extension, or a folder that does not exist or is not writable.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(
-            f"{option} {path}: unknown figure format; use the extension {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        )
-    check_folder(path, f"{option} {path}")
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches, which needs no display."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def plot_curves(
@@ -46,14 +35,9 @@ def plot_curves(
     styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Plot named curves, each (x values, y values), to a file; `styles` holds matplotlib's line properties by name."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
     columns = 2 if 2 * max(map(len, curves), default=0) <= LEGEND_WIDTH else 1
     legend_rows = math.ceil(len(curves) / columns) if len(curves) > 1 else 0
-    figure = Figure(figsize=(6.4, 4.2 + 0.25 * legend_rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.4, 4.2 + 0.25 * legend_rows)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
         axes.plot(x, y, **{"marker": "o", "label": name, **(styles or {}).get(name, {})})
@@ -74,7 +58,7 @@ def plot_curves(
     save(figure, path)
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file; the extension selects the format.
 
     Raises:

@@ -55,7 +55,7 @@ def _names(result: dict[str, Any]) -> list[str]:
 
 
 def plot_gains(path: Path, result: dict[str, Any]) -> None:
-    """Plot the unnormalised gain of perplexity at each context length, for the first r (Figure 3)."""
+    """Plot the unnormalized gain of perplexity at each context length, for the first r (Figure 3)."""
     share = result["models"][0]["recl"][0]["top_r"]
     curves = {}
     for name, model in zip(_names(result), result["models"], strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import __version__, console
+from txlcli.views.training import duration
 from txlcli.workflows.reproduction.costs import Costs
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Section
@@ -56,8 +57,6 @@ def show(folder: Path, sections: Sequence[Section]) -> None:
 
 def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> None:
     """Write the costs of the missing trainings to stdout."""
-    from txlcli.views.forecast import duration
-
     lines = [
         [
             row["item"],

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli import console
-
-if TYPE_CHECKING:
-    from txlcli.data.token_store import TokenStore
+from txlcli.data.token_store import TokenStore
 
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
 COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
 
 
-def show_store(store: "TokenStore") -> None:
+def show_store(store: TokenStore) -> None:
     """Write a table of the splits, their beginnings, and the conventions of a store to stdout."""
     rows = []
     for split, info in store.splits.items():
@@ -28,7 +26,7 @@ def show_store(store: "TokenStore") -> None:
         console.show_text(f"note: {note}")
 
 
-def store_as_json(store: "TokenStore") -> dict[str, Any]:
+def store_as_json(store: TokenStore) -> dict[str, Any]:
     """Return all facts about a store for `--json`."""
     splits = {
         split: {
@@ -48,13 +46,13 @@ def store_as_json(store: "TokenStore") -> dict[str, Any]:
     }
 
 
-def _excerpt(store: "TokenStore", split: str) -> str:
+def _excerpt(store: TokenStore, split: str) -> str:
     """Decode the beginning of a split as one line."""
     text = " ".join(store.vocab.decode(store.ids(split)[:EXCERPT_TOKENS]).split())
     return text if len(text) <= EXCERPT_CHARACTERS else text[: EXCERPT_CHARACTERS - 3] + "..."
 
 
-def show_list(data_dir: Path, stores: Iterable["TokenStore"], splits: Iterable[str]) -> None:
+def show_list(data_dir: Path, stores: Iterable[TokenStore], splits: Iterable[str]) -> None:
     """Write a table of stores, with the size of each split, and their conventions to stdout."""
     stores, splits = list(stores), list(splits)
     if not stores:
@@ -70,7 +68,7 @@ def show_list(data_dir: Path, stores: Iterable["TokenStore"], splits: Iterable[s
         console.show_text(f"{store.name}: {conventions}")
 
 
-def list_entry(store: "TokenStore") -> dict[str, Any]:
+def list_entry(store: TokenStore) -> dict[str, Any]:
     """Return the entry of a store in `--list --json`."""
     return {
         "name": store.name,

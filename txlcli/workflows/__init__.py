@@ -1,1 +1,1 @@
-"""What a command does, as plain Python: no Typer, no printing."""
+"""The work of each command as plain Python: no Typer, no printing."""

@@ -2,20 +2,16 @@
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, terms_of
 from txlcli.errors import UsageError
+from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.measures.attention_maps import AttentionMaps
-    from txlcli.runs.loading import OpenRun
-    from txlcli.runs.run_folder import Run
-    from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.workspace import Workspace
 
 FIGURES = (5, 6, 7)
 POSITIONS = 5_000
@@ -51,14 +47,14 @@ class AttentionOptions:
 class AttentionResult:
     """Attention of a run on a text."""
 
-    opened: "OpenRun"
-    text: "ScoredText"
-    settings: "EvalSettings"
+    opened: OpenRun
+    text: ScoredText
+    settings: EvalSettings
     figures: tuple[int, ...]
     """Figures that were requested."""
     heads: tuple[Head, ...]
     """Heads of Figure 6."""
-    maps: "AttentionMaps"
+    maps: AttentionMaps
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
@@ -70,14 +66,12 @@ class AttentionResult:
         return targets, [symbol(int(self.text.inputs[index])) if index >= 0 else "" for index in context]
 
 
-def check_figures(run: "Run", options: AttentionOptions) -> tuple[int, ...]:
+def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     """Return the figures to make, before any weights are loaded.
 
     Raises:
         UsageError: the model has no attention, or lacks the heads, the score terms or the memory.
     """
-    from txlcli.core.measures.attention_maps import terms_of
-
     settings = run.settings.model
     if not isinstance(settings, TransformerSettings):
         raise UsageError(
@@ -95,7 +89,7 @@ def check_figures(run: "Run", options: AttentionOptions) -> tuple[int, ...]:
     return options.figures or (FIGURES if has_terms else FIGURES[:-1])
 
 
-def _check_heads(run: "Run", settings: "TransformerSettings", options: AttentionOptions) -> None:
+def _check_heads(run: Run, settings: TransformerSettings, options: AttentionOptions) -> None:
     layers, heads = settings.n_layers, settings.n_heads
     for layer, head in options.heads:
         if not (1 <= layer <= layers and 1 <= head <= heads):
@@ -110,21 +104,41 @@ def _check_heads(run: "Run", settings: "TransformerSettings", options: Attention
         raise UsageError(f"Figure 6 has room for {MOST_HEADS} heads; select fewer with --heads or --auto")
 
 
-def measure(opened: "OpenRun", options: AttentionOptions, *, data_dir: Path, reporter: Reporter) -> AttentionResult:
+def measure(run_name: str, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
     """Measure the attention of a run on a split.
 
     Raises:
         UsageError: see `check_figures`; or the split has fewer positions.
     """
+    opened = workspace.open_run(run_name)
     figures = check_figures(opened.run, options)
     settings = _eval_settings(opened.run, options)
-    text, positions = _text(opened, options, settings, data_dir, reporter)
-    maps = _observe(opened, text, settings, options, positions, reporter, by_term=7 in figures)
+    text, positions = _text(opened, options, settings, workspace)
+    workspace.reporter.say(
+        f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.folder} "
+        f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
+        f"M = {settings.mem_len}"
+    )
+    rows = min(ROWS, positions)
+    at = options.at
+    if at is None:
+        at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
+    with workspace.reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
+        maps = observe(
+            opened.transformer,
+            text.inputs,
+            settings,
+            at=at,
+            rows=rows,
+            by_term=7 in figures,
+            precision=opened.precision,
+            on_tokens=bar.reach,
+        )
     heads = options.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(options.widest or WIDEST))
     return AttentionResult(opened, text, settings, figures, heads, maps)
 
 
-def _eval_settings(run: "Run", options: AttentionOptions) -> "EvalSettings":
+def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
     """Return the settings of `txl eval` with one lane.
 
     Raises:
@@ -138,13 +152,11 @@ def _eval_settings(run: "Run", options: AttentionOptions) -> "EvalSettings":
 
 
 def _text(
-    opened: "OpenRun", options: AttentionOptions, settings: "EvalSettings", data_dir: Path, reporter: Reporter
-) -> "tuple[ScoredText, int]":
+    opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace
+) -> tuple[ScoredText, int]:
     """Return the text, and the number of its queries to average over."""
-    from txlcli.core.measures.attention_maps import first_query
-
     first = first_query(settings)
-    text = texts.split_text(opened, options.split, first + (options.positions or POSITIONS), data_dir, reporter)
+    text = texts.split_text(opened, options.split, first + (options.positions or POSITIONS), workspace)
     available = len(text.inputs) - first
     if available < 1:
         raise UsageError(
@@ -162,39 +174,3 @@ def _text(
             "--positions"
         )
     return text, available
-
-
-def _observe(
-    opened: "OpenRun",
-    text: "ScoredText",
-    settings: "EvalSettings",
-    options: AttentionOptions,
-    positions: int,
-    reporter: Reporter,
-    *,
-    by_term: bool,
-) -> "AttentionMaps":
-    from txlcli.core.measures.attention_maps import first_query, observe
-    from txlcli.core.model.transformer_xl import TransformerXL
-
-    assert isinstance(opened.model, TransformerXL)  # see check_figures
-    reporter.say(
-        f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.folder} "
-        f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
-        f"M = {settings.mem_len}"
-    )
-    rows = min(ROWS, positions)
-    at = options.at
-    if at is None:
-        at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
-    with reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
-        return observe(
-            opened.model,
-            text.inputs,
-            settings,
-            at=at,
-            rows=rows,
-            by_term=by_term,
-            precision=opened.precision,
-            on_tokens=bar.reach,
-        )

@@ -4,16 +4,19 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+import corpora
+from corpora.corpus import unchanged
+from txlcli.core.reading import sampling
+from txlcli.core.reading.sampling import Sampling
 from txlcli.errors import UsageError
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation.texts import warn_if_trained_on
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.core.reading.sampling import Sampling
-    from txlcli.runs.loading import OpenRun
+from txlcli.workflows.workspace import Workspace
 
 SPLIT = "test"
 TOP_K, CONTEXT = 40, 512
@@ -65,10 +68,8 @@ class GenerationOptions:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p {self.top_p}: must be greater than 0 and at most 1")
 
-    def sampling(self) -> "Sampling":
+    def sampling(self) -> Sampling:
         """Return the sampling settings."""
-        from txlcli.core.reading.sampling import Sampling
-
         top_k = TOP_K if self.top_k is None and self.top_p is None else self.top_k
         temperature = 1.0 if self.temperature is None else self.temperature
         return Sampling(temperature=temperature, top_k=top_k or None, top_p=self.top_p, greedy=self.greedy)
@@ -93,16 +94,12 @@ class Context:
 class Generation:
     """Texts that a run generates after one context."""
 
-    opened: "OpenRun"
+    opened: OpenRun
     context: Context
     options: GenerationOptions
 
     def samples(self) -> Iterator[Iterator[int]]:
         """Yield the tokens of each text while they are sampled; each text must be consumed before the next."""
-        import torch
-
-        from txlcli.core.reading import sampling
-
         reader = sampling.reader_of_one_text(
             self.opened.model, self.opened.run.settings.evaluation_settings(), precision=self.opened.precision
         )
@@ -135,34 +132,23 @@ class Generation:
         return result
 
 
-def prepare_generation(
-    run_name: str | None,
-    options: GenerationOptions,
-    *,
-    device: str = "auto",
-    precision: str | None = None,
-    data_dir: Path,
-    runs_dir: Path,
-    reporter: Reporter,
-) -> Generation:
+def prepare_generation(run_name: str | None, options: GenerationOptions, workspace: Workspace) -> Generation:
     """Open a run and encode its context; nothing is generated until the samples are consumed.
 
     Raises:
         UsageError: the prompt is empty, or the test split lacks the requested tokens.
         VocabularyError: the prompt contains symbols that are not in the vocabulary.
     """
-    from txlcli.runs import loading
-
-    opened = loading.open_run(run_name, runs_dir, device=device, precision=precision)
+    opened = workspace.open_run(run_name)
     if options.prompt is not None:
-        context = _encode_prompt(opened, options.prompt, reporter)
+        context = _encode_prompt(opened, options.prompt, workspace.reporter)
     else:
-        context = _split_context(opened, options, data_dir, reporter)
-    reporter.say(f"generating with {opened.run.folder}, after {context.title}")
+        context = _split_context(opened, options, workspace)
+    workspace.reporter.say(f"generating with {opened.run.folder}, after {context.title}")
     return Generation(opened, context, options)
 
 
-def _encode_prompt(opened: "OpenRun", prompt: str, reporter: Reporter) -> Context:
+def _encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
     ids = [int(token) for token in opened.vocab.encode(prompt)]
     unknown = ids.count(opened.vocab.unknown) if opened.vocab.unknown is not None else 0
     if unknown:
@@ -174,13 +160,10 @@ def _encode_prompt(opened: "OpenRun", prompt: str, reporter: Reporter) -> Contex
     return Context(tokens=ids, title="the prompt", prompt=prompt)
 
 
-def _split_context(opened: "OpenRun", options: GenerationOptions, data_dir: Path, reporter: Reporter) -> Context:
+def _split_context(opened: OpenRun, options: GenerationOptions, workspace: Workspace) -> Context:
     """Return a passage of the test split, at `options.at` or a random token."""
-    import corpora
-    from corpora.corpus import unchanged
-
-    store = opened.store(data_dir)
-    warn_if_trained_on(opened, store, SPLIT, reporter)
+    store = opened.store(workspace.data_dir)
+    warn_if_trained_on(opened, SPLIT, workspace)
     ids, at, length = store.ids(SPLIT), options.at, options.context or CONTEXT
     latest = len(ids) - (options.tokens if options.reference else 0)
     if at is None:

@@ -3,25 +3,36 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.settings import AttentionBackend
+from txlcli.config.settings import AttentionBackend, EvalSettings, Settings, TrainSettings
+from txlcli.core.kernels.compilation import check_attention, check_compiler
+from txlcli.core.kernels.device import check_precision, describe, pick_device
+from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
+from txlcli.core.measures.timing import (
+    Timing,
+    best_windows,
+    peak_flops_per_s,
+    peak_memory,
+    time_evaluation,
+    time_single_tokens,
+    time_training,
+    time_vanilla,
+)
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.scoring import keys_seen
+from txlcli.core.training.loop import new_model
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_folder
 from txlcli.system.memory import is_out_of_memory
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings, Settings, TrainSettings
-    from txlcli.core.measures.timing import Timing
-    from txlcli.core.model.base import LanguageModel
-    from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.workflows.workspace import Workspace
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
-TRAINING_TOKENS_ON_CPU = 1024  # a full step of a published recipe takes minutes; more lanes change the speed little
+TRAINING_TOKENS_ON_CPU = 1024  # a full step of a recipe takes minutes, and its rate is nearly the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,16 +51,7 @@ class SpeedOptions:
     """True if the times are to be plotted over the attention length."""
 
 
-def measure(
-    subject: str | None,
-    options: SpeedOptions,
-    *,
-    device: str = "auto",
-    precision: str | None = None,
-    data_dir: Path,
-    runs_dir: Path,
-    reporter: Reporter,
-) -> dict[str, Any]:
+def measure(subject: str | None, options: SpeedOptions, workspace: Workspace) -> dict[str, Any]:
     """Time a run, or a recipe with random weights; return the object that --json prints.
 
     Without a subject, time the most recent run, or the recipe enwik8 if there is no run.
@@ -57,19 +59,16 @@ def measure(
     Raises:
         UsageError: the options do not fit the model or the device.
     """
-    from txlcli.core.kernels.device import check_precision, describe
-
-    title, settings, model = _open_subject(
-        subject, options.overrides, device=device, precision=precision, data_dir=data_dir, runs_dir=runs_dir
-    )
+    reporter = workspace.reporter
+    title, settings, model = _open_subject(subject, options.overrides, workspace)
     lengths: Sequence[int] = []
     if settings.model.recurrent_state:
         _refuse_attention_options(title, options)
     else:
         settings.check_attn_lens(options.attn_lens or [], subject=title)
         lengths = options.attn_lens or _lengths_of_table_9(settings.model.longest_window)
-        settings = _with_attention(settings, cast("TransformerXL", model), options.attention)
-    used = precision or settings.train.precision
+        settings = _with_attention(settings, model, options.attention)
+    used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
     machine = describe(model.device)
     reporter.say(f"timing {title} on {machine}, {used}")
@@ -90,25 +89,16 @@ def measure(
 
 
 def _open_subject(
-    subject: str | None,
-    overrides: Sequence[str],
-    *,
-    device: str,
-    precision: str | None,
-    data_dir: Path,
-    runs_dir: Path,
-) -> tuple[str, "Settings", "LanguageModel"]:
+    subject: str | None, overrides: Sequence[str], workspace: Workspace
+) -> tuple[str, Settings, LanguageModel]:
     """Return title, settings and model of a run or a recipe."""
-    from txlcli.core.kernels.device import pick_device
-    from txlcli.core.training.loop import new_model
-    from txlcli.runs import loading
-
+    runs_dir = workspace.runs_dir
     if subject is None:
         subject = str(run_folder.find(None, runs_dir).folder) if run_folder.any_run(runs_dir) else DEFAULT_RECIPE
     if run_folder.is_run(subject, runs_dir):
         if overrides:
             raise UsageError("--set changes a recipe, not a run; leave it out, or give a recipe")
-        opened = loading.open_run(subject, runs_dir, device=device, precision=precision)
+        opened = workspace.open_run(subject)
         return f"run {opened.run.folder}", opened.run.settings, opened.model
     packaged = recipe.packaged_names()
     if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
@@ -117,8 +107,8 @@ def _open_subject(
     settings = recipe.load(subject, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:
-        vocab_size = loading.open_store(settings.corpus.store, data_dir).vocab.size
-    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(device))
+        vocab_size = workspace.open_store(settings.corpus.store).vocab.size
+    model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(workspace.device))
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
@@ -129,10 +119,8 @@ def _lengths_of_table_9(longest: int | None) -> list[int]:
     return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
 
 
-def _with_attention(settings: "Settings", model: "TransformerXL", attention: AttentionBackend | None) -> "Settings":
+def _with_attention(settings: Settings, model: LanguageModel, attention: AttentionBackend | None) -> Settings:
     """Set the attention backend of the model, and return settings with it."""
-    from txlcli.core.kernels.compilation import check_attention
-
     train = settings.train
     if attention is not None:
         recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
@@ -153,10 +141,8 @@ class Bench:
     """Times one model; every number is a median with its lowest and highest value."""
 
     def __init__(
-        self, model: "LanguageModel", settings: "Settings", reporter: Reporter, *, precision: Any, repeat: int
+        self, model: LanguageModel, settings: Settings, reporter: Reporter, *, precision: Any, repeat: int
     ) -> None:
-        from txlcli.core.measures.timing import peak_flops_per_s
-
         self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
         self.device, self._reporter = model.device, reporter
         self._train = self._training_settings()  # may raise, so before anything is timed
@@ -164,14 +150,6 @@ class Bench:
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
-        from txlcli.core.measures.timing import (
-            best_windows,
-            peak_memory,
-            time_evaluation,
-            time_single_tokens,
-            time_vanilla,
-        )
-
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
         flops = self._evaluation_flops(settings)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
@@ -182,9 +160,9 @@ class Bench:
             tokens = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
             bar.reach(2, "vanilla, one window at a time")
             shared: Any = {"max_distance": settings.max_distance, "precision": self.precision, "repeat": self.repeat}
-            one = time_vanilla(self.model, attn_len, windows=1, **shared)
+            vanilla = time_vanilla(self.model, attn_len, windows=1, **shared)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, attn_len, one, **shared)
+            windows, batched = best_windows(self.model, attn_len, vanilla, **shared)
         return {
             "attn_len": attn_len,
             "seg_len": settings.seg_len,
@@ -196,14 +174,14 @@ class Bench:
             "xl_single_ms_per_token": tokens.median,
             "xl_single_low_high_ms": [tokens.low, tokens.high],
             "xl_single_tokens_per_s": 1e3 / tokens.median,
-            "vanilla_ms_per_token": one.median,
-            "vanilla_low_high_ms": [one.low, one.high],
+            "vanilla_ms_per_token": vanilla.median,
+            "vanilla_low_high_ms": [vanilla.low, vanilla.high],
             "windows": windows,
             "vanilla_batched_ms_per_token": batched.median,
             "vanilla_batched_low_high_ms": [batched.low, batched.high],
-            "slowdown": one.median / segments.median,
+            "slowdown": vanilla.median / segments.median,
             "slowdown_batched": batched.median / segments.median,
-            "slowdown_single": one.median / tokens.median,
+            "slowdown_single": vanilla.median / tokens.median,
             "paper_slowdown": SLOWDOWN_BY_ATTN_LEN.get(attn_len),
         }
 
@@ -223,8 +201,6 @@ class Bench:
         return rows
 
     def _evaluation(self, lanes: int) -> dict[str, Any]:
-        from txlcli.core.measures.timing import peak_memory, time_evaluation
-
         settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
         with self._reporter.progress(work), peak_memory(self.device) as memory:
@@ -233,9 +209,6 @@ class Bench:
         return self._throughput_row(title, timing, self._evaluation_flops(settings), memory)
 
     def _single_tokens(self) -> dict[str, Any]:
-        from txlcli.core.measures.cost import window_flops_per_prediction
-        from txlcli.core.measures.timing import peak_memory, time_single_tokens
-
         settings = self.settings.evaluation_settings(batch_size=1)
         with self._reporter.progress(SINGLE_TOKENS), peak_memory(self.device) as memory:
             timing = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
@@ -253,9 +226,6 @@ class Bench:
         return self._throughput_row(title, timing, flops, memory)
 
     def _training(self) -> dict[str, Any]:
-        from txlcli.core.measures.cost import training_flops_per_token
-        from txlcli.core.measures.timing import peak_memory, time_training
-
         train = self._train
         with self._reporter.progress("training"), peak_memory(self.device) as memory:
             timing = time_training(self.model, train, repeat=self.repeat)
@@ -269,30 +239,28 @@ class Bench:
         lanes, full = f"{train.batch_size} lanes", self.settings.train.batch_size
         if train.batch_size < full:
             lanes = f"{train.batch_size} of {full} lanes"
-            self._reporter.say(f"training was timed with {lanes}: on a CPU more lanes change the speed little")
+            self._reporter.say(
+                f"training was timed with a batch size of {train.batch_size} instead of {full}: on a CPU a larger one "
+                "changes the speed little"
+            )
         title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
         return self._throughput_row(title, timing, flops, memory)
 
-    def _evaluation_flops(self, settings: "EvalSettings") -> float:
+    def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
-        from txlcli.core.measures.cost import decoding_flops_per_token
-        from txlcli.core.reading.scoring import keys_seen
-
         return decoding_flops_per_token(
             self.settings.model, self.model.vocab_size, keys=keys_seen(settings), max_distance=settings.max_distance
         )
 
-    def _memory(self, section: "EvalSettings | TrainSettings") -> str:
+    def _memory(self, section: EvalSettings | TrainSettings) -> str:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
-    def _training_settings(self) -> "TrainSettings":
-        """Return the recipe's training settings in the precision to time, on a CPU with fewer lanes.
+    def _training_settings(self) -> TrainSettings:
+        """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size.
 
         Raises:
             UsageError: the settings exclude each other, or the device does not support them.
         """
-        from txlcli.core.kernels.compilation import check_compiler
-
         train = dataclasses.replace(self.settings.train, precision=self.precision)
         if train.compile:
             check_compiler(self.device, "training", "time a recipe with train.compile = false")
@@ -301,7 +269,7 @@ class Bench:
             train = dataclasses.replace(train, batch_size=most, accumulate=1)
         return train
 
-    def _throughput_row(self, work: str, timing: "Timing", flops: float, memory: list[int]) -> dict[str, Any]:
+    def _throughput_row(self, work: str, timing: Timing, flops: float, memory: list[int]) -> dict[str, Any]:
         rate = 1e3 / timing.median
         return {
             "work": work,

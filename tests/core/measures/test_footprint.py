@@ -118,6 +118,30 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
     assert step_bytes(model, V, train) == step_bytes(model, V, train, extrapolate=False)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("model", "lengths"),
+    [
+        (model_settings(), {"seg_len": 1500, "mem_len": 1100}),
+        (model_settings(dropout=0.1, attention_dropout=0.1), {"seg_len": 2100, "mem_len": 64}),
+        (model_settings(position="shaw", n_positions=5), {"seg_len": 97, "mem_len": 1700}),
+        (model_settings(position="rotary", d_head=12), {"seg_len": 1300, "mem_len": 0}),
+        (model_settings(), {"seg_len": 1301, "mem_len": 1031, "attention": "sdpa"}),
+        (rnn_settings("lstm"), {"seg_len": 1500, "mem_len": 0}),
+    ],
+)
+def test_long_segments_and_memories_are_extrapolated_exactly(model, lengths, precision):
+    train = train_settings(batch_size=2, precision=precision, **lengths)
+    assert step_bytes(model, V, train) == step_bytes(model, V, train, extrapolate=False)
+
+
+def test_lengths_that_no_machine_holds_are_counted():
+    train = train_settings(seg_len=10**8, mem_len=10**8)
+    assert (
+        step_bytes(model_settings(), V, train)["activations"] > 10**16
+    )  # scores: L (M + L) of 4 bytes, halved by blocks
+
+
 def test_a_gpu_keeps_scores_that_blocks_of_queries_skip_on_a_cpu():
     # 4 MiB hold the scores of 170 queries, so that 1024 queries are divided into 6 blocks of at most 171.
     settings, seg_len = model_settings(), 1024

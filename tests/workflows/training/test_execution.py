@@ -9,6 +9,7 @@ from tests.commands.novel import HERE, RecordingReporter
 from txlcli.errors import Interrupted
 from txlcli.workflows.training import resume, start
 from txlcli.workflows.training.execution import NO_LIMITS, Limits
+from txlcli.workflows.workspace import Workspace
 
 EVERY_STEP = ["log.every=1"]
 
@@ -25,7 +26,7 @@ def interrupted(workflow, *arguments, **options):
     """Run a workflow that must be interrupted; return the error and the last message before it."""
     reporter = options.pop("reporter", RecordingReporter())
     with pytest.raises(Interrupted) as caught:
-        workflow(*arguments, **HERE, reporter=reporter, **options)
+        workflow(*arguments, Workspace(**HERE, reporter=reporter), **options)
     return caught.value, reporter.messages[-1]
 
 

@@ -10,6 +10,7 @@ from txlcli.errors import BusyError
 from txlcli.runs import run_folder
 from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import Limits
+from txlcli.workflows.workspace import Workspace
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_trainings_that_start_together_get_different_folders(here):
 
     reporter = Rival()
     with FileLock("runs/.locks/tiny-2"):
-        start.train("tiny.toml", [], **HERE, limits=Limits(max_steps=1), reporter=reporter)
+        start.train("tiny.toml", [], Workspace(**HERE, reporter=reporter), limits=Limits(max_steps=1))
     assert "runs/tiny was taken by another process; this run is runs/tiny-3" in reporter.messages
     assert card("runs/tiny-3")["recipe"] == "tiny"
     assert list((here / "runs/tiny").iterdir()) == []
@@ -65,5 +66,5 @@ def test_a_run_in_training_cannot_be_replaced_and_is_discarded_without_a_checkpo
         raise ValueError
 
     with pytest.raises(ValueError, match=r"^$"):
-        start.train("tiny.toml", [], name="new", **HERE, reporter=RecordingReporter(), on_report=interrupt)
+        start.train("tiny.toml", [], Workspace(**HERE, reporter=RecordingReporter()), name="new", on_report=interrupt)
     assert not (here / "runs/new").exists()

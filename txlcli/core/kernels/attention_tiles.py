@@ -7,7 +7,6 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key. In one tile: b sequences, l queries, k keys.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -108,13 +107,9 @@ class Tiling:
         if workspace.at_once or inputs.key.device.type != "cpu":
             return cls(sequences=batch_size, queries=seg_len)
         row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
-        fitting = workspace.cache_bytes // row_bytes  # queries
-        if fitting >= seg_len:
-            most = min(batch_size, fitting // seg_len)
-            divisor = next(count for count in range(most, 0, -1) if batch_size % count == 0)
-            return cls(sequences=divisor, queries=seg_len)
-        blocks = max(1, seg_len // max(fitting, workspace.min_queries))
-        return cls(sequences=1, queries=math.ceil(seg_len / blocks))
+        most = min(batch_size, max(1, workspace.cache_bytes // (row_bytes * seg_len)))
+        divisor = next(count for count in range(most, 0, -1) if batch_size % count == 0)
+        return cls(sequences=divisor, queries=workspace.block_of_queries(seg_len, row_bytes))
 
     def largest(self, inputs: AttentionInputs) -> int:
         """Return the number of scores of the largest tile."""

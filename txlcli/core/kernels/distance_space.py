@@ -197,6 +197,16 @@ class Workspace:
         """True if all scores are computed together on a CPU, as on a GPU."""
         return _at_once.get()
 
+    def block_of_queries(self, seg_len: int, row_bytes: int) -> int:
+        """Return how many queries of one sequence a CPU scores together: all L if their scores fit into its cache.
+
+        Args:
+            seg_len: L.
+            row_bytes: size of the scores of one query.
+        """
+        fitting = max(self.cache_bytes // row_bytes, self.min_queries)
+        return math.ceil(seg_len / max(1, seg_len // fitting)) if self.cache_bytes // row_bytes < seg_len else seg_len
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
         return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 

@@ -5,16 +5,18 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from txlcli.config.bands import bands
-from txlcli.config.model_settings import ModelSettings
+from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import autocast
-from txlcli.core.kernels.distance_space import scores_at_once
+from txlcli.core.kernels.distance_space import CACHE_BYTES, Workspace, scores_at_once
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.measures.cost import softmax_columns
@@ -65,8 +67,8 @@ def step_bytes(
         vocab_size: V.
         train: settings of the training.
         device: to train on.
-        extrapolate: count activations at two small sizes each of batch, layers and softmax, which takes seconds; else
-            at the full size.
+        extrapolate: count activations at a few small sizes each of batch, layers, softmax, segment and memory, which
+            takes seconds; else at the full size.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     with torch.device("meta"):
@@ -85,6 +87,8 @@ def step_bytes(
 
 Count = Callable[[int], int]
 """Bytes by a size."""
+COUNTED_LENGTH = 1024
+"""Longest segment and memory, in tokens, whose activations are counted without extrapolation."""
 
 
 def _activation_bytes(
@@ -103,14 +107,57 @@ def _activation_bytes(
     width = round(softmax_columns(bands(model, vocab_size)))
     plain = dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
-    def by_batch_size(batch_size: int) -> int:
-        return estimate(lambda n_layers: by_layers(batch_size, n_layers), model.n_layers, (2, 3))
+    def by_lengths(seg_len: int, mem_len: int) -> int:
+        sized = dataclasses.replace(train, seg_len=seg_len, mem_len=mem_len, valid_seg_len=None)
+        batch_size = train.batch_size // train.accumulate
+        return estimate(lambda batch_size: by_batch_size(sized, batch_size), batch_size, (2, 3))
 
-    def by_layers(batch_size: int, n_layers: int) -> int:
+    def by_batch_size(sized: TrainSettings, batch_size: int) -> int:
+        return estimate(lambda n_layers: by_layers(sized, batch_size, n_layers), model.n_layers, (2, 3))
+
+    def by_layers(sized: TrainSettings, batch_size: int, n_layers: int) -> int:
         layered = dataclasses.replace(plain, n_layers=n_layers)
-        return estimate(lambda ids: _saved_bytes(layered, ids, train, device, batch_size), width, (500, 1000))
+        return estimate(lambda ids: _saved_bytes(layered, ids, sized, device, batch_size), width, (500, 1000))
 
-    return estimate(by_batch_size, train.batch_size // train.accumulate, (2, 3))
+    if estimate is _direct or max(train.seg_len, train.mem_len) <= COUNTED_LENGTH:
+        return by_lengths(train.seg_len, train.mem_len)
+    return _extrapolate_lengths(by_lengths, model, train, device)
+
+
+def _extrapolate_lengths(
+    count: Callable[[int, int], int], model: ModelSettings, train: TrainSettings, device: torch.device
+) -> int:
+    """Extrapolate a count from short segments and memories: it is linear in 1, L, M, L K and the scores computed."""
+
+    def parts(seg_len: int, mem_len: int) -> list[float]:
+        pairs = seg_len * (mem_len + seg_len)
+        return [1.0, seg_len, mem_len, pairs, _scores(model, train, device, seg_len=seg_len, mem_len=mem_len)]
+
+    heads = model.n_heads if isinstance(model, TransformerSettings) else 1
+    # So long that a CPU divides the scores of the longer segments into blocks, which leave out a part of the future.
+    unit = max(128, 64 * math.ceil(math.sqrt(CACHE_BYTES / (20 * heads * _score_bytes(train))) / 64))
+    points = [(2 * unit, 2 * unit), (4 * unit, 2 * unit), (5 * unit, 2 * unit), (2 * unit, unit), (4 * unit, unit)]
+    if not train.mem_len:
+        points = [(2 * unit, 0), (4 * unit, 0), (5 * unit, 0), (6 * unit, 0)]
+    sizes = np.array(parts(train.seg_len, train.mem_len))
+    known = np.array([parts(*point) for point in points]) / np.maximum(sizes, 1.0)
+    weights = np.linalg.pinv(known.T) @ np.minimum(sizes, 1.0)
+    return round(float(weights @ np.array([count(*point) for point in points], dtype=float)))
+
+
+def _scores(model: ModelSettings, train: TrainSettings, device: torch.device, *, seg_len: int, mem_len: int) -> int:
+    """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future."""
+    block = seg_len
+    if isinstance(model, TransformerSettings) and train.attention == "auto" and device.type == "cpu":
+        row_bytes = model.n_heads * (mem_len + 2 * seg_len - 1) * _score_bytes(train)
+        block = Workspace().block_of_queries(seg_len, row_bytes)
+    blocks, rest = divmod(seg_len, block)
+    left_out = block * (blocks * (blocks - 1) // 2 * block + blocks * rest)  # keys after each block
+    return seg_len * (mem_len + seg_len) - left_out
+
+
+def _score_bytes(train: TrainSettings) -> int:
+    return FLOAT if train.precision == "fp32" else FLOAT // 2
 
 
 def _linear(count: Count, size: int, between: tuple[int, int]) -> int:

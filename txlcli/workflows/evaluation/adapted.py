@@ -7,166 +7,122 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from txlcli.core.measures.adaptation import (
+    DECAYS,
+    LARGER_LEARNING_RATES,
+    LEARNING_RATES,
+    SHARES,
+    DynamicSettings,
+    gradient_rms,
+    head_segments,
+    mixed_losses,
+    score_dynamic,
+    score_with_cache,
+    search_cache,
+    theta_candidates,
+)
+from txlcli.core.reading.scoring import Lanes, Scores, Tokens
 from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.memory import over_memory
+from txlcli.workflows.evaluation.lengths import RowAndLosses, over_memory
 from txlcli.workflows.evaluation.options import AdaptationSearch, EvalOptions
-from txlcli.workflows.evaluation.record import NO_SLOWDOWN, Row, make_row
-from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.record import NO_SLOWDOWN, make_row
+from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.measures.adaptation import CacheSettings, DynamicSettings
-    from txlcli.core.reading.scoring import Scores, Tokens
-    from txlcli.runs.loading import OpenRun
+from txlcli.workflows.workspace import Workspace
 
 RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
 FIRST_DECAY = 1e-3  # while the learning rate is searched
 
 
-def adapted_rows(
-    opened: "OpenRun",
-    text: ScoredText,
-    settings: "EvalSettings",
-    options: EvalOptions,
-    data_dir: Path,
-    reporter: Reporter,
-) -> "Iterator[tuple[Row, NDArray[np.float32]]]":
+def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[RowAndLosses]:
     """Yield the rows of the model alone, with the cache, and with dynamic evaluation; each with the token losses, (T,).
 
     Raises:
         UsageError: the cache is longer than a lane of the text.
         StoreError: there is no validation split to search on, or no train split for the RMS of the gradients.
     """
-    from txlcli.core.reading.scoring import Lanes
-
+    opened, text, settings = scoring.opened, scoring.text, scoring.settings
     search, cache = options.search, options.cache
     lane_len = Lanes.of(len(text.targets), settings).length
     if cache is not None and cache > lane_len:
         raise UsageError(
             f"--cache {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller --batch-size"
         )
+
+    def valid(positions: int) -> Scoring:
+        text = texts.first_positions(opened, "valid", positions, workspace.data_dir)
+        return dataclasses.replace(scoring, text=text)
+
     # Missing splits must be reported before anything is scored.
-    valid = functools.partial(texts.validation_text, opened, data_dir=data_dir)
-    methods: list[Callable[[], tuple[Row, NDArray[np.float32]]]] = []
+    methods: list[Callable[[], RowAndLosses]] = []
     if cache is not None:
         for_cache = valid(max(search.cache_tokens, search.cache_fills * cache * settings.batch_size))
-        methods.append(functools.partial(_with_cache, opened, text, settings, for_cache, cache, reporter))
+        methods.append(functools.partial(_with_cache, scoring, for_cache, cache))
     if options.dynamic:
         for_dynamic = valid(max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size))
-        train = opened.store(data_dir).ids("train")
-        methods.append(functools.partial(_dynamic, opened, text, settings, for_dynamic, train, search, reporter))
+        train = opened.store(workspace.data_dir).ids("train")
+        methods.append(functools.partial(_dynamic, scoring, for_dynamic, train, search))
     if text.split is None:
-        texts.warn_if_trained_on(opened, opened.store(data_dir), "valid", reporter)
+        texts.warn_if_trained_on(opened, "valid", workspace)
     if text.split == "valid":
-        reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
-    for row, losses in over_memory(opened, text, settings, [settings.mem_len], reporter, timed=False):
+        scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
+    for row, losses in over_memory(scoring, [settings.mem_len], timed=False):
         yield {**row, "method": "model", "adaptation": {}}, losses
     for score_with_method in methods:
         yield score_with_method()
 
 
 def _make_row(
-    opened: "OpenRun",
-    text: ScoredText,
-    settings: "EvalSettings",
-    scores: "Scores",
-    method: str,
-    adaptation: dict[str, Any],
-    *,
-    option: str,
-) -> "tuple[Row, NDArray[np.float32]]":
-    row = make_row(opened, text, settings, scores, next_step=f"leave out {option}")
+    scoring: Scoring, scores: Scores, method: str, adaptation: dict[str, Any], *, option: str
+) -> RowAndLosses:
+    row = make_row(scoring, scores, next_step=f"leave out {option}")
     return {**row, **NO_SLOWDOWN, "method": method, "adaptation": adaptation}, scores.losses_nats
 
 
-def _with_cache(
-    opened: "OpenRun", text: ScoredText, settings: "EvalSettings", valid: ScoredText, size: int, reporter: Reporter
-) -> "tuple[Row, NDArray[np.float32]]":
-    from txlcli.core.measures.adaptation import SHARES, mixed_losses, score_with_cache, search_cache, theta_candidates
-    from txlcli.core.reading.scoring import Lanes
-
-    lane_len = Lanes.of(len(valid.targets), settings).length
+def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> RowAndLosses:
+    settings, searched_on = scoring.settings, len(valid.text.targets)
+    lane_len = Lanes.of(searched_on, settings).length
     if lane_len < size:
-        reporter.say(
+        scoring.reporter.say(
             f"a lane of valid has {lane_len:,} tokens, fewer than the cache: theta and lambda are searched with a "
             "cache that is not full"
         )
 
-    def score(scored: ScoredText, thetas: list[float], description: str) -> "tuple[Scores, NDArray[np.float32]]":
-        with reporter.progress(description, total=len(scored.targets), unit="tokens") as bar:
-            return score_with_cache(
-                opened.model,
-                scored.inputs,
-                scored.targets,
-                settings,
-                size=size,
-                thetas=thetas,
-                precision=opened.precision,
-                on_tokens=bar.reach,
-            )
-
-    thetas = theta_candidates(opened.model, valid.inputs, settings)
-    on_valid, cached = score(valid, thetas, "cache, on valid")
-    best: CacheSettings = search_cache(on_valid.losses_nats, cached, thetas=thetas, size=size)
-    scores, cached = score(text, [best.theta], "cache")
+    thetas = theta_candidates(scoring.opened.model, valid.text.inputs, settings)
+    on_valid, cached = valid.score_by(score_with_cache, settings, size=size, thetas=thetas, title="cache, on valid")
+    best = search_cache(on_valid.losses_nats, cached, thetas=thetas, size=size)
+    scores, cached = scoring.score_by(score_with_cache, settings, size=size, thetas=[best.theta], title="cache")
     mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], best.share))
     if best.share == SHARES[-1]:
-        reporter.say(f"lambda = {best.share:g} is the largest value tried: the cache predicts most of this text")
-    parameters = {"theta": best.theta, "lambda": best.share, "searched_on": len(valid.targets)}
-    return _make_row(opened, text, settings, mixed, f"cache {size:,}", parameters, option="--cache")
+        scoring.reporter.say(
+            f"lambda = {best.share:g} is the largest value tried: the cache predicts most of this text"
+        )
+    parameters = {"theta": best.theta, "lambda": best.share, "searched_on": searched_on}
+    return _make_row(scoring, mixed, f"cache {size:,}", parameters, option="--cache")
 
 
-def _dynamic(
-    opened: "OpenRun",
-    text: ScoredText,
-    settings: "EvalSettings",
-    valid: ScoredText,
-    train: "Tokens",
-    search: AdaptationSearch,
-    reporter: Reporter,
-) -> "tuple[Row, NDArray[np.float32]]":
-    from txlcli.core.measures.adaptation import gradient_rms, head_segments, score_dynamic
-
-    rms = gradient_rms(opened.model, head_segments(train, settings, RMS_SEGMENTS, opened.model.device), settings)
-
-    def score(scored: ScoredText, parameters: "DynamicSettings", description: str) -> "Scores":
-        with reporter.progress(description, total=len(scored.targets), unit="tokens") as bar:
-            return score_dynamic(
-                opened.model,
-                scored.inputs,
-                scored.targets,
-                settings,
-                parameters,
-                rms,
-                precision=opened.precision,
-                on_tokens=bar.reach,
-            )
+def _dynamic(scoring: Scoring, valid: Scoring, train: Tokens, search: AdaptationSearch) -> RowAndLosses:
+    model, settings = scoring.opened.model, scoring.settings
+    rms = gradient_rms(model, head_segments(train, settings, RMS_SEGMENTS, model.device), settings)
 
     @functools.cache
-    def loss_on_valid(parameters: "DynamicSettings") -> float:
-        nats = score(valid, parameters, "dynamic, on valid").total_nats
+    def loss_on_valid(parameters: DynamicSettings) -> float:
+        nats = valid.score_by(score_dynamic, settings, parameters, rms, title="dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
 
-    best = best_dynamic_settings(loss_on_valid, search, reporter)
-    scores = score(text, best, "dynamic evaluation")
-    adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.targets)}
-    return _make_row(opened, text, settings, scores, "dynamic", adaptation, option="--dynamic")
+    best = best_dynamic_settings(loss_on_valid, search, scoring.reporter)
+    scores = scoring.score_by(score_dynamic, settings, best, rms, title="dynamic evaluation")
+    adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
+    return _make_row(scoring, scores, "dynamic", adaptation, option="--dynamic")
 
 
 def best_dynamic_settings(
-    loss_on_valid: "Callable[[DynamicSettings], float]", search: AdaptationSearch, reporter: Reporter
-) -> "DynamicSettings":
+    loss_on_valid: Callable[[DynamicSettings], float], search: AdaptationSearch, reporter: Reporter
+) -> DynamicSettings:
     """Search for the learning rate with the lowest loss on the validation split, then for the decay."""
-    from txlcli.core.measures.adaptation import DECAYS, LARGER_LEARNING_RATES, LEARNING_RATES, DynamicSettings
-
     first = LEARNING_RATES if search.learning_rates is None else search.learning_rates
     larger = LARGER_LEARNING_RATES if search.larger_learning_rates is None else search.larger_learning_rates
     tried = [DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in first]

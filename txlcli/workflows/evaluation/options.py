@@ -2,19 +2,25 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from corpora.corpus import SPLITS
 from txlcli.config.ranges import MOST_COUNT
-from txlcli.config.settings import AttentionBackend
+from txlcli.config.settings import AttentionBackend, EvalSettings
 from txlcli.errors import UnknownNameError, UsageError
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.workflows.evaluation.texts import UserText
 
 AUTO: Literal["auto"] = "auto"
 Lengths = tuple[int, ...] | Literal["auto"] | None
 """Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UserText:
+    """Text of the user's."""
+
+    name: str
+    """File, as given on the command line; - is standard input."""
+    data: bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class EvalOptions:
 
     split: str | None = None
     """One of the corpora's SPLITS; test by default, unless `text` is given."""
-    text: "UserText | None" = None
+    text: UserText | None = None
     """Text to score instead of a split."""
     positions: int | None = None
     """Score the first N tokens only; None scores all."""
@@ -79,8 +85,6 @@ class EvalOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges, and that no two options exclude each other."""
-        from corpora.corpus import SPLITS
-
         if self.text is not None and self.split is not None:
             raise UsageError("--text is scored instead of a split; leave out --text or --split")
         if self.split is not None and self.split not in SPLITS:
@@ -135,7 +139,7 @@ class EvalOptions:
             return dataclasses.replace(self, mem_len=(length,))
         return dataclasses.replace(self, attn_len=(length,))
 
-    def apply_to(self, settings: "EvalSettings") -> "EvalSettings":
+    def apply_to(self, settings: EvalSettings) -> EvalSettings:
         """Return a recipe's evaluation settings with these options applied."""
         given = {"seg_len": self.seg_len, "batch_size": self.batch_size}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}

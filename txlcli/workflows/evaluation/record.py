@@ -1,20 +1,15 @@
 """Results of an evaluation: one row per setting, the object that --json prints, the record in the run's evals.jsonl."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli.config.encodings import limits_distance
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.reading.scoring import Scores, attention_span_in
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_folder
-from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.reading.scoring import Scores
-    from txlcli.runs.loading import OpenRun
+from txlcli.workflows.evaluation.texts import Scoring
 
 Row = dict[str, Any]
 """Result for one setting, as in "rows" of --json."""
@@ -39,28 +34,18 @@ RECORDED = (
 """Keys of the result that evals.jsonl repeats in every row."""
 
 
-def make_row(
-    opened: "OpenRun",
-    text: ScoredText,
-    settings: "EvalSettings",
-    scores: "Scores",
-    *,
-    next_step: str = "train it again",
-) -> Row:
+def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it again") -> Row:
     """Return the result for one setting, without the slowdown; a recurrent state has no attention length.
 
     Args:
-        opened: the run.
-        text: the text that was scored.
-        settings: the evaluation settings.
+        scoring: the run, the text that was scored, and the settings.
         scores: the losses.
         next_step: advice for the error message if not even fp32 gives a finite loss.
 
     Raises:
         TrainingError: the loss is not finite.
     """
-    from txlcli.core.reading.scoring import attention_span_in
-
+    opened, text, settings = scoring.opened, scoring.text, scoring.settings
     if metrics.finite(scores.total_nats) is None:
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.folder}: the loss of {text.title} is not finite; {advice}")
@@ -84,16 +69,9 @@ def non_finite_advice(precision: str, next_step: str) -> str:
     return next_step if precision == "fp32" else f"evaluate with --precision fp32, or {next_step}"
 
 
-def make_result(
-    opened: "OpenRun",
-    text: ScoredText,
-    settings: "EvalSettings",
-    rows: list[Row],
-    search: dict[str, Any] | None = None,
-    *,
-    complete: bool = True,
-) -> dict[str, Any]:
+def make_result(scoring: Scoring, rows: list[Row], search: dict[str, Any] | None, *, complete: bool) -> dict[str, Any]:
     """Return the object that --json prints and the table shows; the row with the lowest loss is marked as best."""
+    opened, text, settings = scoring.opened, scoring.text, scoring.settings
     model = opened.run.settings.model
     has_attention = not model.recurrent_state
     in_segments = not any("stride" in row for row in rows)  # otherwise in windows, each of its own length
@@ -141,8 +119,9 @@ def _describe_lanes(lanes: int) -> str:
     return f"{lanes} lanes, {lanes - 1} of them start without context." if lanes > 1 else "one lane."
 
 
-def record(opened: "OpenRun", text: ScoredText, result: dict[str, Any], reporter: Reporter) -> None:
+def record(scoring: Scoring, result: dict[str, Any]) -> None:
     """Append the rows of a result to the run's evals.jsonl; if that cannot be written, say so and continue."""
+    opened, text = scoring.opened, scoring.text
     shared = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": opened.run.best_or_last.name,
@@ -157,4 +136,4 @@ def record(opened: "OpenRun", text: ScoredText, result: dict[str, Any], reporter
         history.record(opened.run, rows)
     except OSError as error:
         path = opened.run.folder / run_folder.EVALS
-        reporter.say(f"{path}: result not recorded ({error.strerror}); check that the run's folder is writable")
+        scoring.reporter.say(f"{path}: result not recorded ({error.strerror}); check that the run's folder is writable")

@@ -1,27 +1,21 @@
 """Searches for the length of `txl eval --mem-len auto` and `--attn-len auto` on the validation split."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from txlcli.config.settings import EvalSettings
 from txlcli.errors import UsageError
 from txlcli.paper import effective_length, metrics
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.memory import over_memory
+from txlcli.workflows.evaluation.lengths import over_memory, over_windows
 from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.evaluation.windows import over_windows
-from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.runs.loading import OpenRun
+from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.workspace import Workspace
 
 STEPS = 16  # the resolution of the search is the trained length / 16
 
 
-def search(
-    opened: "OpenRun", settings: "EvalSettings", options: EvalOptions, data_dir: Path, reporter: Reporter
-) -> dict[str, Any]:
+def search(opened: OpenRun, settings: EvalSettings, options: EvalOptions, workspace: Workspace) -> dict[str, Any]:
     """Find the shortest memory, or window, beyond which longer ones hardly lower the perplexity.
 
     Raises:
@@ -29,14 +23,16 @@ def search(
         StoreError: the store has no validation split.
     """
     train, option, stride = opened.run.settings.train, options.searched, options.stride or 1
+    reporter = workspace.reporter
     with_memory = option == "--mem-len"
     if with_memory and train.mem_len == 0:
         raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
     # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
     step = max(stride, (train.mem_len if with_memory else train.seg_len) // STEPS)
     if options.text is not None:
-        texts.warn_if_trained_on(opened, opened.store(data_dir), "valid", reporter)
-    valid = texts.validation_text(opened, options.positions, data_dir)
+        texts.warn_if_trained_on(opened, "valid", workspace)
+    valid = texts.first_positions(opened, "valid", options.positions, workspace.data_dir)
+    scoring = Scoring(opened, valid, settings, reporter)
     longest = _longest(opened, valid, with_memory=with_memory, stride=stride)
     reporter.say(
         f"searching for the shortest length beyond which perplexity falls by less than "
@@ -45,11 +41,9 @@ def search(
 
     def loss_at(length: int) -> float:
         if with_memory:
-            rows = over_memory(opened, valid, settings, [length], reporter, timed=False)
+            rows = over_memory(scoring, [length], timed=False)
         else:
-            rows = over_windows(
-                opened, valid, settings, [length], reporter, stride=stride, batch_size=options.batch_size
-            )
+            rows = over_windows(scoring, [length], stride=stride, batch_size=options.batch_size)
         row, _ = next(rows)
         reporter.say(f"{option} {length}: valid perplexity {metrics.format_measure(row['ppl'])}, {row['bpc']:.4f} bits")
         return float(row["loss_nats"])
@@ -69,7 +63,7 @@ def search(
     }
 
 
-def _longest(opened: "OpenRun", valid: ScoredText, *, with_memory: bool, stride: int) -> int:
+def _longest(opened: OpenRun, valid: ScoredText, *, with_memory: bool, stride: int) -> int:
     """Return the longest length to try: the text's, or that of the learned positions.
 
     Raises:

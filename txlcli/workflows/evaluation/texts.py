@@ -1,31 +1,27 @@
 """Texts that are scored: a split of the run's store, or a text of the user's."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from corpora.locate import printable
 from txlcli.config import recipe
+from txlcli.config.settings import EvalSettings
+from txlcli.core.reading.scoring import scored_stream
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
+from txlcli.runs.loading import OpenRun
+from txlcli.runs.run_folder import Run
+from txlcli.workflows.evaluation.options import UserText
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.data.token_store import TokenStore
-    from txlcli.runs.loading import OpenRun
-    from txlcli.runs.run_folder import Run
-
-
-@dataclasses.dataclass(frozen=True)
-class UserText:
-    """Text of the user's."""
-
-    name: str
-    """File, as given on the command line; - is standard input."""
-    data: bytes
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +29,8 @@ class ScoredText:
     """Text to score: inputs and targets (T,), and the original text that the targets stand for."""
 
     title: str
-    inputs: "NDArray[np.integer]"
-    targets: "NDArray[np.integer]"
+    inputs: NDArray[np.integer]
+    targets: NDArray[np.integer]
     scored: metrics.Scored
     unit: str
     conventions: dict[str, str]
@@ -52,40 +48,51 @@ class ScoredText:
     """True if the split may contain training data of the run; None if unknown."""
 
 
-def split_text(opened: "OpenRun", split: str, positions: int | None, data_dir: Path, reporter: Reporter) -> ScoredText:
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """A run, and a text that it scores with given settings."""
+
+    opened: OpenRun
+    text: ScoredText
+    settings: EvalSettings
+    reporter: Reporter
+
+    def score_by(self, function: Callable[..., Result], *arguments: Any, title: str, **options: Any) -> Result:
+        """Score the text with a function of the core that takes these further arguments; `title` names its progress."""
+        model, text = self.opened.model, self.text
+        with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
+            options = {"precision": self.opened.precision, "on_tokens": bar.reach, **options}
+            return function(model, text.inputs, text.targets, *arguments, **options)
+
+    def with_settings(self, **changes: Any) -> "Scoring":
+        """Return the same text scored with changed settings."""
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changes))
+
+
+def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data.
 
     Raises:
         StoreError: the store or the split is missing, or contains no token to predict.
         VocabularyError: the vocabulary of the store is not the run's.
     """
-    store = opened.store(data_dir)
-    warn_if_trained_on(opened, store, split, reporter)
-    return _first_positions(opened, store, split, positions)
+    warn_if_trained_on(opened, split, workspace)
+    return first_positions(opened, split, positions, workspace.data_dir)
 
 
-def warn_if_trained_on(opened: "OpenRun", store: "TokenStore", split: str, reporter: Reporter) -> None:
-    """Warn if a split may contain text that the run was trained on."""
+def warn_if_trained_on(opened: OpenRun, split: str, workspace: Workspace) -> None:
+    """Warn if a split of the run's store may contain text that the run was trained on."""
+    store = opened.store(workspace.data_dir)
     if opened.trained_on_another(store):
-        reporter.say(
+        workspace.reporter.say(
             f"{store.path} was prepared again: its train split is not the one {opened.run.folder} was trained on, and "
             f"its {split} split may contain training data of that run"
         )
 
 
-def validation_text(opened: "OpenRun", positions: int | None, data_dir: Path) -> ScoredText:
-    """Return the validation split, or its first positions, to search for settings that are applied to another text.
-
-    Raises:
-        StoreError: the store or the split is missing, or contains no token to predict.
-        VocabularyError: the vocabulary of the store is not the run's.
-    """
-    return _first_positions(opened, opened.store(data_dir), "valid", positions)
-
-
-def _first_positions(opened: "OpenRun", store: "TokenStore", split: str, positions: int | None) -> ScoredText:
-    from txlcli.core.reading.scoring import scored_stream
-
+def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir: Path) -> ScoredText:
+    """Return a split of the run's store, or its first positions; see `split_text`."""
+    store = opened.store(data_dir)
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
@@ -107,7 +114,7 @@ def _first_positions(opened: "OpenRun", store: "TokenStore", split: str, positio
     )
 
 
-def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
+def _published(run: Run, store: TokenStore, split: str) -> float | None:
     """Return the paper's result if both the model and the corpus are the paper's."""
     published = run.settings.published
     same_model = (run.vocab_size, run.parameters) == (published.vocab_size, published.parameters)
@@ -117,7 +124,7 @@ def _published(run: "Run", store: "TokenStore", split: str) -> float | None:
     return getattr(published, split, None) if store.corpus == own else None
 
 
-def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
+def _scored(store: TokenStore, split: str, count: int) -> metrics.Scored:
     """Return the words and bytes that the scored tokens stand for, where they are known: for whole splits."""
     info = store.info(split)
     whole = count == info.tokens
@@ -127,15 +134,13 @@ def _scored(store: "TokenStore", split: str, count: int) -> metrics.Scored:
     return metrics.Scored(tokens=count, words=words, bytes=info.bytes if whole and store.every_byte_scored else None)
 
 
-def encode_text(opened: "OpenRun", source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
+def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
     """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data.
 
     Raises:
         VocabularyError: the text is not UTF-8, contains symbols that are not in the vocabulary, or has no token to
             predict.
     """
-    from txlcli.core.reading.scoring import scored_stream
-
     vocab, data = opened.vocab, source.data
     text = _decode(source) if vocab.tokenizer != "byte" else None
     if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:

@@ -3,14 +3,18 @@
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError
+from txlcli.exchange import huggingface, vocabularies
+from txlcli.exchange.conversion import to_hugging_face
+from txlcli.runs import loading
 from txlcli.system.atomic_files import replacing
-
-if TYPE_CHECKING:
-    from txlcli.core.model.transformer_xl import TransformerXL
-    from txlcli.data.vocabulary import Vocab
 
 FILES = CONFIG, WEIGHTS, VOCAB, WORDS = "config.json", "model.safetensors", "vocab.json", "vocab.txt"
 DRAFT = ".new"
@@ -26,23 +30,18 @@ def export_run(run_name: str, folder: Path, *, runs_dir: Path, force: bool) -> d
     Raises:
         RunError: Hugging Face's TransfoXL has no such model; the folder is in use or cannot be written.
     """
-    from txlcli.core.model.transformer_xl import TransformerXL
-    from txlcli.exchange import huggingface
-    from txlcli.runs import loading
-
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
     run, model = opened.run, opened.model
     config = huggingface.config_of(
         model.settings, run.settings.evaluation_settings(), model.vocab_size, opened.vocab.boundary
     )
-    assert isinstance(model, TransformerXL)  # config_of refuses all others
     _check_free(folder, force=force)
     return {
         "run": str(run.folder),
         "folder": str(folder),
-        "files": _write(model, opened.vocab, config, folder),
+        "files": _write(opened.transformer, opened.vocab, config, folder),
         "parameters": run.parameters,
-        "notes": [EMPTY_START] if model.settings.memory_start == "empty" else [],
+        "notes": [] if model.memory_starts_full else [EMPTY_START],
     }
 
 
@@ -56,13 +55,11 @@ def _check_free(folder: Path, *, force: bool) -> None:
         raise RunError(f"{folder} exists; give another folder, or replace an earlier export with --force")
 
 
-def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folder: Path) -> list[str]:
+def _write(model: TransformerXL, vocab: Vocab, config: dict[str, Any], folder: Path) -> list[str]:
     """Write the files of an export and remove those of an earlier one; return their names.
 
     The files are written to a draft folder first, so that an error leaves the earlier export as it was.
     """
-    from safetensors import SafetensorError
-
     is_new = not folder.exists()
     draft = folder / DRAFT
     try:
@@ -83,12 +80,7 @@ def _write(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], folde
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_draft(model: "TransformerXL", vocab: "Vocab", config: dict[str, Any], draft: Path) -> None:
-    from safetensors.torch import save_file
-
-    from txlcli.exchange import vocabularies
-    from txlcli.exchange.conversion import to_hugging_face
-
+def _write_draft(model: TransformerXL, vocab: Vocab, config: dict[str, Any], draft: Path) -> None:
     with replacing(draft / WEIGHTS) as file:
         save_file(to_hugging_face(model), file, {"format": "pt"})
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

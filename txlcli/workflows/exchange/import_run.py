@@ -1,27 +1,28 @@
 """Makes a run of weights that another system trained."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.data.token_store import TokenStore, stores_in
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
+from txlcli.exchange import conversion, huggingface, vocabularies, weights
+from txlcli.exchange.weights import System
 from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system.command_lines import command_line
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from txlcli.data.token_store import TokenStore
-    from txlcli.data.vocabulary import Vocab
-    from txlcli.exchange.weights import System
+from txlcli.workflows.workspace import Workspace
 
 SYSTEMS = {
     "hugging_face": "Hugging Face TransfoXL",
@@ -50,7 +51,7 @@ class ImportOptions:
     """True if an earlier run of that name may be replaced."""
 
 
-def import_run(options: ImportOptions, data_dir: Path, runs_dir: Path) -> dict[str, Any]:
+def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     """Make a run of weights that another system trained, and return what was imported.
 
     Raises:
@@ -58,20 +59,21 @@ def import_run(options: ImportOptions, data_dir: Path, runs_dir: Path) -> dict[s
         UsageError: an option is wrong or missing.
         VocabularyError: no vocabulary, or not the one of the weights.
     """
-    from txlcli.exchange import weights
-
-    source = options.source
+    source, data_dir = options.source, workspace.data_dir
     _check_options(options)
-    folder = runs_dir / (options.name or _run_name(source))
+    folder = workspace.runs_dir / (options.name or _run_name(source))
     run_folder.check_free(folder, force=options.force, instead="choose another --name")
     path = weights.in_folder(source) if source.is_dir() else source
     settings = _settings(options)
     imported = weights.plain_names(weights.read(path))
     system = weights.system_of(imported, path)
-    vocab, token_store = _vocabulary(options, settings, data_dir)
+    vocab, token_store = _vocabulary(options, settings, workspace)
     if source.is_dir():
-        _check_vocabulary(_configured_size(source), vocab.size, source / "config.json")
-    settings = _with_store(settings, token_store.path.stem if token_store else _free_store(folder.name, data_dir))
+        config = source / huggingface.CONFIG
+        _check_vocabulary(huggingface.vocab_size(huggingface.read_config(source), config), vocab.size, config)
+    store = token_store.path.stem if token_store else _free_store(folder.name, data_dir)
+    table = recipe.to_table(settings)
+    settings = recipe.resolve({**table, "corpus": {**table["corpus"], "store": store}}, where="--store")
     tensors = _converted(system, imported, settings, vocab.size, path)
     run = Run(
         folder=folder,
@@ -106,8 +108,6 @@ def _run_name(source: Path) -> str:
 
 def _settings(options: ImportOptions) -> Settings:
     """Return the settings: the model from a folder's configuration and the rest from the recipe, or all from it."""
-    from txlcli.exchange import huggingface
-
     source, recipe_source = options.source, options.recipe_source
     if not source.is_dir():
         if recipe_source is None:
@@ -133,22 +133,19 @@ def _settings(options: ImportOptions) -> Settings:
     return recipe.resolve(recipe.override({**table, "model": model}, options.changes), where=str(where))
 
 
-def _vocabulary(options: ImportOptions, settings: Settings, data_dir: Path) -> tuple["Vocab", "TokenStore | None"]:
+def _vocabulary(options: ImportOptions, settings: Settings, workspace: Workspace) -> tuple[Vocab, TokenStore | None]:
     """Return the vocabulary of the weights, and a store that has it; None if there is no such store."""
-    from txlcli.exchange import vocabularies
-    from txlcli.runs.loading import open_store
-
     source = options.source
     path = options.vocab or (vocabularies.find(source) if source.is_dir() else None)
-    named = open_store(options.store, data_dir) if options.store else None
+    named = workspace.open_store(options.store) if options.store else None
     if path is not None:
         vocab = vocabularies.read(path)
         if named is not None and named.fingerprint != vocab.fingerprint:
             raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out --store or --vocab")
-        return vocab, named or _store_with(vocab, settings.corpus.store, data_dir)
+        return vocab, named or _store_with(vocab, settings.corpus.store, workspace.data_dir)
     if named is None:
         try:
-            named = open_store(settings.corpus.store, data_dir)
+            named = workspace.open_store(settings.corpus.store)
         except StoreError as error:
             raise VocabularyError(
                 f"{source}: the weights come without a vocabulary; give --vocab FILE, or --store with the token "
@@ -157,14 +154,12 @@ def _vocabulary(options: ImportOptions, settings: Settings, data_dir: Path) -> t
     return named.vocab, named
 
 
-def _store_with(vocab: "Vocab", preferred: str, data_dir: Path) -> "TokenStore | None":
+def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | None:
     """Return the store with exactly this vocabulary; among several, the one of the preferred name.
 
     Raises:
         UsageError: several have it, none of them of that name.
     """
-    from txlcli.data.token_store import TokenStore, stores_in
-
     stores = {}
     for path in stores_in(data_dir):
         try:
@@ -189,17 +184,10 @@ def _free_store(name: str, data_dir: Path) -> str:
     return free
 
 
-def _with_store(settings: Settings, store: str) -> Settings:
-    table = recipe.to_table(settings)
-    return recipe.resolve({**table, "corpus": {**table["corpus"], "store": store}}, where="--store")
-
-
 def _converted(
-    system: "System", imported: "Mapping[str, Tensor]", settings: Settings, vocab_size: int, path: Path
-) -> "dict[str, Tensor]":
+    system: System, imported: Mapping[str, Tensor], settings: Settings, vocab_size: int, path: Path
+) -> dict[str, Tensor]:
     """Return the weights under txl's names and in its shapes."""
-    from txlcli.exchange import conversion
-
     model = settings.model
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
         raise RecipeError(f"{path}: Transformer-XL weights need a Transformer-XL recipe; do not change model.position")
@@ -216,12 +204,6 @@ def _converted(
     return layout.read(imported, shapes, str(path))
 
 
-def _configured_size(source: Path) -> int:
-    from txlcli.exchange import huggingface
-
-    return huggingface.vocab_size(huggingface.read_config(source), source / huggingface.CONFIG)
-
-
 def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> None:
     if weights_size is not None and weights_size != vocab_size:
         raise VocabularyError(
@@ -230,10 +212,7 @@ def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> 
         )
 
 
-def _write(run: Run, vocab: "Vocab", tensors: "dict[str, Tensor]", source: Path, *, force: bool) -> None:
-    from txlcli.core.training import checkpoint
-    from txlcli.core.training.checkpoint import Checkpoint
-
+def _write(run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
     state = {
         "recipe": run.recipe_name,
         "vocab_fingerprint": run.vocab_fingerprint,
@@ -251,7 +230,7 @@ def _write(run: Run, vocab: "Vocab", tensors: "dict[str, Tensor]", source: Path,
 
 
 def _result(
-    run: Run, vocab: "Vocab", system: "System", source: Path, token_store: "TokenStore | None", data_dir: Path
+    run: Run, vocab: Vocab, system: System, source: Path, token_store: TokenStore | None, data_dir: Path
 ) -> dict[str, Any]:
     store = run.settings.corpus.store
     boundary, unknown = (None if i is None else vocab.symbol(i) for i in (vocab.boundary, vocab.unknown))

@@ -4,17 +4,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.data.sentencepiece_model import SentencePieceModel
 from txlcli.data.vocabulary import TokenizerName, Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunks import Chunk, Part, read_chunk
-
-if TYPE_CHECKING:
-    from txlcli.data.sentencepiece_model import SentencePieceModel
 
 _ALL_CHARACTERS = 0x110000
 SEARCHED_HEAD = 1 << 16  # bytes at the beginning of a chunk that contain nearly all of its byte values
@@ -98,7 +96,7 @@ class ChunkEncoder:
         return Vocab("word", closing, boundary=0 if closing else None, lower_case=self.lower_case)
 
     @cached_property
-    def _sentencepiece(self) -> "SentencePieceModel":
+    def _sentencepiece(self) -> SentencePieceModel:
         return Vocab("sentencepiece", model=self.model).sentencepiece
 
     def _number_words(self, parts: list[Part]) -> Numbered:

@@ -113,7 +113,7 @@ class _Preparation:
             encoded = self._read_all(splits, encoder)
             vocab = self._make_vocabulary(text, model)
             final = rules.final_ids(self._symbols, vocab)
-            counts = {split: self._counts(split, one, final, vocab) for split, one in encoded.items()}
+            counts = {split: self._counts(split, part, final, vocab) for split, part in encoded.items()}
             _refuse_without_tokens(counts)
             notes = (*text.notes, *notes, *rules.differences(plan, self._rule, text, vocab.size, counts))
             facts = _facts(plan, text, vocab, notes, source.result())
@@ -191,7 +191,7 @@ class _Preparation:
         vocab: Vocab,
     ) -> None:
         boundary = vocab.boundary if self._plan.corpus.sentences else None
-        with self._reporter.progress("writing", sum(one.tokens for one in counts.values()), "tokens") as step:
+        with self._reporter.progress("writing", sum(count.tokens for count in counts.values()), "tokens") as step:
             for split, one in encoded.items():
                 ends: list[NDArray[np.int64]] = []
                 blocks = one.ids.blocks(final, writer.dtype)
@@ -208,8 +208,8 @@ def _refuse_empty(splits: dict[str, tuple[Slice, ...]]) -> None:
 
 
 def _refuse_without_tokens(counts: dict[str, SplitCounts]) -> None:
-    for split, one in counts.items():
-        if not one.tokens:
+    for split, count in counts.items():
+        if not count.tokens:
             raise CorpusInputError(f"the {split} split has only blanks; give more text, or another --split")
 
 

@@ -169,9 +169,9 @@ def differences(
     if not (plan.own_convention and published):
         return
     if rule.dropped:  # the published counts are of bytes, before any are dropped
-        sizes = {split: one.bytes for split, one in counts.items()}
+        sizes = {split: count.bytes for split, count in counts.items()}
     else:
-        sizes = {split: one.tokens for split, one in counts.items()} | {"types": types}
+        sizes = {split: count.tokens for split, count in counts.items()} | {"types": types}
     less = [
         f"{name} {sizes[name]:,} of {published[name]:,}"
         for name in published

@@ -2,20 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import txlcli
+from txlcli.config.settings import EvalSettings
+from txlcli.core.model.base import LanguageModel
 from txlcli.errors import RunError, UsageError, VocabularyError
 from txlcli.runs import history, run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.config.settings import EvalSettings
-    from txlcli.core.model.base import LanguageModel
+from txlcli.workflows.workspace import Workspace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +20,8 @@ class Member:
     """One run of the group, with its weights."""
 
     run: Run
-    model: "LanguageModel"
-    settings: "EvalSettings"
+    model: LanguageModel
+    settings: EvalSettings
     """L, M and the limit on distances; M = 0 for a model without memory."""
     step: int
     precision: str
@@ -53,15 +50,7 @@ class Member:
 
 
 def open_group(
-    run_names: Sequence[str],
-    *,
-    split: str,
-    device: str,
-    precision: str | None,
-    data_dir: Path,
-    runs_dir: Path,
-    unfinished: bool,
-    reporter: Reporter,
+    run_names: Sequence[str], workspace: Workspace, *, split: str, unfinished: bool
 ) -> tuple[list[Member], ScoredText]:
     """Open the runs, and the text that all of them are scored on.
 
@@ -71,18 +60,16 @@ def open_group(
         RunError: a run is not finished, unless `unfinished`.
         RunError, UnknownNameError, StoreError: see `loading.open_run`, `OpenRun.store`.
     """
-    from txlcli.runs import loading
-
-    group = run_folder.find_each(run_names, runs_dir)
+    group = run_folder.find_each(run_names, workspace.runs_dir)
     _check_comparable(group)
     for run in () if unfinished else group:
         history.check_finished(run)
     members: list[Member] = []
     text = None
     for name in run_names:
-        opened = loading.open_run(name, runs_dir, device=device, precision=precision)
+        opened = workspace.open_run(name)
         if text is None:
-            text = texts.split_text(opened, split, None, data_dir, reporter)
+            text = texts.split_text(opened, split, None, workspace)
         settings = opened.run.settings.evaluation_settings()
         if opened.run.settings.train.mem_len == 0:
             settings = dataclasses.replace(settings, mem_len=0)

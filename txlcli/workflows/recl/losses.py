@@ -2,20 +2,35 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.core.measures.contexts import context_losses, measure_ms_per_token, read_length
+from txlcli.core.reading.windows import windows_at_once
+from txlcli.data.context_file import ContextFile, key_of
 from txlcli.errors import TrainingError
 from txlcli.workflows.evaluation.record import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.recl.group import Member
 from txlcli.workflows.reporter import Reporter
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
-    from txlcli.data.context_file import ContextFile
+@dataclasses.dataclass(frozen=True)
+class ReclTask:
+    """Losses that are needed, and the file that keeps them."""
+
+    text: ScoredText
+    positions: NDArray[np.int64]
+    """Positions to score, (P,)."""
+    contexts: Sequence[int]
+    """Context lengths."""
+    file: ContextFile
+    batch_size: int | None
+    """Contexts evaluated at once; None lets the device decide."""
+    reporter: Reporter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +39,7 @@ class MissingLosses:
 
     member: Member
     facts: dict[str, Any]
-    positions: Mapping[int, "NDArray[np.int64]"]
+    positions: Mapping[int, NDArray[np.int64]]
     """Positions to score, by context length."""
 
     @property
@@ -38,16 +53,7 @@ class MissingLosses:
         return sum(map(len, self.positions.values()))
 
 
-def group_losses(
-    group: Sequence[Member],
-    text: ScoredText,
-    positions: "NDArray[np.int64]",
-    contexts: Sequence[int],
-    reporter: Reporter,
-    *,
-    context_file: "ContextFile",
-    batch_size: int | None,
-) -> "NDArray[np.float32]":
+def group_losses(group: Sequence[Member], task: ReclTask) -> NDArray[np.float32]:
     """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
 
     Losses that the file does not have are computed and added to it, also if the computation is interrupted.
@@ -56,80 +62,54 @@ def group_losses(
         StoreError: the losses cannot be saved.
         TrainingError: a loss is not finite.
     """
-    import numpy as np
-
-    from txlcli.core.measures.contexts import read_length
-    from txlcli.data.context_file import key_of
-
+    text, file, positions = task.text, task.file, task.positions
     digest = hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest()
-    all_missing = []
+    all_missing, needed = [], []
     for member in group:
         facts = member.facts(digest)
-        lengths = dict.fromkeys(read_length(member.model, member.settings, context_len) for context_len in contexts)
-        missing = {length: context_file.missing(key_of(facts), length, positions) for length in lengths}
+        key = key_of(facts)
+        lengths = [read_length(member.model, member.settings, context_len) for context_len in task.contexts]
+        missing = {length: file.missing(key, length, positions) for length in dict.fromkeys(lengths)}
+        needed.append((key, lengths))
         all_missing.append(
             MissingLosses(member, facts, {length: part for length, part in missing.items() if len(part)})
         )
-    _announce(all_missing, text, positions, contexts, reporter, context_file=context_file, batch_size=batch_size)
+    _announce(all_missing, task)
     for missing_losses in all_missing:
-        _compute(missing_losses, text, reporter, context_file=context_file, batch_size=batch_size)
-    return np.array(
-        [
-            [
-                context_file.losses(
-                    key_of(one.facts), read_length(one.member.model, one.member.settings, context_len), positions
-                )
-                for context_len in contexts
-            ]
-            for one in all_missing
-        ]
-    )
+        _compute(missing_losses, task)
+    return np.array([[file.losses(key, length, positions) for length in lengths] for key, lengths in needed])
 
 
-def _announce(
-    all_missing: Sequence[MissingLosses],
-    text: ScoredText,
-    positions: "NDArray[np.int64]",
-    contexts: Sequence[int],
-    reporter: Reporter,
-    *,
-    context_file: "ContextFile",
-    batch_size: int | None,
-) -> None:
+def _announce(all_missing: Sequence[MissingLosses], task: ReclTask) -> None:
     """Report the work to do and its expected duration, after a short measurement."""
+    say, contexts = task.reporter.say, task.contexts
     models = f"{len(all_missing)} model{'s' if len(all_missing) > 1 else ''}"
-    reporter.say(
-        f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths "
+    say(
+        f"RECL on {task.text.title}: {len(task.positions):,} positions x {len(contexts)} context lengths "
         f"({contexts[0]:,} to {contexts[-1]:,} tokens) x {models}"
     )
     tokens = sum(missing.tokens for missing in all_missing)
     if not tokens:
-        reporter.say(f"nothing to compute: {context_file.path} has every loss")
+        say(f"nothing to compute: {task.file.path} has every loss")
         return
-    context_file.check_writable()
-    seconds = sum(
-        missing.tokens * _ms_per_token(missing, text, batch_size) / 1e3 for missing in all_missing if missing.tokens
-    )
+    task.file.check_writable()
+    seconds = sum(missing.tokens * _ms_per_token(missing, task) / 1e3 for missing in all_missing if missing.tokens)
     count = sum(missing.count for missing in all_missing)
-    reporter.say(
-        f"{count:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; saved in "
-        f"{context_file.path}"
+    say(
+        f"{count:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; saved in {task.file.path}"
     )
 
 
-def _ms_per_token(missing: MissingLosses, text: ScoredText, batch_size: int | None) -> float:
-    from txlcli.core.measures.contexts import measure_ms_per_token
-    from txlcli.core.reading.windows import windows_at_once
-
+def _ms_per_token(missing: MissingLosses, task: ReclTask) -> float:
     # Attention makes a token's time linear in c, so the time at the mean of c over tokens is the mean time.
     mean = sum(context_len**2 * len(positions) for context_len, positions in missing.positions.items()) / missing.tokens
     typical, member = min(missing.positions, key=lambda context_len: abs(context_len - mean)), missing.member
     return measure_ms_per_token(
         member.model,
-        text.inputs,
+        task.text.inputs,
         member.settings,
         context_len=typical,
-        windows=batch_size or windows_at_once(member.model.device, typical),
+        windows=task.batch_size or windows_at_once(member.model.device, typical),
         precision=member.precision,
     )
 
@@ -141,52 +121,36 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-def _compute(
-    missing: MissingLosses,
-    text: ScoredText,
-    reporter: Reporter,
-    *,
-    context_file: "ContextFile",
-    batch_size: int | None,
-) -> None:
-    """Compute the missing losses of one model, the shortest context first; saved after each context length."""
-    with reporter.progress(str(missing.member.run.folder), total=missing.tokens, unit="tokens") as bar:
-        for context_len in missing.positions:
-            try:
-                for positions, losses in _losses_at(missing, text, context_len, batch_size):
-                    context_file.add(missing.facts, context_len, positions, losses)
-                    bar.advance(context_len * len(positions), f"context {context_len:,}")
-            finally:  # an exception loses nothing, a killed process at most one context length
-                context_file.save()
-
-
-def _losses_at(
-    missing: MissingLosses, text: ScoredText, context_len: int, batch_size: int | None
-) -> "Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]":
-    """Yield the missing losses at one context length, batch by batch: positions and nats.
+def _compute(missing: MissingLosses, task: ReclTask) -> None:
+    """Compute the missing losses of one model, the shortest context first; saved after each context length.
 
     Raises:
         TrainingError: a loss is not finite.
     """
-    import numpy as np
-
-    from txlcli.core.measures.contexts import context_losses
-    from txlcli.core.reading.windows import windows_at_once
-
     member = missing.member
-    for positions, losses in context_losses(
-        member.model,
-        text.inputs,
-        text.targets,
-        missing.positions[context_len],
-        member.settings,
-        context_len=context_len,
-        windows=batch_size or windows_at_once(member.model.device, context_len),
-        precision=member.precision,
-    ):
-        if not np.isfinite(losses).all():
-            advice = non_finite_advice(member.precision, "train it again")
-            raise TrainingError(
-                f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; {advice}"
-            )
-        yield positions, losses
+    with task.reporter.progress(str(member.run.folder), total=missing.tokens, unit="tokens") as bar:
+        for context_len, all_positions in missing.positions.items():
+            try:
+                for positions, losses in context_losses(
+                    member.model,
+                    task.text.inputs,
+                    task.text.targets,
+                    all_positions,
+                    member.settings,
+                    context_len=context_len,
+                    windows=task.batch_size or windows_at_once(member.model.device, context_len),
+                    precision=member.precision,
+                ):
+                    _check_finite(losses, member, context_len)
+                    task.file.add(missing.facts, context_len, positions, losses)
+                    bar.advance(context_len * len(positions), f"context {context_len:,}")
+            finally:  # an exception loses nothing, a killed process at most one context length
+                task.file.save()
+
+
+def _check_finite(losses: NDArray[np.float32], member: Member, context_len: int) -> None:
+    if not np.isfinite(losses).all():
+        advice = non_finite_advice(member.precision, "train it again")
+        raise TrainingError(
+            f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; {advice}"
+        )

@@ -3,21 +3,21 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.core.measures.contexts import eligible_positions, sample_positions
+from txlcli.core.measures.recl import Gain, gains, recl
+from txlcli.data.context_file import ContextFile
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.system import locks
+from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.recl.group import Member, open_group
-from txlcli.workflows.recl.losses import group_losses
-from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from txlcli.core.measures.recl import Gain
-    from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.recl.losses import ReclTask, group_losses
+from txlcli.workflows.workspace import Workspace
 
 SPLITS = ("valid", "test")
 STEPS = 9  # default number of steps from --start to --longest: ten lengths, 100 to 1,000 (Table 8 goes to 900)
@@ -79,58 +79,37 @@ class ReclOptions:
 
 
 def measure(
-    run_names: Sequence[str],
-    options: ReclOptions,
-    *,
-    losses: Path | None = None,
-    device: str = "auto",
-    precision: str | None = None,
-    data_dir: Path,
-    runs_dir: Path,
-    reporter: Reporter,
+    run_names: Sequence[str], options: ReclOptions, workspace: Workspace, *, losses: Path | None = None
 ) -> dict[str, Any]:
     """Measure the RECL of every run of a group; return the object that --json prints.
 
     Args:
         run_names: runs, by name or folder.
         options: context lengths, shares r, positions.
+        workspace: folders, device, precision.
         losses: file of the losses; `LOSSES` in the folder of runs by default.
-        device: auto, cpu or cuda.
-        precision: precision of matrix products; that of each run's training by default.
-        data_dir: folder of the token stores.
-        runs_dir: folder of the runs.
-        reporter: receives messages and progress.
 
     Raises:
         UsageError: the runs or their text do not allow these options.
     """
-    from txlcli.data.context_file import ContextFile
-
-    path = losses or runs_dir / LOSSES
+    path = losses or workspace.runs_dir / LOSSES
     busy = f"another txl recl writes to {path}; wait for it, or give another --losses"
     with locks.exclusive(path.with_name(f".{path.name}.lock"), busy):
-        group, text = open_group(
-            run_names,
-            split=options.split,
-            device=device,
-            precision=precision,
-            data_dir=data_dir,
-            runs_dir=runs_dir,
-            unfinished=options.unfinished,
-            reporter=reporter,
+        group, text = open_group(run_names, workspace, split=options.split, unfinished=options.unfinished)
+        task = ReclTask(
+            text,
+            _positions(text, options),
+            options.contexts,
+            ContextFile(path),
+            options.batch_size,
+            workspace.reporter,
         )
-        context_file = ContextFile(path)
-        positions = _positions(text, options)
-        losses_by_context = group_losses(
-            group, text, positions, options.contexts, reporter, context_file=context_file, batch_size=options.batch_size
-        )
+        losses_by_context = group_losses(group, task)
     return _make_result(group, text, losses_by_context, options)
 
 
-def _positions(text: "ScoredText", options: ReclOptions) -> "NDArray[np.int64]":
+def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
     """Sample the positions to score, which are the same for all models and context lengths."""
-    from txlcli.core.measures.contexts import eligible_positions, sample_positions
-
     count, longest = len(text.targets), options.contexts[-1]
     eligible = eligible_positions(count, longest=longest)
     if not eligible:
@@ -147,10 +126,8 @@ def _positions(text: "ScoredText", options: ReclOptions) -> "NDArray[np.int64]":
 
 
 def _make_result(
-    group: Sequence[Member], text: "ScoredText", losses: "NDArray[np.float32]", options: ReclOptions
+    group: Sequence[Member], text: ScoredText, losses: NDArray[np.float32], options: ReclOptions
 ) -> dict[str, Any]:
-    from txlcli.core.measures.recl import gains
-
     contexts = options.contexts
     by_share = {share: gains(losses, contexts, share) for share in options.top_r}
     models = []
@@ -180,10 +157,8 @@ def _make_result(
     }
 
 
-def _recl_point(share: float, steps: "Sequence[Gain]", threshold: float) -> dict[str, Any]:
+def _recl_point(share: float, steps: Sequence[Gain], threshold: float) -> dict[str, Any]:
     """Return the RECL of one model for one r, with the gains it is derived from."""
-    from txlcli.core.measures.recl import recl
-
     effective_context = recl(steps, threshold)
     return {
         "top_r": share,

@@ -114,22 +114,15 @@ def table10(runner: Runner) -> Section:
         rows.append(cells)
     claims = _claims(by_model, PAIRS_10)
     section = _section(runner, 10, published.TABLE_10.title, rows, claims, by_model)
-    return dataclasses.replace(section, notes=[*section.notes, _text_per_step(runner)])
-
-
-def _text_per_step(runner: Runner) -> str:
-    """Return the tokens per step of each row of Table 10, which differ with the segment length."""
-    settings = (runner.model(part).settings().train for part in TABLE_10)
-    steps = (f"{train.batch_size} x {train.seg_len}" for train in settings)
-    return f"Tokens per step (batch size x segment length), row by row: {', '.join(steps)}."
+    settings = (runner.model(part).settings().train for part in TABLE_10)  # their segment lengths differ
+    steps = ", ".join(f"{train.batch_size} x {train.seg_len}" for train in settings)
+    note = f"Tokens per step (batch size x segment length), row by row: {steps}."
+    return dataclasses.replace(section, notes=[*section.notes, note])
 
 
 def table7(runner: Runner) -> Section:
     """Compare recurrence and encodings on One Billion Word, whose sentences are independent of each other."""
-    perplexities = {
-        part: Measured(tuple(evaluate_as_recipe(runner, part, seed, "test", "ppl") for seed in runner.seeds))
-        for part in TABLE_7
-    }
+    perplexities = {part: evaluate_as_recipe(runner, part, "test", "ppl") for part in TABLE_7}
     printed = dict(zip(TABLE_7, published.TABLE_7.rows, strict=True))
     rows = [[printed[part].name, str(perplexities[part]), str(printed[part].ppl)] for part in TABLE_7]
     claims = [
@@ -142,7 +135,6 @@ def table7(runner: Runner) -> Section:
     return Section(
         name="table7",
         title=f"Table 7: {published.TABLE_7.title}",
-        scale=runner.scale.name,
         notes=[runner.scale.description],
         grids=[Grid(["method", "ppl", "paper: ppl"], rows, caption)],
         claims=claims,
@@ -246,9 +238,9 @@ def _plot(runner: Runner, by_model: Mapping[str, Lengths], file: str) -> list[li
     runner.plots.curves(
         runner.folder / file,
         curves,
-        "attention length (M with recurrence, the window without)",
-        "perplexity on valid",
-        "Perplexity by attention length",
+        x_label="attention length (M with recurrence, the window without)",
+        y_label="perplexity on valid",
+        title="Perplexity by attention length",
     )
     return [[file, "Perplexity on valid by attention length, first seed; alone: without recurrence."]]
 
@@ -266,7 +258,6 @@ def _section(
     return Section(
         name=f"table{number}",
         title=f"Table {number}: {title}",
-        scale=runner.scale.name,
         notes=[runner.scale.description],
         grids=[Grid(COLUMNS, rows, caption)],
         figures=_plot(runner, by_model, f"table{number}.png"),

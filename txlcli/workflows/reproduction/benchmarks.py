@@ -53,14 +53,13 @@ def table(runner: Runner, number: int) -> Section:
     benchmark = published.BENCHMARKS[number - 1]
     our_results = {}
     for part, name in ROWS[number]:
-        splits = {split: _over_seeds(runner, part, split, benchmark.metric) for split in ("valid", "test")}
-        our_results[name] = OurResult(part, runner.run(part).parameters, **splits)
+        valid, test = (evaluate_as_recipe(runner, part, split, benchmark.metric) for split in ("valid", "test"))
+        our_results[name] = OurResult(part, runner.run(part).parameters, valid, test)
     rows = [_row(row, our_results.get(row.name)) for row in benchmark.rows]
     ours = [(row, our_results[row.name]) for row in benchmark.rows if row.name in our_results]
     return Section(
         name=f"table{number}",
         title=f"Table {number}: {benchmark.title}",
-        scale=runner.scale.name,
         notes=[runner.scale.description, *_describe_models(runner, parts(number))],
         grids=[Grid(_columns(runner, number), rows, _caption(runner, benchmark.metric))],
         claims=_claims(ours, benchmark.metric),
@@ -68,14 +67,17 @@ def table(runner: Runner, number: int) -> Section:
     )
 
 
-def evaluate_as_recipe(runner: Runner, part: str, seed: int, split: str, metric: str) -> float:
-    """Return a model's result with the settings of its recipe, or by windows if it has no memory."""
-    run = runner.run(part, seed)
-    train = run.settings.train
-    windows: dict[str, Any] = {}
-    if train.mem_len == 0 and not run.settings.model.recurrent_state:
-        windows = {"attn_len": (train.seg_len,), "stride": min(runner.scale.stride, train.seg_len)}
-    return float(runner.evaluate(run, split, **windows)["rows"][0][metric])
+def evaluate_as_recipe(runner: Runner, part: str, split: str, metric: str) -> Measured:
+    """Return a model's result for each seed, with the settings of its recipe, or by windows if it has no memory."""
+    values = []
+    for seed in runner.seeds:
+        run = runner.run(part, seed)
+        train = run.settings.train
+        windows: dict[str, Any] = {}
+        if train.mem_len == 0 and not run.settings.model.recurrent_state:
+            windows = {"attn_len": (train.seg_len,), "stride": min(runner.scale.stride, train.seg_len)}
+        values.append(float(runner.evaluate(run, split, **windows)["rows"][0][metric]))
+    return Measured(tuple(values))
 
 
 def _columns(runner: Runner, number: int) -> list[str]:
@@ -84,10 +86,6 @@ def _columns(runner: Runner, number: int) -> list[str]:
     text = "" if store == published.BENCHMARKS[number - 1].corpus else f" ({store})"
     ours = ["parameters", f"valid{text}", f"test{text}"]
     return ["system", *ours, "paper: parameters", "paper: valid", "paper: test"]
-
-
-def _over_seeds(runner: Runner, part: str, split: str, metric: str) -> Measured:
-    return Measured(tuple(evaluate_as_recipe(runner, part, seed, split, metric) for seed in runner.seeds))
 
 
 def _row(row: published.Result, our_result: OurResult | None) -> list[str]:

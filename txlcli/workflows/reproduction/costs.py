@@ -1,17 +1,16 @@
 """Forecasts the cost of the trainings that a table or figure needs."""
 
-from pathlib import Path
 from typing import Any
 
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
 from txlcli.core.measures.timing import peak_flops_per_s
-from txlcli.data.token_store import TokenStore
 from txlcli.runs import history, run_folder
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import FIRST_SEED
 from txlcli.workflows.reproduction.scales import Model, Scale
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
+from txlcli.workflows.workspace import Workspace
 
 BYTES = 256
 
@@ -19,9 +18,9 @@ BYTES = 256
 class Costs:
     """Costs at a scale on this machine, whose peak rate is measured once."""
 
-    def __init__(self, scale: Scale, *, seeds: int, device: str, data_dir: Path, runs_dir: Path) -> None:
-        self._scale, self._seeds, self._data_dir, self._runs_dir = scale, seeds, data_dir, runs_dir
-        self.peak = peak_flops_per_s(pick_device(device), "fp32")
+    def __init__(self, scale: Scale, workspace: Workspace, *, seeds: int) -> None:
+        self._scale, self._workspace, self._seeds = scale, workspace, seeds
+        self.peak = peak_flops_per_s(pick_device(workspace.device), "fp32")
         self.share = SHARE_OF_PEAK
 
     def of(self, item: str) -> dict[str, Any]:
@@ -38,10 +37,10 @@ class Costs:
         }
 
     def _is_finished(self, part: str, seed: int) -> bool:
-        name = self._scale.run_name(part, seed)
-        if not run_folder.is_run(name, self._runs_dir):
+        name, runs_dir = self._scale.run_name(part, seed), self._workspace.runs_dir
+        if not run_folder.is_run(name, runs_dir):
             return False
-        return history.read(run_folder.open_run(self._runs_dir / name)).state == "finished"
+        return history.read(run_folder.open_run(runs_dir / name)).state == "finished"
 
     def _flops(self, model: Model) -> float:
         settings = model.settings()
@@ -62,9 +61,8 @@ class Costs:
         """
         settings = model.settings()
         published = settings.published.vocab_size
-        path = self._data_dir / f"{settings.corpus.store}.h5"
-        if path.is_file():
-            size = TokenStore.open(path).vocab.size
+        if self._workspace.store_path(settings.corpus.store).is_file():
+            size = self._workspace.open_store(settings.corpus.store).vocab.size
             if published is None or size > max(settings.model.cutoffs, default=0):
                 return size
         requested = self._scale.texts[settings.corpus.store].options.get("vocab_size")

@@ -12,7 +12,7 @@ GROUPS = (
     ("ablation-xl-full", "ablation-shaw-full", "ablation-alone-xl-full", "ablation-alone-learned-half"),
 )
 PARTS = tuple(part for group in GROUPS for part in group)
-TITLES = {3: "unnormalised relative perplexity gains, r = 0.1", 4: "perplexity against context length"}
+TITLES = {3: "unnormalized relative perplexity gains, r = 0.1", 4: "perplexity against context length"}
 
 
 def table8(runner: Runner) -> Section:
@@ -29,7 +29,6 @@ def table8(runner: Runner) -> Section:
     return Section(
         name="table8",
         title=f"Table 8: {published.TABLE_8.title}",
-        scale=runner.scale.name,
         notes=[runner.scale.description, _describe_method(runner), _describe_parameters(runner)],
         grids=[
             Grid(
@@ -56,7 +55,6 @@ def figure(runner: Runner, number: int) -> Section:
     return Section(
         name=f"figure{number}",
         title=f"Figure {number}: {TITLES[number]}",
-        scale=runner.scale.name,
         notes=[runner.scale.description, _describe_method(runner)],
         figures=figures,
     )
@@ -76,14 +74,7 @@ def _measure_group(runner: Runner, group: tuple[str, ...], *plot_options: str) -
     words = ["--start", str(scale.recl_start), "--step", str(scale.recl_start), "--longest", str(scale.recl_longest)]
     words += ["--positions", str(scale.recl_positions)]
     runner.record_command("recl", *(str(run.folder) for run in runs), *words, *plot_options)
-    return measure(
-        [str(run.folder) for run in runs],
-        options,
-        device=runner.device,
-        data_dir=runner.data_dir,
-        runs_dir=runner.runs_dir,
-        reporter=runner.reporter,
-    )
+    return measure([str(run.folder) for run in runs], options, runner.workspace)
 
 
 def _format_recl(point: dict[str, Any], start: int) -> str:

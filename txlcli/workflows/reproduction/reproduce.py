@@ -41,10 +41,11 @@ def reproduce(
         by_name = _read_sections(folder, scale_name, render)
         runner = make_runner()
         for number, name in enumerate(names, 1):
-            runner.reporter.say(f"\n{name} ({number} of {len(names)}), {scale_name} scale")
+            runner.workspace.reporter.say(f"\n{name} ({number} of {len(names)}), {scale_name} scale")
             with runner.recording() as provenance:
                 section = ITEMS[name].make(runner)
-            section = dataclasses.replace(section, **dataclasses.asdict(provenance), hardware=runner.machine)
+            facts = {**dataclasses.asdict(provenance), "scale": scale_name, "hardware": runner.machine}
+            section = dataclasses.replace(section, **facts)
             new_sections.append(section)
             by_name[name] = section
             _write(folder, scale_name, by_name, render)  # after each item, so that an interruption loses only one

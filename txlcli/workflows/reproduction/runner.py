@@ -6,29 +6,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli.config import recipe
 from txlcli.core.kernels.device import describe_machine, pick_device
-from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError
 from txlcli.runs import history, run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows import generation, speed
+from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.record import describe_settings
 from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import prepare
-from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
 from txlcli.workflows.training import resume, start
 from txlcli.workflows.training.execution import Limits
-
-if TYPE_CHECKING:
-    from txlcli.workflows.attention import AttentionResult
+from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
 LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to continue")
@@ -38,11 +35,11 @@ LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to c
 class Plots:
     """Functions that plot results to a file, from `views`."""
 
-    curves: Callable[[Path, Mapping[str, Any], str, str, str], None]
-    """Path, curves by name, x label, y label, title; the x axis is logarithmic."""
+    curves: Callable[..., None]
+    """Path, curves by name, and the keywords `x_label`, `y_label`, `title`; the x axis is logarithmic."""
     recl_gains: Callable[[Path, dict[str, Any]], None]
     recl_perplexities: Callable[[Path, dict[str, Any]], None]
-    attention: "Callable[[AttentionResult, int, Path], None]"
+    attention: Callable[[AttentionResult, int, Path], None]
     """Result, number of the figure, path."""
 
 
@@ -69,16 +66,11 @@ class Runner:
     scale: Scale
     n_seeds: int
     """Number of trainings per model, whose results are averaged."""
-    device: str
-    """Device of all computations: auto, cpu or cuda."""
-    data_dir: Path
-    """Folder of the token stores."""
-    runs_dir: Path
-    """Folder of the runs; finished runs are reused, others resumed."""
+    workspace: Workspace
+    """Finished runs in its folder of runs are reused, others resumed."""
     folder: Path
     """Folder of the report; its evaluations are reused."""
     plots: Plots
-    reporter: Reporter
 
     def __post_init__(self) -> None:
         """Load the evaluations of the report."""
@@ -93,7 +85,7 @@ class Runner:
     @functools.cached_property
     def machine(self) -> str:
         """Device and software, in words."""
-        return describe_machine(pick_device(self.device))
+        return describe_machine(pick_device(self.workspace.device))
 
     @contextmanager
     def recording(self) -> Iterator[Provenance]:
@@ -115,41 +107,34 @@ class Runner:
         """
         model = self.model(part)
         name = self.scale.run_name(part, seed)
-        folder = self.runs_dir / name
+        folder = self.workspace.runs_dir / name
         changes = [*model.changes, f"train.seed={seed}"]
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.record_command("train", model.recipe, "--name", name, "--seed", str(seed), *words)
-        options: dict[str, Any] = {
-            "device": self.device,
-            "data_dir": self.data_dir,
-            "runs_dir": self.runs_dir,
-            "limits": LIMITS,
-            "reporter": self.reporter,
-        }
         if not run_folder.has_weights(folder):  # a training that was killed before its first save leaves a folder
             replaces = (folder / run_folder.CARD).is_file()
-            start.train(model.recipe, changes, name=name, force=replaces, **options)
+            start.train(model.recipe, changes, self.workspace, name=name, force=replaces, limits=LIMITS)
             return run_folder.open_run(folder)
         run = run_folder.open_run(folder)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            resume.resume(str(folder), [], **options)
+            resume.resume(str(folder), [], self.workspace, limits=LIMITS)
         return run
 
     def evaluate(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
         """Return the result of `txl eval`, with options as in `EvalOptions`."""
         options = {"positions": self.scale.positions, **options}
         self.record_command("eval", str(run.folder), "--split", split, *_command_options(options))
-        store = TokenStore.open(self.data_dir / f"{run.settings.corpus.store}.h5")
+        store = self.workspace.open_store(run.settings.corpus.store)
         key = key_of(run, store, split, options, machine=self.machine)
         evaluation = self._evaluations.get(key)
         if evaluation is None:
             evaluation = self._evaluate(run, split, options)
             self._evaluations.add(key, evaluation)
         else:
-            self.reporter.say(f"{run.folder}, {split}: already evaluated")
+            self.workspace.reporter.say(f"{run.folder}, {split}: already evaluated")
             self.provenance.seconds += evaluation.seconds
         sentence = describe_settings(evaluation.result)
         if sentence not in self.provenance.readings:
@@ -158,57 +143,38 @@ class Runner:
 
     def _evaluate(self, run: Run, split: str, options: dict[str, Any]) -> StoredEvaluation:
         started = time.monotonic()
-        evaluation = evaluate(
-            str(run.folder),
-            EvalOptions(split=split, timed=False, **options),
-            device=self.device,
-            data_dir=self.data_dir,
-            runs_dir=self.runs_dir,
-            reporter=self.reporter,
-        )
-        evaluation.record(self.reporter)
+        evaluation = evaluate(str(run.folder), EvalOptions(split=split, timed=False, **options), self.workspace)
+        evaluation.record()
         evaluation.raise_pending()
         return StoredEvaluation(evaluation.result, time.monotonic() - started)
 
     def measure_speed(self, subject: str) -> dict[str, Any]:
         """Return the result of `txl speed` for a recipe."""
         self.record_command("speed", subject, "--attn-len", ",".join(map(str, self.scale.attn_lens)))
-        return speed.measure(
-            subject,
-            speed.SpeedOptions(attn_lens=self.scale.attn_lens),
-            device=self.device,
-            data_dir=self.data_dir,
-            runs_dir=self.runs_dir,
-            reporter=self.reporter,
-        )
+        return speed.measure(subject, speed.SpeedOptions(attn_lens=self.scale.attn_lens), self.workspace)
 
     def generate(self, run: Run, *, tokens: int, seed: int) -> dict[str, Any]:
         """Return the result of `txl generate --reference`."""
         options: dict[str, Any] = {"context": self.scale.context, "tokens": tokens, "seed": seed}
         self.record_command("generate", str(run.folder), "--reference", *_command_options(options))
-        return generation.prepare_generation(
-            str(run.folder),
-            generation.GenerationOptions(reference=True, **options),
-            device=self.device,
-            data_dir=self.data_dir,
-            runs_dir=self.runs_dir,
-            reporter=self.reporter,
-        ).result()
+        wanted = generation.GenerationOptions(reference=True, **options)
+        return generation.prepare_generation(str(run.folder), wanted, self.workspace).result()
 
     def _prepare(self, store: str) -> None:
         text = self.scale.texts[store]
         options = {**text.options, **({"name": store} if store != text.source else {})}
         self.record_command("prepare", text.source, *_command_options(options))
-        if not (self.data_dir / f"{store}.h5").exists():
-            self.reporter.say(f"preparing {store}")
+        if not self.workspace.store_path(store).exists():
+            self.workspace.reporter.say(f"preparing {store}")
             wanted = PrepareOptions(**options)  # type: ignore[arg-type]
-            prepare(text.source, self.data_dir, wanted, reporter=self.reporter)
+            prepare(text.source, self.workspace.data_dir, wanted, reporter=self.workspace.reporter)
 
     def record_command(self, *words: str) -> None:
         """Record a command line; folders and the device are added unless they are the defaults."""
-        device = ["--device", self.device] if self.device != "auto" and words[0] != "prepare" else []
-        runs_dir = self.runs_dir if words[0] == "train" else RUNS_DIR  # the other commands name the run's folder
-        line = command_line(*words, *device, data_dir=self.data_dir, runs_dir=runs_dir)
+        workspace = self.workspace
+        device = ["--device", workspace.device] if workspace.device != "auto" and words[0] != "prepare" else []
+        runs_dir = workspace.runs_dir if words[0] == "train" else RUNS_DIR  # the other commands name the run's folder
+        line = command_line(*words, *device, data_dir=workspace.data_dir, runs_dir=runs_dir)
         if line not in self.provenance.commands:
             self.provenance.commands.append(line)
 

@@ -66,8 +66,12 @@ class Scale:
         return f"{self.name}-{self.models[part].key}-{seed}"
 
 
-def _model(key: str, name: str, *changes: str) -> tuple[str, Model]:
-    return key, Model(key, name, changes)
+def _by_key(*models: Model) -> dict[str, Model]:
+    return {model.key: model for model in models}
+
+
+def _model(key: str, name: str, *changes: str) -> Model:
+    return Model(key, name, changes)
 
 
 NO_MEMORY = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
@@ -100,40 +104,36 @@ def ablation_models(
         "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}", *more),
         "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}", *more),
     }
-    return dict(_model(f"{prefix}-{key}", name, *base, *changes) for key, changes in rows.items())
+    return _by_key(*(Model(f"{prefix}-{key}", name, (*base, *changes)) for key, changes in rows.items()))
 
 
 def sentence_models(base: tuple[str, ...], name: str, seg_len: int) -> dict[str, Model]:
     """Return the rows of Table 7."""
-    return dict(
-        [
-            _model("short-xl", name, *base),
-            _model("short-shaw", name, *base, "model.position=shaw", f"model.n_positions={2 * seg_len}"),
-            _model("short-alone", name, *base, *_alone(seg_len)),
-        ]
+    return _by_key(
+        _model("short-xl", name, *base),
+        _model("short-shaw", name, *base, "model.position=shaw", f"model.n_positions={2 * seg_len}"),
+        _model("short-alone", name, *base, *_alone(seg_len)),
     )
 
 
 PAPER_MODELS = {
-    **dict(
-        [
-            _model("words-xl", "wt103"),
-            _model("words-xl-large", "wt103-large"),
-            _model("words-adaptive-input", "adaptive-input-wt103"),
-            _model("words-qrnn", "qrnn-wt103"),
-            _model("words-lstm", "lstm-wt103"),
-            _model("bytes-xl-12", "enwik8"),
-            _model("bytes-xl-18", "enwik8-18l"),
-            _model("bytes-xl-24", "enwik8-24l"),
-            _model("bytes-vanilla-12", "vanilla-enwik8"),
-            _model("bytes-vanilla-64", "vanilla-enwik8-64l"),
-            _model("chars-xl-24", "text8-24l"),
-            _model("chars-vanilla-12", "vanilla-enwik8", "corpus.store=text8"),
-            _model("chars-vanilla-64", "vanilla-enwik8-64l", "corpus.store=text8"),
-            _model("sentences-xl", "lm1b"),
-            _model("sentences-xl-large", "lm1b-large"),
-            _model("ptb-xl", "ptb"),
-        ]
+    **_by_key(
+        _model("words-xl", "wt103"),
+        _model("words-xl-large", "wt103-large"),
+        _model("words-adaptive-input", "adaptive-input-wt103"),
+        _model("words-qrnn", "qrnn-wt103"),
+        _model("words-lstm", "lstm-wt103"),
+        _model("bytes-xl-12", "enwik8"),
+        _model("bytes-xl-18", "enwik8-18l"),
+        _model("bytes-xl-24", "enwik8-24l"),
+        _model("bytes-vanilla-12", "vanilla-enwik8"),
+        _model("bytes-vanilla-64", "vanilla-enwik8-64l"),
+        _model("chars-xl-24", "text8-24l"),
+        _model("chars-vanilla-12", "vanilla-enwik8", "corpus.store=text8"),
+        _model("chars-vanilla-64", "vanilla-enwik8-64l", "corpus.store=text8"),
+        _model("sentences-xl", "lm1b"),
+        _model("sentences-xl-large", "lm1b-large"),
+        _model("ptb-xl", "ptb"),
     ),
     **ablation_models("ablation", (), "wt103-ablation", 128, (176, 172)),
     **sentence_models((), "lm1b-ablation", 32),
@@ -209,27 +209,25 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
     on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
     # 46 x 22 words per step are as much text as 64 x 16: in so short a training, more text would decide the result.
     ablation = ablation_models("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22), "train.batch_size=46")
-    regularised = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
+    regularized = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
     return {
-        **dict(
-            [
-                _model("words-xl", "stdlib", *ON_WORDS),
-                _model("words-xl-large", "stdlib", *ON_WORDS, *WIDER),
-                _model("words-adaptive-input", "stdlib", *ON_WORDS, *NO_MEMORY, "model.position=sinusoid"),
-                _model("words-qrnn", "qrnn-ptb", *ON_WORDS, *TINY_STATE),
-                _model("words-lstm", "lstm-ptb", *ON_WORDS, *TINY_STATE),
-                _model("bytes-xl-12", "stdlib", *TINY_STEPS, "model.n_layers=3"),
-                _model("bytes-xl-18", "stdlib", *TINY_STEPS),
-                _model("bytes-xl-24", "stdlib", *TINY_STEPS, DEEPER),
-                _model("bytes-vanilla-12", "vanilla-stdlib", *TINY_STEPS, "model.n_layers=3"),
-                _model("bytes-vanilla-64", "vanilla-stdlib", *TINY_STEPS, DEEPER),
-                _model("chars-xl-24", "stdlib", *ON_CHARS),
-                _model("chars-vanilla-12", "vanilla-stdlib", *ON_CHARS, "model.n_layers=3"),
-                _model("chars-vanilla-64", "vanilla-stdlib", *ON_CHARS),
-                _model("sentences-xl-large", "stdlib", *ON_WORDS, *SHORT, *WIDER),
-            ]
+        **_by_key(
+            _model("words-xl", "stdlib", *ON_WORDS),
+            _model("words-xl-large", "stdlib", *ON_WORDS, *WIDER),
+            _model("words-adaptive-input", "stdlib", *ON_WORDS, *NO_MEMORY, "model.position=sinusoid"),
+            _model("words-qrnn", "qrnn-ptb", *ON_WORDS, *TINY_STATE),
+            _model("words-lstm", "lstm-ptb", *ON_WORDS, *TINY_STATE),
+            _model("bytes-xl-12", "stdlib", *TINY_STEPS, "model.n_layers=3"),
+            _model("bytes-xl-18", "stdlib", *TINY_STEPS),
+            _model("bytes-xl-24", "stdlib", *TINY_STEPS, DEEPER),
+            _model("bytes-vanilla-12", "vanilla-stdlib", *TINY_STEPS, "model.n_layers=3"),
+            _model("bytes-vanilla-64", "vanilla-stdlib", *TINY_STEPS, DEEPER),
+            _model("chars-xl-24", "stdlib", *ON_CHARS),
+            _model("chars-vanilla-12", "vanilla-stdlib", *ON_CHARS, "model.n_layers=3"),
+            _model("chars-vanilla-64", "vanilla-stdlib", *ON_CHARS),
+            _model("sentences-xl-large", "stdlib", *ON_WORDS, *SHORT, *WIDER),
         ),
-        "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularised)),
+        "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularized)),
         **ablation,
         # One text replaces both WikiText-103 and One Billion Word, so that one model can take several parts.
         "sentences-xl": ablation["ablation-xl-full"],

@@ -38,7 +38,6 @@ class Section:
     name: str
     """Name on the command line, such as "table6"."""
     title: str
-    scale: str
     notes: list[str]
     """Paragraphs on the substitutes for the paper's models and texts, and on the method."""
     grids: list[Grid] = field(default_factory=list)
@@ -52,6 +51,7 @@ class Section:
     commands: list[str] = field(default_factory=list)
     """Commands that reproduce the section by hand."""
     seconds: float = 0.0
+    scale: str = ""
     hardware: str = ""
     data: dict[str, Any] = field(default_factory=dict)
     """Numbers of the tables."""

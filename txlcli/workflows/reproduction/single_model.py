@@ -1,10 +1,8 @@
 """Results of a single model: Table 9 (speed), Figures 5 to 7 (attention), Appendix E (generated text)."""
 
 import itertools
-from typing import Any
 
 from txlcli.paper import metrics, published
-from txlcli.runs import loading
 from txlcli.workflows import attention
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
@@ -39,7 +37,6 @@ def table9(runner: Runner) -> Section:
     return Section(
         name="table9",
         title=f"Table 9: {published.TABLE_9.title}",
-        scale=runner.scale.name,
         notes=[
             f"Recipe {recipe} with random weights, since speed does not depend on them. Vanilla: the same weights "
             "without memory, recomputing one window per prediction; batched: with the fastest number of windows at "
@@ -55,15 +52,13 @@ def attention_figure(runner: Runner, number: int) -> Section:
     """Plot Figure 5, 6 or 7 of the standard model on the validation split."""
     run, folder = runner.run(PART), runner.folder
     runner.record_command("attention", str(run.folder), "--figure", str(number), "--out", str(folder), "--force")
-    opened = loading.open_run(str(run.folder), runner.runs_dir, device=runner.device, precision=None)
     options = attention.AttentionOptions(figures=(number,))
-    result = attention.measure(opened, options, data_dir=runner.data_dir, reporter=runner.reporter)
+    result = attention.measure(str(run.folder), options, runner.workspace)
     file = f"figure{number}.png"
     runner.plots.attention(result, number, folder / file)
     return Section(
         name=f"figure{number}",
         title=f"Figure {number}: {ATTENTION_TITLES[number]}",
-        scale=runner.scale.name,
         notes=[runner.scale.description],
         figures=[[file, f"Figure {number}, {run.name}, {run.settings.corpus.store} valid"]],
     )
@@ -73,24 +68,19 @@ def appendix_e(runner: Runner) -> Section:
     """Generate samples, each beside the actual continuation."""
     run = runner.run(PART)
     texts = []
-    for number, tokens in enumerate(runner.scale.sample_tokens):
-        result = runner.generate(run, tokens=tokens, seed=FIRST_SEED + number)
-        texts += _sample_texts(number + 1, tokens, result)
+    for number, tokens in enumerate(runner.scale.sample_tokens, 1):
+        result = runner.generate(run, tokens=tokens, seed=FIRST_SEED + number - 1)
+        texts += [
+            [f"Context {number}", result["context"]],
+            [f"Generated text {number}, {tokens:,} tokens", result["samples"][0]["text"]],
+            [f"Actual continuation {number}", result["reference"]],
+        ]
     return Section(
         name="appendix-e",
         title="Appendix E: generated text",
-        scale=runner.scale.name,
         notes=[
             runner.scale.description,
             "The first samples generated, without selection; contexts are random passages of the test split.",
         ],
         texts=texts,
     )
-
-
-def _sample_texts(number: int, tokens: int, result: dict[str, Any]) -> list[list[str]]:
-    return [
-        [f"Context {number}", result["context"]],
-        [f"Generated text {number}, {tokens:,} tokens", result["samples"][0]["text"]],
-        [f"Actual continuation {number}", result["reference"]],
-    ]

@@ -2,13 +2,17 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
 
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.training.data_parallel import join
+from txlcli.core.training.loop import Training
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.validation import ValidSplit
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
@@ -16,16 +20,8 @@ from txlcli.system import torchrun
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import training_log
-
-if TYPE_CHECKING:
-    import torch
-
-    from txlcli.core.model.base import LanguageModel
-    from txlcli.core.training.data_parallel import World
-    from txlcli.core.training.loop import Training
-    from txlcli.core.training.segments import TrainingSegments
-    from txlcli.core.training.validation import ValidSplit
-    from txlcli.data.token_store import TokenStore
+from txlcli.workflows.training.training_log import OnReport
+from txlcli.workflows.workspace import Workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,25 +61,12 @@ class TrainingResult:
     """Command that evaluates a finished run, or resumes an unfinished one."""
 
 
-def join_processes(store: "TokenStore", device: "torch.device") -> "World":
-    """Join the other processes of this training and tell them which text rank 0 reads."""
-    from txlcli.core.training.data_parallel import join
-
-    world = join(device)
-    world.broadcast(store.info("train").sha256)
-    return world
-
-
 def build_training(
-    model: "LanguageModel",
-    run: Run,
-    store: "TokenStore",
-    splits: "tuple[TrainingSegments, ValidSplit | None]",
-    world: "World",
-) -> "Training":
-    """Build the training of a run on rank 0."""
-    from txlcli.core.training.loop import Training
-
+    model: LanguageModel, run: Run, store: TokenStore, splits: tuple[TrainingSegments, ValidSplit | None]
+) -> Training:
+    """Build the training of a run on rank 0, and tell the other processes which text it reads."""
+    world = join(model.device)
+    world.broadcast(store.info("train").sha256)
     identity = {
         "recipe": run.recipe_name,
         "vocab_fingerprint": run.vocab_fingerprint,
@@ -94,20 +77,16 @@ def build_training(
 
 
 def execute(
-    run: Run,
-    training: "Training",
-    data_dir: Path,
-    limits: Limits,
-    *,
-    reporter: Reporter,
-    on_report: Callable[[dict[str, Any]], None] | None,
+    run: Run, training: Training, workspace: Workspace, limits: Limits, on_report: OnReport | None
 ) -> TrainingResult:
     """Take the steps of a training, and save its state at the end.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM stopped it. If it came with the last step, only where the caller continues.
     """
-    next_command = _next_command(training, data_dir)
+    reporter, data_dir = workspace.reporter, workspace.data_dir
+    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
+    next_command = command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
     resume_hint = limits.resume_hint or f'resume with "{next_command}"'
     with _collect_signals(reporter) as caught, _explain_second_interrupt(training, caught, resume_hint):
         _take_steps(run, training, limits, caught, reporter, on_report)
@@ -126,23 +105,18 @@ def execute(
     return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command)
 
 
-def replaced_without_progress(run: Run, training: "Training") -> bool:
+def replaced_without_progress(run: Run, training: Training) -> bool:
     """Return True if the run is to replace another one and has not taken a step."""
     return training.step == 0 and run_folder.replaces(run)
 
 
-def _next_command(training: "Training", data_dir: Path) -> str:
-    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
-    return command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
-
-
 def _take_steps(
     run: Run,
-    training: "Training",
+    training: Training,
     limits: Limits,
     caught: list[int],
     reporter: Reporter,
-    on_report: Callable[[dict[str, Any]], None] | None,
+    on_report: OnReport | None,
 ) -> None:
     deadline = time.monotonic() + 60 * limits.max_minutes if limits.max_minutes is not None else None
 
@@ -166,7 +140,7 @@ def _take_steps(
 
 
 @contextmanager
-def _explain_second_interrupt(training: "Training", caught: list[int], resume_hint: str) -> Iterator[None]:
+def _explain_second_interrupt(training: Training, caught: list[int], resume_hint: str) -> Iterator[None]:
     """Turn the KeyboardInterrupt of a second signal into a message: the save that the first one began is lost."""
     try:
         yield

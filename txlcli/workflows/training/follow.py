@@ -8,21 +8,19 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from txlcli.config.settings import Settings
+from txlcli.core.training import checkpoint, data_parallel
+from txlcli.core.training.data_parallel import World
+from txlcli.core.training.loop import Training, new_model
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, TrainingError
 from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
 from txlcli.system import processors, torchrun
 from txlcli.workflows.reporter import SilentReporter
 from txlcli.workflows.training import plan, text
 from txlcli.workflows.training.resume import change_settings
 from txlcli.workflows.training.start import load_settings
-
-if TYPE_CHECKING:
-    from txlcli.core.training.data_parallel import World
-    from txlcli.data.token_store import TokenStore
+from txlcli.workflows.workspace import Workspace
 
 SECONDS_TO_SAVE = "600"
 """Time after Ctrl-C or SIGTERM until a process that has not ended is killed."""
@@ -70,47 +68,34 @@ def start_processes(processes: int, arguments: Sequence[str]) -> int:
     return 0
 
 
-def follow_new(recipe_source: str, changes: list[str], *, device: str, data_dir: Path) -> None:
-    """Take part in the training of a new run; see `_follow`."""
-    _follow(load_settings(recipe_source, changes), resumed_from=None, device=device, data_dir=data_dir)
-
-
-def follow_resumed(run_name: str, changes: list[str], *, device: str, data_dir: Path, runs_dir: Path) -> None:
-    """Take part in the training of a resumed run; see `_follow`."""
-    run = change_settings(run_folder.find(run_name, runs_dir), changes)
-    _follow(run.settings, resumed_from=run, device=device, data_dir=data_dir)
-
-
-def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_dir: Path) -> None:
+def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bool) -> None:
     """Take part in a training as a process of another rank than 0, until rank 0 ends it.
 
     Args:
-        settings: of the training.
-        resumed_from: run whose last checkpoint the training begins with; None for a new one.
-        device: of this process.
-        data_dir: folder of the token stores.
+        source: recipe of the training, or the run if it is `resumed` from its last checkpoint.
+        changes: overrides of settings, as --set takes them.
+        workspace: folders, and device of this process.
+        resumed: True if a run is resumed.
 
     Raises:
         StoreError: the store on this machine holds another text.
         TrainingError: rank 0 died.
     """
-    from txlcli.core.training import checkpoint, data_parallel
-    from txlcli.core.training.loop import Training, new_model
-    from txlcli.runs.loading import open_store
-
-    torch_device = plan.checked_device(settings, device, processes=torchrun.world_size())
+    run = change_settings(run_folder.find(source, workspace.runs_dir), changes) if resumed else None
+    settings = load_settings(source, changes) if run is None else run.settings
+    device = plan.checked_device(settings, workspace.device, processes=torchrun.world_size())
     with torchrun.handle_signals(signal.SIG_DFL):
-        world = data_parallel.join(torch_device)  # rank 0 joins once the store is there
-        store = open_store(settings.corpus.store, data_dir)
+        world = data_parallel.join(device)  # rank 0 joins once the store is there
+        store = workspace.open_store(settings.corpus.store)
         check_text_of_rank_0(store, world)
         segments, _ = text.read_splits(settings, store, SilentReporter())
         saved = None
-        if resumed_from is None:
-            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=torch_device)
+        if run is None:
+            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=device)
         else:
-            path = resumed_from.folder / run_folder.LAST
+            path = run.folder / run_folder.LAST
             saved = checkpoint.load(path)
-            model = checkpoint.build_model(settings.model, resumed_from.vocab_size, saved, path).to(torch_device)
+            model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
         training = Training(model, settings.train, segments, None, Path(), {}, world)
         if saved is not None:
             training.restore(saved)
@@ -118,7 +103,7 @@ def _follow(settings: Settings, *, resumed_from: Run | None, device: str, data_d
             training.execute_commands()
 
 
-def check_text_of_rank_0(store: "TokenStore", world: "World") -> None:
+def check_text_of_rank_0(store: TokenStore, world: World) -> None:
     """Refuse another text than rank 0 reads, perhaps on another machine."""
     digest = store.info("train").sha256
     if world.broadcast(digest) != digest:

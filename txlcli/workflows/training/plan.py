@@ -1,40 +1,32 @@
 """States what a training will do: its sizes, its text, its device."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from txlcli.config.settings import Settings
+from txlcli.core.kernels.compilation import check_attention
+from txlcli.core.kernels.device import check_precision, describe, pick_device
+from txlcli.core.model import registry
+from txlcli.core.training.segments import lane_length, segments_per_epoch
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, UsageError
-
-if TYPE_CHECKING:
-    import torch
-
-    from txlcli.data.token_store import TokenStore
+from txlcli.runs.run_folder import Run
 
 
 def plan(
-    recipe_name: str,
-    settings: Settings,
-    folder: Path,
-    *,
-    vocab_size: int,
-    parameters: int,
-    until_step: int | None,
-    store: "TokenStore | None",
-    device: "torch.device",
-    processes: int,
+    run: Run, *, until_step: int | None, store: TokenStore | None, device: torch.device, processes: int
 ) -> dict[str, Any]:
     """Return the sizes of a training; `steps` counts up to `until_step` if that is earlier than the recipe's end."""
-    from txlcli.core.training.segments import lane_length, segments_per_epoch
-
+    settings = run.settings
     train = settings.train
     tokens = store.info("train").tokens if store else None
     steps = min(until_step or train.max_steps, train.max_steps)
     per_epoch = segments_per_epoch(lane_length(tokens, train.batch_size), train.seg_len) if tokens else None
     return {
-        "recipe": recipe_name,
-        "parameters": parameters,
-        "vocab_size": vocab_size,
+        "recipe": run.recipe_name,
+        "parameters": run.parameters,
+        "vocab_size": run.vocab_size,
         "store": str(store.path) if store else None,
         "train_tokens": tokens,
         "lanes": train.batch_size,
@@ -46,14 +38,12 @@ def plan(
         "precision": train.precision,
         "processes": processes,
         "device": devices(device, processes),
-        "folder": str(folder),
+        "folder": str(run.folder),
     }
 
 
 def devices(device: "torch.device", processes: int) -> str:
     """Describe the devices of a training in a few words."""
-    from txlcli.core.kernels.device import describe
-
     return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 
 
@@ -80,8 +70,6 @@ def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
     Raises:
         RecipeError: the cutoffs do not fit the vocabulary.
     """
-    from txlcli.core.model import registry
-
     try:
         return registry.count_parameters(settings.model, vocab_size)
     except RecipeError as error:
@@ -90,8 +78,6 @@ def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
 
 def checked_device(settings: Settings, device: str, *, processes: int) -> "torch.device":
     """Return the device by its name, after checking that it supports the settings."""
-    from txlcli.core.kernels.device import pick_device
-
     torch_device = pick_device(device)
     check_device(settings, torch_device, processes=processes)
     return torch_device
@@ -103,9 +89,6 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
     Raises:
         UsageError: it does not, or several processes would capture CUDA graphs.
     """
-    from txlcli.core.kernels.compilation import check_attention
-    from txlcli.core.kernels.device import check_precision
-
     check_precision(settings.train.precision, device)
     check_attention(settings.train.attention, device)
     if settings.train.cuda_graph and device.type != "cuda":

@@ -1,21 +1,20 @@
 """Resumes the training of a run from its last checkpoint."""
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from txlcli.config import recipe
+from txlcli.core.training import checkpoint
+from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, RunError, UsageError
 from txlcli.runs import run_folder
+from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, plan, text, training_log
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
-
-if TYPE_CHECKING:
-    from txlcli.core.training.loop import Training
+from txlcli.workflows.training.training_log import OnReport
+from txlcli.workflows.workspace import Workspace
 
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
 VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
@@ -24,34 +23,28 @@ VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other val
 def resume(
     run_name: str,
     changes: list[str],
+    workspace: Workspace,
     *,
-    device: str,
-    data_dir: Path,
-    runs_dir: Path,
     limits: Limits = NO_LIMITS,
-    reporter: Reporter,
-    on_report: Callable[[dict[str, Any]], None] | None = None,
+    on_report: OnReport | None = None,
 ) -> TrainingResult:
     """Train a run that was stopped from exactly where it stopped, until its end or a limit.
 
     Args:
         run_name: name or folder of the run.
         changes: overrides of settings, as --set takes them.
-        device: auto, cpu or cuda.
-        data_dir: folder of the token stores.
-        runs_dir: folder of the runs.
+        workspace: folders, device, reporter.
         limits: when to stop before the end.
-        reporter: receives messages and progress.
         on_report: receives every line of metrics.jsonl.
 
     Raises:
         Interrupted: see `execution.execute`.
     """
-    run = run_folder.find(run_name, runs_dir)
+    run = run_folder.find(run_name, workspace.runs_dir)
     with run_folder.locked(run.folder):
-        run, training = _restore(run, changes, data_dir, device, limits, reporter)
+        run, training = _restore(run, changes, limits, workspace)
         run_folder.delete_replaced(run)  # a replacement that was killed is resumed, so its run is the one to keep
-        return execution.execute(run, training, data_dir, limits, reporter=reporter, on_report=on_report)
+        return execution.execute(run, training, workspace, limits, on_report)
 
 
 def change_settings(run: Run, changes: list[str]) -> Run:
@@ -68,27 +61,22 @@ def change_settings(run: Run, changes: list[str]) -> Run:
     return dataclasses.replace(run, settings=recipe.resolve(table, where=recipe.with_changes(str(run.folder), changes)))
 
 
-def _restore(
-    before: Run, changes: list[str], data_dir: Path, device: str, limits: Limits, reporter: Reporter
-) -> tuple[Run, "Training"]:
+def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspace) -> tuple[Run, Training]:
     """Restore the training from the last checkpoint; the run is written only after all checks."""
-    from txlcli.core.training import checkpoint
-    from txlcli.runs.loading import check_checkpoint, check_vocabulary, open_store
-
-    run = change_settings(before, changes)
+    run, reporter = change_settings(before, changes), workspace.reporter
     settings = run.settings
     training_log.check_tensorboard(settings.log)
     limits.check(settings.train.max_steps)
-    torch_device = plan.checked_device(settings, device, processes=torchrun.world_size())
-    store = open_store(settings.corpus.store, data_dir)
+    device = plan.checked_device(settings, workspace.device, processes=torchrun.world_size())
+    store = workspace.open_store(settings.corpus.store)
     check_vocabulary(run, store)
     path = run.folder / run_folder.LAST
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
     text.check_same_text(run, saved, store)
-    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(torch_device)
+    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
     splits = text.read_splits(settings, store, reporter)
-    training = execution.build_training(model, run, store, splits, execution.join_processes(store, torch_device))
+    training = execution.build_training(model, run, store, splits)
     training.restore(saved)
     _check_unfinished(run, training, limits.max_steps)
     _check_valid_batch_size(run, before, validated=training.validated)
@@ -97,12 +85,12 @@ def _restore(
     run_folder.update(run)
     reporter.say(
         f"resuming {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
-        f"{plan.devices(torch_device, torchrun.world_size())}"
+        f"{plan.devices(device, torchrun.world_size())}"
     )
     return run, training
 
 
-def _check_unfinished(run: Run, training: "Training", until_step: int | None) -> None:
+def _check_unfinished(run: Run, training: Training, until_step: int | None) -> None:
     """Refuse to resume if nothing is left to do; a validation that was interrupted is left to do."""
     last, due = run.settings.train.max_steps, training.validation_is_due()
     if training.step > last:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import PLAIN_NAME, Settings
+from txlcli.core.training.loop import Training, new_model
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
@@ -18,10 +19,8 @@ from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, plan, text, training_log
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
-
-if TYPE_CHECKING:
-    from txlcli.core.training.loop import Training
-    from txlcli.data.token_store import TokenStore
+from txlcli.workflows.training.training_log import OnReport
+from txlcli.workflows.workspace import Workspace
 
 MOST_TAKEN = 100  # folders to try; on a file system without locks every folder may seem to be taken
 
@@ -29,43 +28,37 @@ MOST_TAKEN = 100  # folders to try; on a file system without locks every folder 
 def train(
     recipe_source: str,
     changes: list[str],
+    workspace: Workspace,
     *,
     name: str | None = None,
-    device: str,
-    data_dir: Path,
-    runs_dir: Path,
     force: bool = False,
     limits: Limits = NO_LIMITS,
-    reporter: Reporter,
-    on_report: Callable[[dict[str, Any]], None] | None = None,
+    on_report: OnReport | None = None,
 ) -> TrainingResult:
     """Train a recipe with changes into a new run, until its end or a limit.
 
     Args:
         recipe_source: name or path of a recipe.
         changes: overrides of settings, as --set takes them.
+        workspace: folders, device, reporter.
         name: of the run; None for the name of the recipe.
-        device: auto, cpu or cuda.
-        data_dir: folder of the token stores.
-        runs_dir: folder of the runs.
         force: replace an earlier run of that name.
         limits: when to stop before the end.
-        reporter: receives messages and progress.
         on_report: receives every line of metrics.jsonl.
 
     Raises:
         Interrupted: see `execution.execute`.
     """
     settings = load_settings(recipe_source, changes, limits)
-    folder = new_folder(recipe_source, name, runs_dir, force=force)
-    store = text.open_or_prepare_store(settings, data_dir, reporter)
-    run = _new_run(recipe_source, settings, folder, store)
-    training = _new_training(run, store, device, limits, reporter)
-    with claim_run_folder(run, is_required=name is not None or force, reporter=reporter) as run:
+    folder = new_folder(recipe_source, name, workspace.runs_dir, force=force)
+    store = text.open_or_prepare_store(settings, workspace)
+    run = new_run(recipe_source, settings, folder, store)
+    training = _new_training(run, store, limits, workspace)
+    with claim_run_folder(run, is_required=name is not None or force, reporter=workspace.reporter) as run:
         training.folder = run.folder
         run_folder.create(run, store.vocab.to_json(), force=force)
         with _discard_run_without_checkpoint(run, training):
-            return execution.execute(run, training, data_dir, limits, reporter=reporter, on_report=on_report)
+            return execution.execute(run, training, workspace, limits, on_report)
 
 
 def load_settings(recipe_source: str, changes: list[str], limits: Limits = NO_LIMITS) -> Settings:
@@ -90,8 +83,8 @@ def new_folder(recipe_source: str, name: str | None, runs_dir: Path, *, force: b
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
     recipe_name = recipe.read_text(recipe_source)[0]
-    replaced = recipe_name if force else None
-    folder = run_folder.new_folder(runs_dir, name=name or replaced, recipe_name=recipe_name)
+    is_free = name is None and not force
+    folder = next(run_folder.free_folders(runs_dir, recipe_name)) if is_free else runs_dir / (name or recipe_name)
     run_folder.check_free(folder, force=force)
     return folder
 
@@ -125,7 +118,7 @@ def claim_run_folder(run: Run, *, is_required: bool, reporter: Reporter, most_ta
 
 
 @contextmanager
-def _discard_run_without_checkpoint(run: Run, training: "Training") -> Iterator[None]:
+def _discard_run_without_checkpoint(run: Run, training: Training) -> Iterator[None]:
     """Restore the runs folder if a new run ends before its first checkpoint.
 
     A run that replaces another one must also have taken a step.
@@ -139,43 +132,35 @@ def _discard_run_without_checkpoint(run: Run, training: "Training") -> Iterator[
             run_folder.restore_replaced(run)
 
 
-def _new_run(recipe_source: str, settings: Settings, folder: Path, store: "TokenStore") -> Run:
-    """Describe the run of a recipe; nothing is written."""
+def new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenStore | None) -> Run:
+    """Describe the run of a recipe; nothing is written.
+
+    Without a store it has the vocabulary size of [published], and no vocabulary.
+    """
+    vocab_size = store.vocab.size if store else settings.published.vocab_size
+    assert vocab_size is not None
     return Run(
         folder=folder,
         recipe_name=recipe.read_text(recipe_source)[0],
         settings=settings,
-        vocab_fingerprint=store.fingerprint,
-        vocab_size=store.vocab.size,
-        parameters=plan.count_parameters(settings, store.vocab.size, f"the store {store.path}"),
-        metric=store.metric,
+        vocab_fingerprint=store.fingerprint if store else "",
+        vocab_size=vocab_size,
+        parameters=plan.count_parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]"),
+        metric=store.metric if store else "",
     )
 
 
-def _new_training(run: Run, store: "TokenStore", device: str, limits: Limits, reporter: Reporter) -> "Training":
+def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Workspace) -> Training:
     """Build the training of a new run; whatever can fail does so before the run's folder is created."""
-    from txlcli.core.training.loop import new_model
-
-    train = run.settings.train
+    train, reporter, processes = run.settings.train, workspace.reporter, torchrun.world_size()
     splits = text.read_splits(run.settings, store, reporter)
-    torch_device = plan.checked_device(run.settings, device, processes=torchrun.world_size())
-    planned = plan.plan(
-        run.recipe_name,
-        run.settings,
-        run.folder,
-        vocab_size=run.vocab_size,
-        parameters=run.parameters,
-        until_step=limits.max_steps,
-        store=store,
-        device=torch_device,
-        processes=torchrun.world_size(),
-    )
+    device = plan.checked_device(run.settings, workspace.device, processes=processes)
+    planned = plan.plan(run, until_step=limits.max_steps, store=store, device=device, processes=processes)
     reporter.say(f"training {plan.in_words(planned)}")
     if splits[0].lane_len <= train.seg_len:
         reporter.say(
             f"each of the {train.batch_size} parallel parts of the text has {splits[0].lane_len:,} tokens, no more "
             "than a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
         )
-    world = execution.join_processes(store, torch_device)
-    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=torch_device)
-    return execution.build_training(model, run, store, splits, world)
+    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)
+    return execution.build_training(model, run, store, splits)

@@ -1,47 +1,38 @@
 """Opens the text of a training: its store, the segments of the train split, the valid split."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
+import corpora
 from txlcli.config.settings import Settings
+from txlcli.core.reading.scoring import scored_stream
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.validation import ValidSplit
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, StoreError, TrainingError
 from txlcli.runs.run_folder import Run
+from txlcli.workflows.preparation.preparing import prepare
 from txlcli.workflows.reporter import Reporter
-
-if TYPE_CHECKING:
-    from txlcli.core.training.checkpoint import Checkpoint
-    from txlcli.core.training.segments import TrainingSegments
-    from txlcli.core.training.validation import ValidSplit
-    from txlcli.data.token_store import TokenStore
+from txlcli.workflows.workspace import Workspace
 
 
-def open_or_prepare_store(settings: Settings, data_dir: Path, reporter: Reporter) -> "TokenStore":
+def open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenStore:
     """Open the store of a recipe; a corpus that every machine has is prepared if its store is missing."""
-    import corpora
-    from txlcli.runs.loading import open_store
-    from txlcli.workflows.preparation.preparing import prepare
-
     name = settings.corpus.store
-    corpus = corpora.CORPORA.get(name)
-    if corpus is not None and corpus.home is not None and not (data_dir / f"{name}.h5").exists():
-        reporter.say(f"no token store at {data_dir / name}.h5 yet; preparing it")
-        return prepare(name, data_dir, reporter=reporter)
-    return open_store(name, data_dir)
+    corpus, path = corpora.CORPORA.get(name), workspace.store_path(name)
+    if corpus is not None and corpus.home is not None and not path.exists():
+        workspace.reporter.say(f"no token store at {path} yet; preparing it")
+        return prepare(name, workspace.data_dir, reporter=workspace.reporter)
+    return TokenStore.open(path)
 
 
 def read_splits(
-    settings: Settings, store: "TokenStore", reporter: Reporter
-) -> "tuple[TrainingSegments, ValidSplit | None]":
+    settings: Settings, store: TokenStore, reporter: Reporter
+) -> tuple[TrainingSegments, ValidSplit | None]:
     """Read the segments of the train split, and the valid split; None for a store without one.
 
     Raises:
         RecipeError: a setting needs what the store does not have.
         TrainingError: a split is too short.
     """
-    from txlcli.core.reading.scoring import scored_stream
-    from txlcli.core.training.segments import TrainingSegments
-    from txlcli.core.training.validation import ValidSplit
-
     starts = None
     if settings.corpus.shuffle_sentences:
         starts = store.sentence_starts("train")
@@ -71,7 +62,7 @@ def read_splits(
     return segments, ValidSplit(inputs, targets)
 
 
-def check_same_text(run: Run, saved: "Checkpoint", store: "TokenStore") -> None:
+def check_same_text(run: Run, saved: Checkpoint, store: TokenStore) -> None:
     """Refuse another text than the one that the checkpoint's position, losses and memory belong to."""
     train, valid = store.digest("train"), store.digest("valid")
     if saved.state.get("train_sha256", train) != train:

@@ -4,24 +4,21 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txlcli.config.settings import LogSettings
+from txlcli.core.training.reports import Report
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.reporter import Reporter, Step
 
-if TYPE_CHECKING:
-    from txlcli.core.training.reports import Report
-
 Line = dict[str, Any]
+OnReport = Callable[[Line], None]
 
 
 @contextmanager
-def opened(
-    run: Run, *, after: int, reporter: Reporter, on_report: Callable[[Line], None] | None = None
-) -> Iterator["TrainingLog"]:
+def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | None = None) -> Iterator["TrainingLog"]:
     """Open the log of a training while the block runs.
 
     Args:
@@ -46,13 +43,11 @@ class TrainingLog:
         after: step that the training begins at.
     """
 
-    def __init__(
-        self, run: Run, reporter: Reporter, progress: Step, receivers: list[Callable[[Line], None]], *, after: int
-    ) -> None:
+    def __init__(self, run: Run, reporter: Reporter, progress: Step, receivers: list[OnReport], *, after: int) -> None:
         self._run, self._reporter, self._progress, self._receivers = run, reporter, progress, receivers
         self._step, self._detail, self._valid = after, "", ""
 
-    def record(self, report: "Report") -> None:
+    def record(self, report: Report) -> None:
         """Write a report to metrics.jsonl, pass it on, and show it."""
         line = as_line(report, self._run.metric)
         self._run.append_metrics(line)
@@ -65,7 +60,7 @@ class TrainingLog:
         """Show how many tokens a validation has scored so far."""
         self._progress.reach(self._step, f"validating, {tokens:,} tokens")
 
-    def _show(self, report: "Report", line: Line) -> None:
+    def _show(self, report: Report, line: Line) -> None:
         metric = self._run.metric
         value = metrics.format_measure(metrics.in_metric(report.loss_nats, metric))
         if report.kind == "train":
@@ -80,7 +75,7 @@ class TrainingLog:
         self._reporter.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{averaged}{best}")
 
 
-def as_line(report: "Report", metric: str) -> Line:
+def as_line(report: Report, metric: str) -> Line:
     """Return a report as one flat JSON object with units in its keys, and the corpus's metric beside the nats."""
     line: Line = {"kind": report.kind, **dataclasses.asdict(report)}
     line[metric] = metrics.in_metric(report.loss_nats, metric)
@@ -95,7 +90,7 @@ def check_tensorboard(log: LogSettings) -> None:
 
 
 @contextmanager
-def _tensorboard(run: Run, after: int) -> Iterator[Callable[[Line], None]]:
+def _tensorboard(run: Run, after: int) -> Iterator[OnReport]:
     """Return a function that writes a line of metrics as scalars; it does nothing unless log.tensorboard is set."""
     if not run.settings.log.tensorboard:
         yield lambda line: None

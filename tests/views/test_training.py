@@ -2,7 +2,7 @@
 
 import pytest
 
-from txlcli.views.forecast import duration
+from txlcli.views.training import duration
 
 
 @pytest.mark.parametrize(

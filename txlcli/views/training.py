@@ -1,14 +1,16 @@
-"""Shows the forecast of a training."""
+"""Shows the forecast and the result of a training."""
 
 from typing import Any
 
 from txlcli import console
+from txlcli.paper import metrics
 from txlcli.workflows.training import plan as plans
+from txlcli.workflows.training.execution import TrainingResult
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
-def show(forecast: dict[str, Any]) -> None:
+def show_forecast(forecast: dict[str, Any]) -> None:
     """Print the plan of a training as one line and its cost as a table."""
     console.show_text(f"would train {plans.in_words(forecast)}")
     rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast["parameters_by_part"].items() if count]
@@ -46,3 +48,17 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.1f} seconds"
+
+
+def show_result(result: TrainingResult) -> None:
+    """Print steps, best validation and next command of a training as a table."""
+    run = result.run
+    best = metrics.format_measure(metrics.in_metric(result.best_nats, run.metric))
+    rows = [
+        ["run", str(run.folder)],
+        ["steps", f"{result.step:,} of {run.settings.train.max_steps:,}"],
+        ["epochs", f"{result.epoch:.2f}"],
+        [f"best valid {run.metric}", best if result.best_nats < float("inf") else "-"],
+        ["next", result.next_command],
+    ]
+    console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)

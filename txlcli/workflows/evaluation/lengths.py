@@ -1,0 +1,76 @@
+"""Scores a text at each of several lengths: with memory, or without memory by sliding windows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.core.measures.timing import time_evaluation, time_vanilla
+from txlcli.core.reading.scoring import attention_span, score
+from txlcli.core.reading.windows import score_windows
+from txlcli.workflows.evaluation.record import NO_SLOWDOWN, SLOWDOWN_WINDOWS, Row, make_row
+from txlcli.workflows.evaluation.texts import Scoring
+
+RowAndLosses = tuple[Row, NDArray[np.float32]]
+"""Row of the result, and the loss of each token, (T,)."""
+
+
+def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Iterator[RowAndLosses]:
+    """Yield the result for each memory length, with the slowdown if `timed`."""
+    for length in lengths:
+        with_length = scoring.with_settings(mem_len=length)
+        title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {length}"
+        scores = scoring.score_by(score, with_length.settings, title=title)
+        row = make_row(with_length, scores)
+        yield {**row, **(_slowdown(with_length) if timed else NO_SLOWDOWN)}, scores.losses_nats
+
+
+def _slowdown(scoring: Scoring) -> dict[str, Any]:
+    """Time one lane with memory against the vanilla model, which recomputes a window of as many keys per prediction.
+
+    No slowdown if the text is shorter than the memory, or if the model has fewer learned positions.
+    """
+    opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
+    one_lane = scoring.with_settings(batch_size=1, seg_len=min(settings.seg_len, tokens)).settings
+    _, attn_len = attention_span(one_lane)
+    longest = opened.run.settings.model.longest_window
+    if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
+        return NO_SLOWDOWN
+    xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    vanilla = time_vanilla(
+        opened.model,
+        attn_len,
+        windows=1,
+        max_distance=settings.max_distance,
+        precision=opened.precision,
+        repeat=SLOWDOWN_WINDOWS,
+    )
+    return {
+        "one_lane_ms_per_token": xl.median,
+        "vanilla_ms_per_token": vanilla.median,
+        "slowdown": vanilla.median / xl.median,
+    }
+
+
+def over_windows(
+    scoring: Scoring, lengths: Sequence[int], *, stride: int, batch_size: int | None
+) -> Iterator[RowAndLosses]:
+    """Yield the result for each window length.
+
+    `batch_size` windows are computed at once; None lets the device decide.
+    """
+    for length in lengths:
+        scores = scoring.score_by(
+            score_windows,
+            title=f"N = {length}",
+            attn_len=length,
+            stride=stride,
+            windows=batch_size,
+            max_distance=scoring.settings.max_distance,
+        )
+        tokens = len(scoring.text.targets)  # a window longer than the text predicts all of it at once
+        fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
+        row = make_row(scoring.with_settings(mem_len=0, seg_len=length), scores)
+        spans = {"attn_len_min": fewest, "attn_len_max": most, "attn_len": length, "stride": stride}
+        yield {**row, **NO_SLOWDOWN, **spans}, scores.losses_nats

@@ -1,0 +1,41 @@
+"""The folders, the device and the reporter that workflows share."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from txlcli.data.token_store import TokenStore
+from txlcli.runs import loading
+from txlcli.runs.loading import OpenRun
+from txlcli.workflows.reporter import Reporter, SilentReporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """Where a workflow finds stores and runs, and where it computes."""
+
+    data_dir: Path
+    """Folder of the token stores."""
+    runs_dir: Path
+    """Folder of the runs."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    precision: str | None = None
+    """Precision of matrix products with a run; None is that of its training."""
+    reporter: Reporter = field(default_factory=SilentReporter)
+    """Receives messages and progress."""
+
+    def store_path(self, name: str) -> Path:
+        """Return the file of a store, which need not exist."""
+        return self.data_dir / f"{name}.h5"
+
+    def open_store(self, name: str) -> TokenStore:
+        """Open the store of that name.
+
+        Raises:
+            StoreError: it is missing (the message has the command that prepares it), damaged, or not a store of txl.
+        """
+        return TokenStore.open(self.store_path(name))
+
+    def open_run(self, run_name: str | None) -> OpenRun:
+        """Open a run with its weights, by default the most recent one; see `loading.open_run`."""
+        return loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)
