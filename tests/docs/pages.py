@@ -9,8 +9,9 @@ BLOCK = re.compile(r"^```(?:\{code-block\} *)?(\w+)\n((?::\w+:[^\n]*\n)*)(.*?)^`
 
 
 def pages():
-    """Return the pages, by name."""
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    """Return the pages, by their path in the manual."""
+    paths = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
+    return {name: path.read_text(encoding="utf-8") for name, path in paths.items() if not name.startswith("_build/")}
 
 
 def blocks(text):
