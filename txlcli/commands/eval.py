@@ -125,7 +125,7 @@ def evaluate(
 
 def _read_text(file: str) -> UserText:
     try:
-        return UserText(file, read_stdin() if file == "-" else Path(file).read_bytes())
+        return UserText(file, read_stdin() if file == "-" else Path(file).read_bytes(), label=f"--text {file}")
     except OSError as error:
         raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
 

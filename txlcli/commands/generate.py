@@ -5,8 +5,9 @@ from typing import Annotated
 from typer import Option
 
 from txlcli import console
-from txlcli.errors import VocabularyError
+from txlcli.errors import UsageError, VocabularyError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
+from txlcli.runs import run_folder
 
 
 def generate(
@@ -25,6 +26,9 @@ def generate(
     top_p: Annotated[float | None, Option(help="Sample from the likeliest tokens that reach this probability.")] = None,
     temperature: Annotated[float | None, Option(help="Below 1 prefers likely tokens [default: 1].")] = None,
     greedy: Annotated[bool, Option("--greedy", help="Always select the likeliest token.")] = False,
+    interactive: Annotated[
+        bool, Option("--interactive", help="Ask for prompts; the model remembers all of them. /reset forgets them.")
+    ] = False,
     reference: Annotated[
         bool, Option("--reference", help="Also print the context and its actual continuation in the test split.")
     ] = False,
@@ -41,8 +45,13 @@ def generate(
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
+    if interactive and (json or prompt is not None or at is not None or context or reference or samples > 1):
+        raise UsageError(
+            "--interactive asks for prompts: leave out --prompt, --at, --context, --reference, --samples, --json"
+        )
+    run_folder.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.views import generated_text
-    from txlcli.workflows.generation import GenerationOptions, prepare_generation
+    from txlcli.workflows.generation import Conversation, GenerationOptions, prepare_generation
     from txlcli.workflows.workspace import Workspace
 
     options = GenerationOptions(
@@ -60,6 +69,11 @@ def generate(
     )
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    if interactive:
+        opened = workspace.open_run(run_name)
+        reporter.say(f"generating with {opened.run.folder}; /reset forgets the text so far, Ctrl-D ends")
+        generated_text.converse(Conversation(opened, options, reporter))
+        return
     generation = prepare_generation(run_name, options, workspace)
     if json:
         console.show_json(generation.result())

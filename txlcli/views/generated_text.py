@@ -1,7 +1,12 @@
 """Shows generated texts while they are sampled."""
 
+import sys
+
 from txlcli import console
-from txlcli.workflows.generation import Generation
+from txlcli.errors import TxlError
+from txlcli.workflows.generation import Conversation, Generation
+
+PROMPT = "> "
 
 
 def show(generation: Generation) -> None:
@@ -22,6 +27,28 @@ def show(generation: Generation) -> None:
     if options.reference:
         _show_heading("reference")
         console.show_text("".join(generation.spell(context.continuation)))
+
+
+def converse(conversation: Conversation) -> None:
+    """Answer prompts from stdin until it ends; Ctrl-C stops a text, and at a prompt the program."""
+    while True:
+        try:
+            prompt = input(PROMPT if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if prompt.strip() == "/reset":
+            conversation.reset()
+            continue
+        if not prompt:
+            continue
+        try:
+            for text in conversation.reply(prompt):
+                console.show_text(text, end="")
+        except KeyboardInterrupt:
+            console.say(" (stopped)")
+        except TxlError as error:
+            console.complain(str(error))
+        console.show_text("")
 
 
 def _show_heading(text: str) -> None:

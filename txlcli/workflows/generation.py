@@ -132,6 +132,48 @@ class Generation:
         return result
 
 
+class Conversation:
+    """Prompts and their continuations in turn; the model remembers all of them, as far as its memory reaches.
+
+    Args:
+        opened: the run.
+        options: sampling and length; its seed starts the random numbers.
+        reporter: receives messages.
+    """
+
+    def __init__(self, opened: OpenRun, options: GenerationOptions, reporter: Reporter) -> None:
+        self.opened, self._options, self._reporter = opened, options, reporter
+        settings = opened.run.settings.evaluation_settings()
+        self._reader = sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
+        self._generator = torch.Generator(device=self._reader.device).manual_seed(options.seed)
+        self._unread: list[int] = []
+        self._started = False
+
+    def reset(self) -> None:
+        """Forget all prompts and continuations."""
+        self._reader.reset()
+        self._unread, self._started = [], False
+
+    def reply(self, prompt: str) -> Iterator[str]:
+        """Yield the continuation of a prompt while it is sampled; it may be abandoned at any time.
+
+        Raises:
+            UsageError, VocabularyError: see `encode_prompt`; nothing is read then.
+        """
+        context = encode_prompt(self.opened, prompt, self._reporter).tokens
+        if self._started and self.opened.vocab.boundary is not None:
+            context = context[1:] or context  # the boundary only begins a text
+        return self.opened.vocab.spell(self._sample(context), after=context[-1])
+
+    def _sample(self, context: list[int]) -> Iterator[int]:
+        tokens = torch.tensor([*self._unread, *context], dtype=torch.int64)
+        self._unread, self._started = [], True
+        sampled = sampling.continue_text(self._reader, tokens, self._options.sampling(), self._generator)
+        for token in itertools.islice(sampled, self._options.tokens):
+            self._unread = [token]  # the reader has read all before it
+            yield token
+
+
 def prepare_generation(run_name: str | None, options: GenerationOptions, workspace: Workspace) -> Generation:
     """Open a run and encode its context; nothing is generated until the samples are consumed.
 
@@ -141,14 +183,20 @@ def prepare_generation(run_name: str | None, options: GenerationOptions, workspa
     """
     opened = workspace.open_run(run_name)
     if options.prompt is not None:
-        context = _encode_prompt(opened, options.prompt, workspace.reporter)
+        context = encode_prompt(opened, options.prompt, workspace.reporter)
     else:
         context = _split_context(opened, options, workspace)
     workspace.reporter.say(f"generating with {opened.run.folder}, after {context.title}")
     return Generation(opened, context, options)
 
 
-def _encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
+def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
+    """Encode a prompt, after the boundary that every text follows in training.
+
+    Raises:
+        UsageError: it is empty.
+        VocabularyError: it contains symbols that are not in the vocabulary.
+    """
     ids = [int(token) for token in opened.vocab.encode(prompt)]
     unknown = ids.count(opened.vocab.unknown) if opened.vocab.unknown is not None else 0
     if unknown:
@@ -156,7 +204,7 @@ def _encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
     if opened.vocab.boundary is not None:
         ids = [opened.vocab.boundary, *ids]  # every text in training follows a boundary
     if not ids:
-        raise UsageError("--prompt is empty; give at least one character, or leave it out to use the test split")
+        raise UsageError("the prompt is empty; give at least one character, or leave it out to use the test split")
     return Context(tokens=ids, title="the prompt", prompt=prompt)
 
 

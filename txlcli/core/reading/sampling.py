@@ -68,9 +68,13 @@ def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -
         options: for sampling.
         seed: the same seed gives the same tokens.
     """
-    generator = torch.Generator(device=reader.device).manual_seed(seed)
-    candidates = options.candidates(reader.model.vocab_size)
     reader.reset()
+    yield from continue_text(reader, context, options, torch.Generator(device=reader.device).manual_seed(seed))
+
+
+def continue_text(reader: Reader, context: Tensor, options: Sampling, generator: torch.Generator) -> Iterator[int]:
+    """Read more context (T,) after all that was read, then yield sampled tokens; the last one yielded is not read."""
+    candidates = options.candidates(reader.model.vocab_size)
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
     while True:
         token = sample(*reader.likeliest(hidden[0, -1:], candidates), options, generator)

@@ -79,7 +79,12 @@ def evaluate(run_name: str | None, options: EvalOptions, workspace: Workspace) -
         UsageError: the options do not fit the run.
         StoreError: the store is missing, or is not the one the run was trained on.
     """
-    opened, reporter = workspace.open_run(run_name), workspace.reporter
+    return evaluate_opened(workspace.open_run(run_name), options, workspace)
+
+
+def evaluate_opened(opened: OpenRun, options: EvalOptions, workspace: Workspace) -> Evaluation:
+    """Evaluate an open run; see `evaluate`."""
+    reporter = workspace.reporter
     _check_options(opened, options)
     if options.attention is not None:
         check_attention(options.attention, opened.model.device)

@@ -21,6 +21,8 @@ class UserText:
     name: str
     """File, as given on the command line; - is standard input."""
     data: bytes
+    label: str
+    """How an error names it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

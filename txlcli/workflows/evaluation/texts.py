@@ -148,7 +148,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
-        raise VocabularyError(f"--text {source.name}: no token to predict; give a longer text")
+        raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
     unknown = int((targets == vocab.unknown).sum()) if vocab.unknown is not None else 0
     if unknown:
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
@@ -173,4 +173,4 @@ def _decode(source: UserText) -> str:
     try:
         return source.data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise VocabularyError(f"--text {source.name}: not UTF-8 at byte {error.start}; convert it first") from error
+        raise VocabularyError(f"{source.label}: not UTF-8 at byte {error.start}; convert it first") from error

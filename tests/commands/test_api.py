@@ -1,0 +1,125 @@
+"""The Python interface: what it returns equals what the commands print."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import txlcli
+from tests.commands.novel import json_of
+from txlcli.errors import RecipeError, StoreError, UnknownNameError, UsageError, VocabularyError
+
+TEXT = "the zebra and the horse\nwent on\n"
+
+
+@pytest.fixture
+def run(here):
+    return txlcli.load("byte")
+
+
+def test_importing_txlcli_does_not_import_torch():
+    code = "import sys, txlcli; assert 'torch' not in sys.modules; txlcli.load; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        _ = txlcli.laod
+
+
+def test_a_run_says_what_it_is(run):
+    assert repr(run).startswith(f"<LoadedRun {run.folder}: transformer, {run.settings.model.n_layers} layers, ")
+    assert isinstance(run.model, torch.nn.Module)
+    assert run.vocab.decode(run.vocab.encode("abc")) == "abc"
+
+
+def test_score_equals_eval_of_the_text(run, here):
+    (here / "text.txt").write_text(TEXT)
+    score = run.score(TEXT)
+    expected = json_of("eval", "byte", "--text", "text.txt", "--batch-size", 1)["rows"][0]
+    assert score.total_nats / len(score.loss_nats) == pytest.approx(expected["loss_nats"], rel=1e-6)
+    assert (score.bpc, score.ppl) == (pytest.approx(expected["bpc"]), pytest.approx(expected["ppl"]))
+    assert score.bits_per_byte == pytest.approx(expected["bits_per_byte"])
+    assert run.vocab.decode(score.tokens) == TEXT[1:]  # the first byte has no context
+
+
+def test_score_of_bytes_and_of_words(run):
+    assert run.score(TEXT.encode()).total_nats == run.score(TEXT).total_nats
+    words = txlcli.load("word").score(TEXT)
+    assert words.bits_per_byte is None
+    assert len(words.tokens) == len(TEXT.split()) + TEXT.count("\n")
+
+
+@pytest.mark.parametrize("name", ["byte", "word"])
+def test_log_probs_are_those_that_score_sums(name, here):
+    run = txlcli.load(name)
+    ids, mem_len = run.vocab.encode(TEXT), 5
+    log_probs = run.log_probs(TEXT, mem_len=mem_len)
+    shift = 0 if run.vocab.boundary is not None else 1  # a word model reads a boundary first
+    losses = [-log_probs[t, token] for t, token in enumerate(ids[shift:])]
+    np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1, rtol=1e-4)
+    np.testing.assert_allclose(losses, run.score(TEXT, mem_len=mem_len).loss_nats, atol=1e-4)
+
+
+def test_generate_equals_the_command(run):
+    expected = json_of("generate", "byte", "--prompt", "the ze", "--tokens", 30, "--seed", 5)["samples"][0]["text"]
+    assert run.generate("the ze", tokens=30, seed=5) == expected
+    assert "".join(run.stream("the ze", tokens=30, seed=5)) == expected
+    greedy = json_of("generate", "byte", "--prompt", "the ze", "--tokens", 9, "--greedy")["samples"][0]["text"]
+    assert run.generate("the ze", tokens=9, greedy=True) == greedy
+
+
+def test_evaluate_equals_eval_and_records_nothing(run):
+    before = (run.folder / "evals.jsonl").exists()
+    rows = run.evaluate(mem_len=[0, 7], positions=50)
+    assert (run.folder / "evals.jsonl").exists() == before
+    expected = json_of("eval", "byte", "--mem-len", "0,7", "--positions", 50)["rows"]
+    assert [row.mem_len for row in rows] == [0, 7]
+    assert [row.loss_nats for row in rows] == [row["loss_nats"] for row in expected]
+    assert [row.attn_len for row in rows] == [(row["attn_len_min"], row["attn_len_max"]) for row in expected]
+    assert all(row.slowdown is None for row in rows)
+    (timed,) = run.evaluate(mem_len=7, positions=50, timed=True)
+    assert timed.slowdown > 0
+    (window,) = run.evaluate(attn_len=6, positions=50)
+    assert (window.mem_len, window.attn_len) == (0, (6, 6))
+
+
+def test_a_store_opens_by_name_and_by_path(here):
+    name = txlcli.load("byte").settings.corpus.store
+    store = txlcli.open_store(name)
+    assert len(store.ids("train")) == txlcli.open_store(here / "data" / f"{name}.h5").info("train").tokens
+
+
+def test_a_model_of_a_recipe_has_its_parameters_and_trains():
+    model = txlcli.make_model("stdlib", vocab_size=11, changes={"model.n_layers": 2, "model.tie_embeddings": False})
+    tokens = torch.randint(11, (3, 8))
+    hidden, _ = model(tokens[:, :-1], model.first_memory(3, 5), mem_len=5)
+    loss = model.losses(hidden, tokens[:, 1:]).mean()
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.device("meta"):
+        model = txlcli.make_model("wt103")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 151_107_538
+
+
+def test_wrong_calls_are_refused(run, here):
+    with pytest.raises(UnknownNameError, match='unknown run "byt"; did you mean "byte"'):
+        txlcli.load("byt")
+    with pytest.raises(StoreError, match="no token store at"):
+        txlcli.open_store("nope")
+    with pytest.raises(RecipeError, match="stdlib has no published vocabulary; give vocab_size"):
+        txlcli.make_model("stdlib")
+    with pytest.raises(RecipeError, match="lr must be greater than 0"):
+        txlcli.make_model("ptb", changes={"train.lr": 0})
+    with pytest.raises(VocabularyError, match="text: no token to predict"):
+        run.score("")
+    with pytest.raises(UsageError, match="the text is empty"):
+        run.log_probs("")
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        run.generate("")
+    with pytest.raises(UsageError, match="mem_len must be 0 or more"):
+        run.score(TEXT, mem_len=-1)

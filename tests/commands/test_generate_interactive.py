@@ -1,0 +1,73 @@
+"""txl generate --interactive: prompts and texts in turn, with one memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.commands.novel import refusal
+from txlcli.cli import app
+from txlcli.workflows.generation import Conversation, GenerationOptions, prepare_generation
+from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.workspace import Workspace
+
+HERE = Workspace(data_dir=Path("data"), runs_dir=Path("runs"), device="cpu")
+
+
+def conversation(*options, prompts):
+    result = CliRunner().invoke(app, ["generate", "byte", "--interactive", "--tokens", "20", *options], input=prompts)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_conversation_remembers_until_it_is_reset(here):
+    once, again = conversation(prompts="the fox\nthe fox\n").stdout.rstrip("\n").split("\n", 1)
+    assert once != again
+    forgotten = conversation("--greedy", prompts="the fox\n/reset\nthe fox\n").stdout
+    assert forgotten[: len(forgotten) // 2] == forgotten[len(forgotten) // 2 :]
+
+
+def test_a_conversation_equals_one_text_with_the_same_tokens(here):
+    talk = Conversation(HERE.open_run("byte"), GenerationOptions(tokens=3, greedy=True), SilentReporter())
+    first, second = ("".join(talk.reply(prompt)) for prompt in ("the fox ", "over "))
+    whole = GenerationOptions(prompt=f"the fox {first}over ", tokens=3, greedy=True)
+    expected = prepare_generation("byte", whole, HERE)
+    assert "".join(expected.spell(next(expected.samples()))) == second
+
+
+def test_a_conversation_says_that_a_symbol_is_unknown(here):
+    result = CliRunner().invoke(app, ["generate", "char", "--interactive", "--tokens", "5"], input="\N{SNOWMAN}\nthe\n")
+    assert result.exit_code == 0
+    assert "1 of 1 tokens of the prompt are not in the vocabulary" in result.stderr
+    assert len(result.stdout.strip("\n")) > 0
+
+
+@pytest.mark.parametrize("options", [["--prompt", "a"], ["--json"], ["--samples", "2"], ["--reference"], ["--at", "3"]])
+def test_interactive_refuses_what_it_asks_for(here, options):
+    assert refusal("generate", "byte", "--interactive", *options).startswith(
+        "--interactive asks for prompts: leave out"
+    )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_ctrl_c_stops_a_text_and_not_the_program(here):
+    command = [sys.executable, "-m", "txlcli", "generate", "byte", "--interactive", "--tokens", "100000000"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdin.write("the fox\n")
+        process.stdin.flush()
+        process.stdout.read(5)  # the text has begun
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert process.poll() is None
+        process.stdin.write("/reset\n")
+        process.stdin.close()
+        process.stdout.read()
+        assert "(stopped)" in process.stderr.read()
+    assert process.returncode == 0

@@ -1,0 +1,389 @@
+"""The Python interface: load a run, score and generate text, evaluate, open a store, make a model.
+
+Names in this module are stable: they change only with a new minor version, and the changelog says so. After `import
+txlcli`, they are also `txlcli.load`, `txlcli.open_store` and `txlcli.make_model`.
+
+Axes: T tokens, V vocabulary.
+"""
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from txlcli.config import recipe as recipes
+from txlcli.config.settings import EvalSettings, Settings
+from txlcli.core.model import registry
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading import sampling, scoring
+from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_reader
+from txlcli.data.token_store import SUFFIX, TokenStore
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import RecipeError, UsageError
+from txlcli.paper import metrics
+from txlcli.runs.loading import OpenRun
+from txlcli.workflows.evaluation import evaluate as evaluation
+from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.options import EvalOptions, UserText
+from txlcli.workflows.generation import GenerationOptions, encode_prompt
+from txlcli.workflows.reporter import Reporter, SilentReporter
+from txlcli.workflows.workspace import Workspace
+
+PathLike = str | os.PathLike[str]
+Lengths = int | Iterable[int] | Literal["auto"] | None
+"""One length, several, "auto" for the one that a search on the validation split selects, or None for the recipe's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScore:
+    """Losses of a text."""
+
+    tokens: NDArray[np.int64]
+    """Ids of the scored tokens, (T,)."""
+    loss_nats: NDArray[np.float32]
+    """Cross entropy of each scored token in nats, (T,)."""
+    bits_per_byte: float | None
+    """Bits per byte of the text; None if not every byte is scored, as with words."""
+
+    @property
+    def total_nats(self) -> float:
+        """Sum of the losses in nats."""
+        return float(self.loss_nats.sum(dtype=np.float64))
+
+    @property
+    def bpc(self) -> float:
+        """Mean loss in bits per token: per character or byte for models of these."""
+        return metrics.bits(self.total_nats / len(self.loss_nats))
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity per token."""
+        return metrics.perplexity(self.total_nats / len(self.loss_nats))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow:
+    """Result for one memory length M, or one window length of an evaluation without memory."""
+
+    mem_len: int
+    """Memory length M in tokens; 0 in an evaluation by windows."""
+    attn_len: tuple[int, int] | None
+    """Smallest and largest number of keys that a query sees; None for a recurrent state."""
+    tokens: int
+    """Number of scored tokens."""
+    loss_nats: float
+    """Mean loss in nats per token."""
+    bpc: float
+    """Mean loss in bits per token: per character or byte for models of these."""
+    ppl: float | None
+    """Perplexity per token; None if it overflows."""
+    bits_per_byte: float | None
+    """Bits per byte; None if not every byte is scored."""
+    ppl_per_word: float | None
+    """Perplexity per original word; None if the words are not known."""
+    ms_per_token: float
+    """Time per token in milliseconds, all batch lanes together."""
+    slowdown: float | None
+    """Time of a model without memory divided by that with memory (section 4.5); None if not timed."""
+
+
+class LoadedRun:
+    """A trained run with its best weights on a device; made by `load`.
+
+    Args:
+        opened: the run.
+        workspace: folders, and the reporter that receives messages and progress.
+    """
+
+    def __init__(self, opened: OpenRun, workspace: Workspace) -> None:
+        self._opened, self._workspace = opened, workspace
+
+    def __repr__(self) -> str:
+        model = self.settings.model
+        parameters = self._opened.run.parameters
+        return f"<LoadedRun {self.folder}: {model.arch}, {model.n_layers} layers, {parameters:,} parameters>"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return self._opened.run.folder
+
+    @property
+    def settings(self) -> Settings:
+        """All settings the run was trained with."""
+        return self._opened.run.settings
+
+    @property
+    def model(self) -> LanguageModel:
+        """Model in evaluation mode, a `torch.nn.Module`."""
+        return self._opened.model
+
+    @property
+    def vocab(self) -> Vocab:
+        """Vocabulary: `encode`, `decode`, `size`."""
+        return self._opened.vocab
+
+    def reader(self, *, batch_size: int = 1, mem_len: int | None = None) -> Reader:
+        """Return a reader: it reads tokens in order, remembers, and predicts.
+
+        Args:
+            batch_size: number of texts that are read side by side.
+            mem_len: memory length M in tokens; None is that of the recipe's evaluation.
+
+        Raises:
+            UsageError: the model cannot use a memory.
+        """
+        return make_reader(self.model, self._settings(mem_len), batch_size=batch_size, precision=self._opened.precision)
+
+    def score(self, text: str | bytes, *, mem_len: int | None = None) -> TextScore:
+        """Score a text in one pass, token by token, as `txl eval --text` with one batch lane.
+
+        A word model reads an implied <eos> first, so that every token is scored; otherwise the first token has no
+        context and is not scored.
+
+        Args:
+            text: text, or any bytes for a byte-level model.
+            mem_len: memory length M in tokens; None is that of the recipe's evaluation.
+
+        Raises:
+            VocabularyError: the text has no token to predict, or a symbol without an id.
+            UsageError: the model cannot use a memory.
+        """
+        data = text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
+        encoded = texts.encode_text(self._opened, UserText("text", data, label="text"), None, self._workspace.reporter)
+        settings = self._settings(mem_len, batch_size=1)
+        scores = scoring.score(self.model, encoded.inputs, encoded.targets, settings, precision=self._opened.precision)
+        measures = metrics.measures(scores.total_nats, encoded.scored)
+        return TextScore(
+            tokens=encoded.targets.astype(np.int64),
+            loss_nats=scores.losses_nats,
+            bits_per_byte=measures.get("bits_per_byte"),
+        )
+
+    def log_probs(self, text: str | bytes, *, mem_len: int | None = None) -> NDArray[np.float32]:
+        """Return the log-probabilities in nats, (T, V), of the token that follows each of the T tokens of a text.
+
+        For a large vocabulary and a long text, use `reader`: it predicts one segment at a time.
+
+        Args:
+            text: text, or any bytes for a byte-level model.
+            mem_len: memory length M in tokens; None is that of the recipe's evaluation.
+
+        Raises:
+            VocabularyError: the text is empty, or has a symbol without an id.
+            UsageError: the model cannot use a memory.
+        """
+        vocab = self.vocab
+        ids = vocab.encode(text) if isinstance(text, str) else vocab.encode_bytes(text)
+        if vocab.boundary is not None:
+            ids = np.concatenate([[vocab.boundary], ids])
+        if not len(ids):
+            raise UsageError("the text is empty; give at least one character")
+        reader = self.reader(mem_len=mem_len)
+        segments = torch.from_numpy(ids)[None].to(reader.device).split(reader.seg_len, dim=1)
+        parts = [reader.log_probs(reader.read(segment))[0].float().cpu() for segment in segments]
+        return torch.cat(parts).numpy()
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        tokens: int = 500,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        greedy: bool = False,
+        seed: int = 1111,
+    ) -> str:
+        """Return a text that continues the prompt; see `stream` for the arguments."""
+        pieces = self.stream(
+            prompt, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed
+        )
+        return "".join(pieces)
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        tokens: int = 500,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        greedy: bool = False,
+        seed: int = 1111,
+    ) -> Iterator[str]:
+        """Yield the continuation of a prompt in pieces, while it is sampled.
+
+        Args:
+            prompt: text to continue.
+            tokens: number of tokens to generate.
+            temperature: divisor of the logits; below 1 prefers likely tokens.
+            top_k: sample from the k likeliest tokens; 0 is all; None is 40, or all with `top_p`.
+            top_p: sample from the likeliest tokens that together reach this probability.
+            greedy: always select the likeliest token; the other options of sampling do not apply.
+            seed: the same seed gives the same text.
+
+        Raises:
+            UsageError: the prompt is empty, or an option is out of range.
+            VocabularyError: the prompt has a symbol without an id.
+        """
+        options = GenerationOptions(
+            prompt=prompt,
+            tokens=tokens,
+            temperature=None if greedy else temperature,
+            top_k=top_k,
+            top_p=top_p,
+            greedy=greedy,
+            seed=seed,
+        )
+        context = encode_prompt(self._opened, prompt, self._workspace.reporter)
+        settings = self.settings.evaluation_settings()
+        reader = sampling.reader_of_one_text(self.model, settings, precision=self._opened.precision)
+        sampled = sampling.generate(reader, torch.tensor(context.tokens), options.sampling(), seed=seed)
+        return self.vocab.spell(itertools.islice(sampled, tokens), after=context.tokens[-1])
+
+    def evaluate(
+        self,
+        *,
+        mem_len: Lengths = None,
+        attn_len: Lengths = None,
+        split: str = "test",
+        positions: int | None = None,
+        batch_size: int | None = None,
+        seg_len: int | None = None,
+        timed: bool = False,
+    ) -> list[EvalRow]:
+        """Evaluate on a split of the run's token store, as `txl eval`, without recording the result.
+
+        Args:
+            mem_len: memory lengths M in tokens.
+            attn_len: or window lengths of an evaluation without memory.
+            split: train, valid or test.
+            positions: score only this many tokens, from the start of the split.
+            batch_size: number of batch lanes, or windows, that are evaluated side by side.
+            seg_len: segment length L.
+            timed: also time a model without memory, for the slowdown.
+
+        Raises:
+            UsageError: the options do not fit the run, or exclude each other.
+            StoreError: the token store is missing or damaged, or lacks the split.
+        """
+        options = EvalOptions(
+            split=split,
+            positions=positions,
+            mem_len=_lengths(mem_len),
+            attn_len=_lengths(attn_len),
+            batch_size=batch_size,
+            seg_len=seg_len,
+            timed=timed,
+        )
+        result = evaluation.evaluate_opened(self._opened, options, self._workspace)
+        result.raise_pending()
+        return [_row(row) for row in result.result["rows"]]
+
+    def _settings(self, mem_len: int | None, **changes: Any) -> EvalSettings:
+        if mem_len is not None:
+            self.settings.check_memory(mem_len, run=self.folder, instead="leave out mem_len")
+            changes["mem_len"] = mem_len
+        return self.settings.evaluation_settings(**changes)
+
+
+def load(
+    run: PathLike | None = None,
+    *,
+    runs_dir: PathLike = "runs",
+    data_dir: PathLike = "data",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    reporter: Reporter | None = None,
+) -> LoadedRun:
+    """Load a trained run with its best weights.
+
+    Args:
+        run: name or folder of the run; None is the most recent one.
+        runs_dir: folder of the runs.
+        data_dir: folder of the token stores; only `LoadedRun.evaluate` reads one.
+        device: auto uses CUDA if available.
+        precision: of matrix products; None is that of training.
+        reporter: receives messages and progress; None drops them.
+
+    Raises:
+        RunError, UnknownNameError: the run does not exist or cannot be opened.
+        UsageError: the device or the precision is not available.
+    """
+    workspace = Workspace(
+        data_dir=Path(data_dir),
+        runs_dir=Path(runs_dir),
+        device=device,
+        precision=precision,
+        reporter=reporter or SilentReporter(),
+    )
+    return LoadedRun(workspace.open_run(None if run is None else os.fspath(run)), workspace)
+
+
+def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
+    """Open a token store that `txl prepare` wrote.
+
+    Args:
+        store: its name, or the path of the .h5 file.
+        data_dir: folder of the token stores, for a name.
+
+    Raises:
+        StoreError: it is missing, damaged, or not a token store.
+    """
+    path = Path(store)
+    return TokenStore.open(path if path.suffix == SUFFIX else Path(data_dir) / f"{store}{SUFFIX}")
+
+
+def make_model(
+    recipe: PathLike, *, vocab_size: int | None = None, changes: Mapping[str, object] | None = None
+) -> LanguageModel:
+    """Make the model of a recipe with fresh weights.
+
+    Args:
+        recipe: name of a packaged recipe, or a recipe file.
+        vocab_size: number of tokens V; None is the published V of the recipe's corpus.
+        changes: settings to change, such as {"model.n_layers": 6}.
+
+    Raises:
+        RecipeError: the recipe or a change is not valid, or it has no published vocabulary and none is given.
+    """
+    overrides = [f"{key}={_toml(value)}" for key, value in (changes or {}).items()]
+    settings = recipes.load(os.fspath(recipe), overrides)
+    size = vocab_size or settings.published.vocab_size
+    if size is None:
+        raise RecipeError(f"{os.fspath(recipe)} has no published vocabulary; give vocab_size, as in store.vocab.size")
+    return registry.make_model(settings.model, size)
+
+
+def _lengths(lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
+    if lengths is None or lengths == "auto":
+        return lengths
+    if isinstance(lengths, int):
+        return (lengths,)
+    return tuple(lengths)
+
+
+def _row(row: Mapping[str, Any]) -> EvalRow:
+    fewest, most = row.get("attn_len_min"), row.get("attn_len_max")
+    if "attn_len" in row:
+        fewest = most = row["attn_len"]
+    return EvalRow(
+        mem_len=row.get("mem_len") or 0,
+        attn_len=None if fewest is None or most is None else (fewest, most),
+        slowdown=row.get("slowdown"),
+        bits_per_byte=row.get("bits_per_byte"),
+        ppl_per_word=row.get("ppl_per_word"),
+        **{key: row[key] for key in ("tokens", "loss_nats", "bpc", "ppl", "ms_per_token")},
+    )
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
