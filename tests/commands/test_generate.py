@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-import corpora
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
+from txlcli import corpora
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading import sampling
 from txlcli.data.token_store import TokenStore

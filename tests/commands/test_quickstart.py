@@ -5,8 +5,8 @@ import os
 import shlex
 import time
 
-import corpora
 from tests.commands.novel import RECIPE, done, refusal, txl
+from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.runs import run_folder
 

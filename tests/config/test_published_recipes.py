@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-import corpora
 from tests.config.test_baseline_recipes import BASELINES
 from tests.config.test_recurrent_recipes import RECURRENT, SMALL
+from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.core.model.registry import count_parameters
 

@@ -50,7 +50,7 @@ def attention(
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
-    from corpora.corpus import SPLITS
+    from txlcli.corpora.corpus import SPLITS
 
     if split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
