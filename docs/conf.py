@@ -13,13 +13,17 @@ author = "The txl maintainers"
 project_copyright = "the txl maintainers, MIT licence"
 version = release = __version__
 
-extensions = ["myst_nb", "sphinx_copybutton", "reference_pages"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "reference_pages"]
 exclude_patterns = ["_build", "_ext", "figures/*.py"]
 templates_path: list[str] = []
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"
+nitpick_ignore_regex = [("py:.*", ".*")]  # classes outside the stable interface
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600  # seconds
 smartquotes = False
 highlight_language = "none"
 

@@ -1,11 +1,15 @@
-"""The Python examples of the README do what they say."""
+"""The commands and the Python of the README, and of the manual's page about Python, run as they are printed."""
 
+import random
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from tests.docs.pages import blocks, txl_lines
+from txlcli.cli import app
 from txlcli.config import recipe
 from txlcli.core.model.registry import make_model
 from txlcli.core.training import checkpoint
@@ -14,15 +18,17 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PYTHON = ROOT / "docs" / "python.md"
 BYTES = Vocab.of_bytes(range(256))
 
-pytestmark = pytest.mark.skipif(not README.exists(), reason="no README here")
+pytestmark = pytest.mark.skipif(not README.exists() or not PYTHON.exists(), reason="no documents here")
 
 
 @pytest.fixture
 def fresh_run(tmp_path, monkeypatch):
-    """Create a run "stdlib" with fresh weights in the current folder."""
+    """Create a run "stdlib" with fresh weights, and a small store "stdlib", in the current folder."""
     monkeypatch.chdir(tmp_path)
     settings = recipe.load("stdlib")
     model = make_model(settings.model, BYTES.size)
@@ -31,27 +37,67 @@ def fresh_run(tmp_path, monkeypatch):
     run_folder.create(run, BYTES.to_json(), force=False)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     checkpoint.save(run.folder / run_folder.LAST, Checkpoint(grouped("model", weights), {"step": 1}))
+    Path("book.txt").write_text("the zebra and the horse went on\n" * 4_000)
+    assert CliRunner().invoke(app, ["prepare", "book.txt", "--name", "stdlib"]).exit_code == 0
     return model
 
 
-def python_of(text):
-    """Return the blocks of Python in Markdown that need no other framework."""
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    return [block for block in blocks if "tensorflow" not in block]
+def code(path, language):
+    """Return the blocks of one language."""
+    return [text for name, _, text in blocks(path.read_text(encoding="utf-8")) if name == language]
 
 
-def test_the_python_of_the_readme_evaluates_a_run_and_trains_a_model(fresh_run, capsys):
-    (block,) = python_of(README.read_text())
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 150
+    (block,) = code(README, "python")
+    assert len(block.strip().splitlines()) <= 6
+
+
+def test_the_python_of_the_readme_scores_generates_and_evaluates(fresh_run, capsys):
+    (block,) = code(README, "python")
+    exec(block, {})
+    bits, text, rows = capsys.readouterr().out.split("\n", 2)
+    assert float(bits) > 0
+    assert "EvalRow(mem_len=128" in text + rows
+
+
+def test_the_python_of_the_manual_predicts_and_trains(fresh_run, capsys):
+    _, reader, loop = code(PYTHON, "python")
     names = {}
-    exec(block, names)
-    text = list(b"def main(")
-    hidden, _ = fresh_run(torch.tensor([text]), fresh_run.first_memory(1, 64), mem_len=64)
+    exec(reader, names)
+    text = torch.tensor([list(b"def main(")])
+    hidden, _ = fresh_run(text, fresh_run.first_memory(1, 64), mem_len=64)
     expected = fresh_run.log_probs(hidden)[:, -1:]
     torch.testing.assert_close(names["log_probs"], expected, rtol=0, atol=1e-5)
-    assert names["reading"].max_distance == 64 + 64  # as in txl eval: L + M of the training
-    likeliest = chr(int(expected.argmax()))
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == f"{expected.max().exp():.1%} {likeliest!r}"
+    assert first == f"{expected.max().exp():.1%} {chr(int(expected.argmax()))!r}"
     assert len(others) == 4
-    assert [tuple(part.shape) for part in names["memory"]] == [(1, 8, 128)] * 4
+    exec(loop, names)
+    assert [tuple(part.shape) for part in names["memory"]] == [(4, 32, 128)] * 2
     assert all(parameter.grad is not None for parameter in names["model"].parameters())
+
+
+def test_own_text_takes_the_three_commands_of_the_readme(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    words, generator = ["the", "zebra", "house", "on", "went"], random.Random(1)
+    for name in ("one", "two"):
+        text = "".join(" ".join(generator.choices(words, k=9)) + ".\n" for _ in range(400))
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    section = README.read_text().split("## Your own text")[1].split("\n## ")[0]
+    (block,) = re.findall(r"^```sh\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    lines = txl_lines(block)
+    assert [words[0] for words in lines] == ["prepare", "train", "eval"]
+    for words in lines:
+        short = ["--max-steps", "2"] if words[0] == "train" else []
+        result = CliRunner().invoke(app, [*words, *short])
+        assert result.exit_code == 0, f"{words}: {result.stderr}"
+
+
+def test_the_commands_to_try_next_work_after_quickstart(fresh_run):
+    Path("README.md").write_text(README.read_text())
+    section = README.read_text().split("## Try next")[1].split("\n## ")[0]
+    for words in txl_lines(section):
+        short = {"attention": ["--positions", "50", "--unfinished"], "train": ["--set", "model.n_layers=1"]}
+        result = CliRunner().invoke(app, [*words, *short.get(words[0], [])])
+        assert result.exit_code == 0, f"{words}: {result.stderr}"

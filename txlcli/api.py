@@ -59,7 +59,7 @@ class TextScore:
 
     @property
     def bpc(self) -> float:
-        """Mean loss in bits per token: per character or byte for models of these."""
+        """Mean loss in bits per token (per character or byte for models of these)."""
         return metrics.bits(self.total_nats / len(self.loss_nats))
 
     @property
@@ -81,7 +81,7 @@ class EvalRow:
     loss_nats: float
     """Mean loss in nats per token."""
     bpc: float
-    """Mean loss in bits per token: per character or byte for models of these."""
+    """Mean loss in bits per token (per character or byte for models of these)."""
     ppl: float | None
     """Perplexity per token; None if it overflows."""
     bits_per_byte: float | None
@@ -127,7 +127,7 @@ class LoadedRun:
 
     @property
     def vocab(self) -> Vocab:
-        """Vocabulary: `encode`, `decode`, `size`."""
+        """Vocabulary, with `encode`, `decode` and `size`."""
         return self._opened.vocab
 
     def reader(self, *, batch_size: int = 1, mem_len: int | None = None) -> Reader:

@@ -1,7 +1,5 @@
 """The help of all commands."""
 
-from pathlib import Path
-
 import pytest
 import typer.main
 
@@ -17,7 +15,6 @@ WITH_SUBCOMMANDS = COMMANDS | {
     for name, group in COMMANDS.items()
     for inner, command in getattr(group, "commands", {}).items()
 }
-README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.parametrize("name", WITH_SUBCOMMANDS)
@@ -98,9 +95,3 @@ def test_the_same_option_has_the_same_help_everywhere():
 def test_the_help_states_the_default_of_the_workflow(command, option, default):
     help_of = {parameter.name: parameter.help for parameter in COMMANDS[command].params}
     assert help_of[option].endswith(f"[default: {default}].")
-
-
-@pytest.mark.skipif(not README.exists(), reason="no README here")
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_readme_names_every_command(name):
-    assert f"txl {name}" in README.read_text()
