@@ -23,6 +23,7 @@ from txlcli.commands import (
     export_run,
     generate,
     import_run,
+    info,
     prepare,
     quickstart,
     recipes,
@@ -196,6 +197,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "speed": speed.speed,
         "generate": generate.generate,
         "runs": runs_.app,
+        "info": info.info,
     },
     ANALYSIS: {
         "recl": recl.recl,

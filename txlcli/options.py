@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, CallbackParam, Option
 
+from txlcli import completion
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import MOST_SEED, AttentionBackend
 from txlcli.errors import UsageError
@@ -16,9 +17,14 @@ DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 
-Run = Annotated[str | None, Argument(metavar="[RUN]", help="Name or folder of a run [default: the most recent].")]
-DataDir = Annotated[Path, Option("--data-dir", help="Folder of the token stores.")]
-RunsDir = Annotated[Path, Option("--runs-dir", help="Folder of the training runs.")]
+Run = Annotated[
+    str | None,
+    Argument(
+        metavar="[RUN]", help="Name or folder of a run [default: the most recent].", autocompletion=completion.runs
+    ),
+]
+DataDir = Annotated[Path, Option("--data-dir", envvar=command_lines.DATA_VARIABLE, help="Folder of the token stores.")]
+RunsDir = Annotated[Path, Option("--runs-dir", envvar=command_lines.RUNS_VARIABLE, help="Folder of the training runs.")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Option("--device", help="Device; auto uses CUDA if available.")]
 Precision = Annotated[
@@ -32,7 +38,12 @@ Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
 Unfinished = Annotated[bool, Option("--unfinished", help="Also accept a run whose training is not finished.")]
 Overrides = Annotated[
     list[str] | None,
-    Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the recipe; repeatable."),
+    Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        autocompletion=completion.settings,
+        help="Override a setting of the recipe; repeatable.",
+    ),
 ]
 
 

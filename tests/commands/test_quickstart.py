@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shlex
 import time
 
@@ -48,11 +49,27 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     shown, _, listed = result.stderr.partition("These commands did all of this; repeat them with other options:\n")
     ran = commands_in(listed)
     assert [words[0] for words in ran] == ["prepare", "train", "eval", "speed", "generate"]
+    summary, figure, *following = result.stdout[result.stdout.rindex("\nMemory ") + 1 :].splitlines()
+    assert re.match(r"Memory (lowered|did not lower) bits per byte from \d+\.\d{3} without memory", summary)
+    assert figure == "The figure runs/stdlib/memory.png shows both by memory length. Next:"
+    assert (untouched / "runs/stdlib/memory.png").stat().st_size > 0
+    assert [shlex.split(line)[:2] for line in following] == [
+        ["txl", word] for word in ("generate", "attention", "prepare")
+    ]
     assert all(f"$ {shlex.join(['txl', *words])}\n" in shown for words in ran)
     assert "is finished and has the same settings" in refusal(*ran[1], code=1)
     for words in ([*ran[1], "--name", "again"], *ran[2:]):
         repeated = txl(*words)
         assert repeated.exit_code == 0, repeated.stderr
+
+
+def test_a_finished_run_is_used_again(untouched, monkeypatch):
+    small_library(untouched, monkeypatch)
+    small_recipe(untouched)
+    done("quickstart")
+    again = done("quickstart")
+    assert "using runs/stdlib, which is finished" in again.stderr
+    assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
 
 
 def test_other_folders_and_a_prepared_store_are_used(untouched, monkeypatch):

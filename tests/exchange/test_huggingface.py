@@ -222,7 +222,8 @@ def test_a_final_norm_cannot_be_exported():
     with pytest.raises(RunError) as caught:
         written(model_settings(norm="pre"), EvalSettings(seg_len=5, mem_len=7))
     assert str(caught.value) == (
-        'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; it cannot be exported'
+        'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; '
+        "to export, train with --set model.norm=post"
     )
 
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from typer import Argument
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.options import RUNS_DIR, Force, Json, RunsDir
 from txlcli.runs import run_folder
 from txlcli.views import exchange
 
 
 def export_run(
-    run_name: Annotated[str, Argument(metavar="RUN", help="Run to export.")],
+    run_name: Annotated[str, Argument(metavar="RUN", help="Run to export.", autocompletion=completion.runs)],
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
     force: Force = False,
     runs_dir: RunsDir = RUNS_DIR,

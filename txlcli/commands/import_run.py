@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, Overrides, RunsDir
 from txlcli.views import exchange
 
@@ -15,11 +15,21 @@ def import_run(
         Path, Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
     ],
     recipe_source: Annotated[
-        str | None, Option("--recipe", metavar="RECIPE", help="Recipe with the settings of a file of weights.")
+        str | None,
+        Option(
+            "--recipe",
+            metavar="RECIPE",
+            help="Recipe with the settings of a file of weights.",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     vocab: Annotated[Path | None, Option(metavar="FILE", help="File with the vocabulary of the weights.")] = None,
     store: Annotated[
-        str | None, Option(help="Token store with that vocabulary [default: the only store that has it].")
+        str | None,
+        Option(
+            help="Token store with that vocabulary [default: the only store that has it].",
+            autocompletion=completion.stores,
+        ),
     ] = None,
     name: Annotated[str | None, Option(help="Name of the run [default: name of the source].")] = None,
     overrides: Overrides = None,

@@ -5,14 +5,17 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import DATA_DIR, DataDir, Force, Json
 
 
 def prepare(
-    what: Annotated[str | None, Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.")] = None,
+    what: Annotated[
+        str | None,
+        Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.", autocompletion=completion.benchmarks),
+    ] = None,
     source: Annotated[
         Path | None, Option(help="Read the corpus from this archive, folder or file instead of downloading it.")
     ] = None,

@@ -1,19 +1,27 @@
 """`txl quickstart`: all main steps on text that every machine has."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from txlcli import console
+from txlcli.config import recipe
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir
+from txlcli.runs import history
 from txlcli.system.command_lines import command_line
+
+if TYPE_CHECKING:
+    from txlcli.workflows.workspace import Workspace
 
 CORPUS = "stdlib"
 MEM_LENS = (0, 32, 64, 128, 256)
 ATTN_LENS = (128, 256, 512)
 PROMPT = "    def __init__(self, "
 TOKENS = 600
+FIGURE = "memory.png"
+"""Figure of the loss and the time by memory length, in the run folder."""
 
 
 def quickstart(
@@ -24,18 +32,17 @@ def quickstart(
 ) -> None:
     """Run all main steps on Python's own source files.
 
-    Prepares them, trains a small model for about two minutes, evaluates it, measures its speed and generates text.
+    Prepares them, trains a small model for about two minutes, evaluates it, measures its speed and generates text. A
+    finished run of the same settings is used again.
 
     Example: txl quickstart
     """
-    from txlcli.views import eval_table, generated_text, speed_table, store_table, training
+    from txlcli.views import eval_table, generated_text, speed_table, store_table
     from txlcli.workflows import speed
     from txlcli.workflows.evaluation.evaluate import evaluate
     from txlcli.workflows.evaluation.options import EvalOptions
     from txlcli.workflows.generation import GenerationOptions, prepare_generation
     from txlcli.workflows.preparation.preparing import prepare
-    from txlcli.workflows.training import start
-    from txlcli.workflows.training.execution import Limits
     from txlcli.workflows.workspace import Workspace
 
     commands = []
@@ -49,11 +56,11 @@ def quickstart(
     if not workspace.store_path(CORPUS).exists():
         announce("prepare", CORPUS, data_dir=data_dir)
         store_table.show_store(prepare(CORPUS, data_dir, reporter=reporter))
-    limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
-    announce("train", CORPUS, *limit, data_dir=data_dir, runs_dir=runs_dir)
-    trained = start.train(CORPUS, [], workspace, limits=Limits(max_minutes=max_minutes, caller_continues=True))
-    training.show_result(trained)
-    run = str(trained.run.folder)
+    settings, store = recipe.load(CORPUS), workspace.open_store(CORPUS)
+    finished = history.finished_run(settings, store.digest("train"), runs_dir)
+    run = str(finished.folder) if finished else _train(max_minutes, workspace, announce)
+    if finished:
+        console.say(f"using {run}, which is finished; txl train {CORPUS} --force trains it again")
     announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
     evaluation = evaluate(run, EvalOptions(mem_len=MEM_LENS), workspace)
     evaluation.record()
@@ -63,6 +70,30 @@ def quickstart(
     speed_table.show(speed.measure(run, speed.SpeedOptions(attn_lens=ATTN_LENS), workspace))
     announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     generated_text.show(prepare_generation(run, GenerationOptions(prompt=PROMPT, tokens=TOKENS), workspace))
+    figure = Path(run) / FIGURE
+    eval_table.plot_loss_and_time(figure, evaluation.result)
     console.say("\nThese commands did all of this; repeat them with other options:")
     for line in commands:
         console.say(f"  {line}")
+    console.show_text(f"\n{eval_table.in_a_sentence(evaluation.result)}")
+    console.show_text(f"The figure {figure} shows both by memory length. Next:")
+    folders = {"data_dir": data_dir, "runs_dir": runs_dir}
+    for line in (
+        command_line("generate", run, "--interactive"),
+        command_line("attention", run, data_dir=data_dir),
+        command_line("prepare", "FOLDER", data_dir=data_dir) + " && " + command_line("train", "FOLDER", **folders),
+    ):
+        console.show_text(f"  {line}")
+
+
+def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable[..., None]) -> str:
+    """Train the recipe, show the result, and return the folder of the run."""
+    from txlcli.views import training
+    from txlcli.workflows.training import start
+    from txlcli.workflows.training.execution import Limits
+
+    limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
+    announce("train", CORPUS, *limit, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
+    trained = start.train(CORPUS, [], workspace, limits=Limits(max_minutes=max_minutes, caller_continues=True))
+    training.show_result(trained)
+    return str(trained.run.folder)

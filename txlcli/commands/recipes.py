@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.config import recipe, schema
 from txlcli.errors import TxlError, UnknownNameError, UsageError
 from txlcli.options import Force, Json
@@ -22,7 +22,7 @@ SCHEMA_LINE = "#:schema schema.json"
 """First line of a packaged recipe, from which editors know the keys."""
 CAPTION = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"
 
-Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=completion.recipes)]
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 

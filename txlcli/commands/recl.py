@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.errors import UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -24,7 +24,9 @@ from txlcli.runs import run_folder
 
 
 def recl(
-    run_names: Annotated[list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.")],
+    run_names: Annotated[
+        list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.", autocompletion=completion.runs)
+    ],
     split: Annotated[str, Option(help="valid or test.")] = "test",
     start: Annotated[int, Option(min=1, help="Shortest context length, in tokens.")] = 100,
     step: Annotated[int, Option(min=1, help="Step to the next context length, in tokens.")] = 100,

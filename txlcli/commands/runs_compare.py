@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError, listed
 from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
@@ -21,7 +21,8 @@ Axis = Literal["steps", "tokens", "hours"]
 
 def compare(
     run_names: Annotated[
-        list[str] | None, Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.")
+        list[str] | None,
+        Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.", autocompletion=completion.runs),
     ] = None,
     plot: Plot = None,
     x: Annotated[Axis, Option(help="Quantity on the x axis of --plot.")] = "steps",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.errors import UsageError
 from txlcli.options import RUNS_DIR, Json, RunsDir
 from txlcli.paper import metrics, published
@@ -21,7 +21,12 @@ CORPUS_NAMES = f"{', '.join(map(str, CORPORA[:-1]))} or {CORPORA[-1]}"
 
 def published_(
     subject: Annotated[
-        str | None, Argument(metavar="[RUN|CORPUS]", help="Run, or corpus of the paper [default: most recent run].")
+        str | None,
+        Argument(
+            metavar="[RUN|CORPUS]",
+            help="Run, or corpus of the paper [default: most recent run].",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,

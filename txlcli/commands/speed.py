@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.config import recipe
 from txlcli.errors import UnknownNameError
 from txlcli.options import (
@@ -31,7 +31,9 @@ def speed(
     subject: Annotated[
         str | None,
         Argument(
-            metavar="[RUN|RECIPE]", help="Run, or recipe with random weights, to time [default: the most recent run]."
+            metavar="[RUN|RECIPE]",
+            help="Run, or recipe with random weights, to time [default: the most recent run].",
+            autocompletion=completion.runs_and_recipes,
         ),
     ] = None,
     attn_len: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.config import own_text, recipe
 from txlcli.config.settings import MOST_SEED
 from txlcli.errors import RunError, UsageError
@@ -34,10 +34,17 @@ if TYPE_CHECKING:
 def train(
     context: typer.Context,
     recipe_source: Annotated[
-        str | None, Argument(metavar="[RECIPE]", help="A recipe file, or the name of a packaged recipe.")
+        str | None,
+        Argument(
+            metavar="[RECIPE]",
+            help="A recipe file, the name of a packaged recipe, or of a token store.",
+            autocompletion=completion.recipes_and_stores,
+        ),
     ] = None,
     name: Annotated[str | None, Option(help="Name of the run [default: name of the recipe].")] = None,
-    resume_run: Annotated[str | None, Option("--resume", metavar="RUN", help="Resume this run.")] = None,
+    resume_run: Annotated[
+        str | None, Option("--resume", metavar="RUN", help="Resume this run.", autocompletion=completion.runs)
+    ] = None,
     max_steps: Annotated[
         int | None, Option(min=1, help="Stop and save after this step, without changing the schedule.")
     ] = None,

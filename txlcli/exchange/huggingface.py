@@ -158,7 +158,8 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
         raise RunError("only Transformer-XL can be exported to Hugging Face; this run is a baseline")
     if model.norm == "pre":
         raise RunError(
-            'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; it cannot be exported'
+            'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; '
+            "to export, train with --set model.norm=post"
         )
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0

@@ -125,6 +125,45 @@ def _describe_search(search: dict[str, Any]) -> str:
     )
 
 
+def in_a_sentence(result: dict[str, Any]) -> str:
+    """Return what memory gains in loss and in time, from a sweep over memory lengths that begins with 0."""
+    metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
+    name = {"bpc": "bits per byte" if result["unit"] == "byte" else "bits per character"}.get(metric, "perplexity")
+    without, best = result["rows"][0], next(row for row in result["rows"] if row["best"])
+    change = "lowered" if best is not without else "did not lower"
+    sentence = f"Memory {change} {name} from {metrics.format_measure(without[metric])} without memory"
+    if best is not without:
+        sentence += f" to {metrics.format_measure(best[metric])} with M = {best['mem_len']}"
+    if best["slowdown"] is not None:
+        times = metrics.format_ratio(best["slowdown"]).removesuffix("x")
+        sentence += f"; reading with memory is {times} times as fast as recomputing"
+    return f"{sentence}."
+
+
+def plot_loss_and_time(path: Path, result: dict[str, Any]) -> None:
+    """Plot the metric, and the time per token with and without memory, over the memory length."""
+    from txlcli.views import plots
+
+    metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
+    rows = sorted(result["rows"], key=lambda row: row["mem_len"])
+    timed = [row for row in rows if row["slowdown"] is not None]
+    figure = plots.new_figure(9.6, 4.2)
+    loss, time = figure.subplots(1, 2)
+    loss.plot([row["mem_len"] for row in rows], [row[metric] for row in rows], marker="o")
+    loss.set_ylabel(metrics.METRIC_TITLES[metric])
+    for key, label in (("vanilla_ms_per_token", "recomputed"), ("one_lane_ms_per_token", "with memory")):
+        time.plot([row["mem_len"] for row in timed], [row[key] for row in timed], marker="o", label=label)
+    time.set_ylabel("ms per token, one batch lane")
+    if timed:
+        time.set_yscale("log")
+        time.legend(frameon=False)
+    for axes in (loss, time):
+        axes.set_xlabel("memory length M (tokens)")
+        axes.grid(alpha=0.3)
+    figure.suptitle(result["text"])
+    plots.save(figure, path)
+
+
 def plot_curve(path: Path, result: dict[str, Any]) -> None:
     """Plot the metric over the memory length, or over the window length."""
     from txlcli.views import plots

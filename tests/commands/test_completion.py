@@ -1,0 +1,66 @@
+"""Shell completion of runs, recipes, stores and settings; folders from the environment."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands.novel import done, json_of, refusal
+
+
+def completed(line, folder):
+    """Return what bash would be offered after a command line."""
+    words = line.split(" ")
+    environment = {
+        **os.environ,
+        "_TXL_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    command = [sys.executable, "-c", "import sys; sys.argv = ['txl']; from txlcli.__main__ import main; main()"]
+    result = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("txl ev", ["eval"]),
+        ("txl eval wo", ["word"]),
+        ("txl eval --runs-dir elsewhere wo", []),
+        ("txl generate by", ["byte"]),
+        ("txl recl byte cha", ["char"]),
+        ("txl train --resume sen", ["sentencepiece"]),
+        ("txl train no", ["novel"]),
+        ("txl train enwik8-1", ["enwik8-18l"]),
+        ("txl train enwik8 --set train.lr", ["train.lr="]),
+        ("txl train enwik8 --set model.d_h", ["model.d_head=", "model.d_hidden="]),
+        ("txl recipes show wt103-l", ["wt103-large", "wt103-large-tf"]),
+        ("txl prepare wt", ["wt103"]),
+        ("txl speed stdl", ["stdlib"]),
+        ("txl speed wor", ["word"]),
+    ],
+)
+def test_names_are_completed(here, line, expected):
+    assert completed(line, here) == expected
+
+
+def test_the_script_for_a_shell_is_printed():
+    result = subprocess.run(
+        [sys.executable, "-m", "txlcli", "--show-completion", "bash"], capture_output=True, text=True, check=False
+    )
+    assert "_TXL_COMPLETE=complete_bash" in result.stdout
+
+
+def test_the_environment_names_the_folders(here, monkeypatch):
+    (here / "data").rename(here / "stores")
+    (here / "runs").rename(here / "trained")
+    monkeypatch.setenv("TXL_DATA_DIR", "stores")
+    monkeypatch.setenv("TXL_RUNS_DIR", "trained")
+    assert {run["name"] for run in json_of("runs")["runs"]} == {"byte", "char", "word", "sentencepiece"}
+    assert json_of("eval", "word", "--mem-len", 0, "--positions", 9)["rows"][0]["tokens"] == 9
+    assert done("prepare", "novel", "--name", "again").stdout.splitlines()[-1] == "next: txl train again"
+    assert (here / "stores" / "again.h5").is_file()
+    (here / "elsewhere").mkdir()
+    assert "no run under elsewhere" in refusal("runs", "--runs-dir", "elsewhere", code=1)

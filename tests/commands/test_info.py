@@ -1,0 +1,37 @@
+"""txl info: what a report of a problem needs."""
+
+import platform
+
+import h5py
+import torch
+
+import txlcli
+from tests.commands.novel import done, json_of
+
+
+def test_info_names_versions_stores_and_runs(here):
+    facts = json_of("info")
+    assert (facts["txl"], facts["python"]) == (txlcli.__version__, platform.python_version())
+    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["hdf5"] == h5py.version.hdf5_version
+    assert facts["threads"] == torch.get_num_threads()
+    assert set(facts["stores"]) == {"novel", "char", "word", "sentencepiece"}
+    assert set(facts["runs"]) == {"byte", "char", "word", "sentencepiece"}
+
+
+def test_info_is_short_and_works_in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TXL_RUNS_DIR", "elsewhere")
+    lines = done("info").stdout.splitlines()
+    assert len(lines) <= 25
+    assert "stores:      none (in data)" in lines
+    assert "runs:        none (in elsewhere)" in lines
+    assert "TXL_RUNS_DIR: elsewhere" in lines
+
+
+def test_info_names_the_first_of_many_stores(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for number in range(12):
+        (tmp_path / "data" / f"s{number:02}.h5").touch()
+    assert "s06, s07 and 4 more (in data)" in done("info").stdout

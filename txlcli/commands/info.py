@@ -1,0 +1,48 @@
+"""`txl info`: versions, device, threads, stores and runs."""
+
+from typing import Any
+
+from txlcli import console
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
+
+SHOWN = 8
+"""Largest number of stores, or of runs, that are named."""
+
+
+def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+    """Show versions, device, threads, token stores and runs.
+
+    Add its output to a report of a problem.
+
+    Example: txl info
+    """
+    from txlcli.workflows.info import describe
+    from txlcli.workflows.workspace import Workspace
+
+    console.show_result(describe(Workspace(data_dir=data_dir, runs_dir=runs_dir)), _show, json=json)
+
+
+def _show(facts: dict[str, Any]) -> None:
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    gpus = ", ".join(facts["gpus"]) or "none"
+    lines = {
+        "txl": facts["txl"],
+        "Python": f"{facts['python']} ({facts['executable']})",
+        "platform": facts["platform"],
+        "packages": packages,
+        "HDF5": facts["hdf5"],
+        "BLAS": facts["blas"],
+        "processors": f"{facts['processors']} ({facts['cpu_capability']}), {facts['threads']} threads",
+        "CUDA": f"{facts['cuda'] or 'not in this build of PyTorch'}; GPUs: {gpus}",
+        "stores": f"{_some(facts['stores'])} (in {facts['data_dir']})",
+        "runs": f"{_some(facts['runs'])} (in {facts['runs_dir']})",
+    }
+    for name, value in facts["environment"].items():
+        lines[name] = value
+    for name, value in lines.items():
+        console.show_text(f"{name + ':':<12} {value}")
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "") or "none"

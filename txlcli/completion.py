@@ -1,0 +1,54 @@
+"""Names that a shell completes: runs, recipes, stores and settings."""
+
+from pathlib import Path
+
+from typer import Context
+
+from txlcli import corpora
+from txlcli.config import recipe
+from txlcli.runs import run_folder
+from txlcli.system.command_lines import default_data_dir, default_runs_dir
+
+
+def runs(context: Context, incomplete: str) -> list[str]:
+    """Return the names of the runs in --runs-dir."""
+    return _matching(run_folder.names(_folder(context, "runs_dir", default_runs_dir())), incomplete)
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Return the names of the packaged recipes."""
+    return _matching(recipe.packaged_names(), incomplete)
+
+
+def recipes_and_stores(context: Context, incomplete: str) -> list[str]:
+    """Return what `txl train` accepts: packaged recipes, and token stores in --data-dir."""
+    return recipes(incomplete) + [name for name in stores(context, incomplete) if name not in recipe.packaged_names()]
+
+
+def runs_and_recipes(context: Context, incomplete: str) -> list[str]:
+    """Return runs and packaged recipes."""
+    return runs(context, incomplete) + recipes(incomplete)
+
+
+def stores(context: Context, incomplete: str) -> list[str]:
+    """Return the names of the token stores in --data-dir."""
+    folder = _folder(context, "data_dir", default_data_dir())
+    return _matching(sorted(path.stem for path in folder.glob("*.h5")), incomplete)
+
+
+def benchmarks(incomplete: str) -> list[str]:
+    """Return the names of the corpora."""
+    return _matching(list(corpora.CORPORA), incomplete)
+
+
+def settings(incomplete: str) -> list[str]:
+    """Return the settings, as SECTION.KEY=."""
+    return _matching([f"{name}=" for name in recipe.setting_names()], incomplete)
+
+
+def _folder(context: Context, option: str, default: Path) -> Path:
+    return Path(context.params.get(option) or default)
+
+
+def _matching(names: list[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
