@@ -52,7 +52,8 @@ def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
 @pytest.mark.parametrize(
     ("total", "unit", "shown"),
     [
-        (8e6, "tokens", "reading: 50%, 2.0M tokens/s\n"),
+        (8e6, "tokens", "reading: 50%, 2.0M tokens/s, 0:00:02 elapsed, 0:00:02 left\n"),
+        (1e7, "steps", "reading: step 4,000,000 of 10,000,000, 40%, 2.0M steps/s, 0:00:02 elapsed, 0:00:03 left\n"),
         (None, "tokens", "reading: 4.0M tokens, 2.0M tokens/s\n"),
         (None, "B", "reading: 4.0 MB, 2.0 MB/s\n"),
     ],

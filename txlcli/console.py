@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -121,11 +122,13 @@ def show_table(
 class Step:
     """Progress of one long step."""
 
-    def __init__(self, description: str, total: float | None, unit: str, bar: Progress | None) -> None:
-        self.description, self.total, self.unit = description, total, unit
+    def __init__(
+        self, description: str, total: float | None, unit: str, bar: Progress | None, *, start: float = 0.0
+    ) -> None:
+        self.description, self.total, self.unit, self.start = description, total, unit, start
         self._bar = bar
-        self._task = bar.add_task(description, total=total, detail="") if bar else None
-        self._done = 0.0
+        self._task = bar.add_task(description, total=total, completed=int(start), detail="") if bar else None
+        self._done = start
         self._started = self._last = time.monotonic()
 
     def advance(self, amount: float, detail: str = "") -> None:
@@ -139,8 +142,7 @@ class Step:
             self._bar.update(self._task, completed=done, detail=detail or self._rate())
         elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
             self._last = time.monotonic()
-            share = f"{done / self.total:.0%}" if self.total else _amount(done, self.unit)
-            say(f"{self.description}: {share}, {detail or self._rate()}")
+            say(f"{self.description}: {self._share()}, {detail or self._rate()}{self._times()}")
 
     def describe(self, detail: str) -> None:
         """Replace the detail beside a live bar."""
@@ -150,6 +152,21 @@ class Step:
     def _rate(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)
         return f"{_amount(self._done / elapsed, self.unit)}/s"
+
+    def _share(self) -> str:
+        """Return how much is done: 50%, or 4.0M tokens if the total is unknown, and steps by number."""
+        if not self.total:
+            return _amount(self._done, self.unit)
+        share = f"{self._done / self.total:.0%}"
+        return f"step {self._done:,.0f} of {self.total:,.0f}, {share}" if self.unit == "steps" else share
+
+    def _times(self) -> str:
+        """Return the time since the start and, if the total is known, the time left at this rate."""
+        elapsed, done = time.monotonic() - self._started, self._done - self.start
+        if not self.total or done <= 0:
+            return ""
+        left = elapsed * (self.total - self._done) / done
+        return f", {timedelta(seconds=round(elapsed))} elapsed, {timedelta(seconds=round(left))} left"
 
 
 def _amount(number: float, unit: str) -> str:
@@ -161,10 +178,12 @@ def _amount(number: float, unit: str) -> str:
 
 
 @contextmanager
-def progress(description: str, total: float | None = None, unit: str = "", shown: bool = True) -> Iterator[Step]:
+def progress(
+    description: str, total: float | None = None, unit: str = "", *, start: float = 0.0, shown: bool = True
+) -> Iterator[Step]:
     """Show a live bar on stderr while the block runs, or plain lines at intervals if stderr is not a terminal."""
     if _quiet or not (shown and sys.stderr.isatty()):
-        yield Step(description, total, unit, None)
+        yield Step(description, total, unit, None, start=start)
         return
     columns: list[ProgressColumn] = [
         TextColumn("{task.description}", markup=False),
@@ -174,7 +193,7 @@ def progress(description: str, total: float | None = None, unit: str = "", shown
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=_err(), transient=True) as bar:
-        yield Step(description, total, unit, bar)
+        yield Step(description, total, unit, bar, start=start)
 
 
 class TerminalReporter:
@@ -191,6 +210,8 @@ class TerminalReporter:
         """Write one line to stderr."""
         say(message)
 
-    def progress(self, description: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Step]:
+    def progress(
+        self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
+    ) -> AbstractContextManager[Step]:
         """Show the progress of one long step while the block runs."""
-        return progress(description, total, unit, shown=self._bars)
+        return progress(description, total, unit, start=start, shown=self._bars)

@@ -84,7 +84,7 @@ def prepare_here(text, kind, workers):
 
     class Timed(SilentReporter):
         @contextmanager
-        def progress(self, description, total=None, unit=""):
+        def progress(self, description, total=None, unit="", start=0.0):
             started = time.perf_counter()
             with super().progress(description, total, unit) as step:
                 yield step

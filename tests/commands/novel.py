@@ -67,7 +67,7 @@ class RecordingReporter:
     def say(self, message):
         self.messages.append(message)
 
-    def progress(self, description, total=None, unit=""):
+    def progress(self, description, total=None, unit="", start=0.0):
         return contextlib.nullcontext(self)
 
     def advance(self, amount, detail=""):

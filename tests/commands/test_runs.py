@@ -22,15 +22,9 @@ def width(result):
     return max(len(line) for line in result.stdout.splitlines())
 
 
-def rows_of(result):
-    """Return the cells of a ruled table, each as a tuple of its lines."""
-    rows = [[]]
-    for line in result.stdout.splitlines():
-        if line.startswith("├"):
-            rows.append([])
-        elif line.startswith("│"):
-            rows[-1].append([cell.strip() for cell in line.strip("│").split("│")])
-    return [list(zip(*lines, strict=True)) for lines in rows]
+def shown(name, *arguments):
+    """Return the facts that `txl runs show` prints about a run."""
+    return dict(cells(done("runs", "show", name, *arguments)))
 
 
 def listed(*arguments):
@@ -49,6 +43,41 @@ def saved_at(folder, seconds):
         os.utime(file, (seconds, seconds))
 
 
+# One run
+
+
+def test_show_has_the_facts_and_the_settings_that_are_not_the_default(here):
+    facts = shown("byte")
+    entry = listed()["byte"]
+    assert facts["folder"] == "runs/byte"
+    assert facts["state"] == "finished (step 7 of 7)"
+    assert (facts["recipe"], facts["store"]) == ("tiny", "novel")
+    assert facts["parameters"] == f"{entry['parameters']:,}"
+    assert facts["best valid"] == f"{entry['best_valid']:.3f} bpc at step 7"
+    assert (facts["model.n_layers"], facts["train.lr"]) == ("2", "0.03")
+    assert "train.schedule" not in facts
+
+
+def test_an_unfinished_run_has_its_progress_and_the_next_command(here):
+    done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
+    assert {row[0]: row for row in cells(done("runs"))}["half"][1] == "unfinished 43%"
+    assert shown("half")["state"] == "unfinished (step 3 of 7)"
+    assert shown("half")["next"] == "txl train --resume half"
+
+
+def test_show_as_json_has_every_setting(here):
+    result = json_of("runs", "show", "byte")
+    assert result["settings"]["train"]["schedule"] == "cosine"
+    assert (result["name"], result["state"]) == ("byte", "finished")
+
+
+def test_show_of_a_damaged_or_unknown_run(here):
+    assert refusal("runs", "show", "bite").startswith('unknown run "bite"; did you mean "byte"?')
+    with (here / "runs/char/metrics.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    assert shown("char")["state"] == "damaged"
+
+
 # The list
 
 
@@ -58,7 +87,7 @@ def test_the_list_has_all_runs_the_most_recent_first(here):
     result = done("runs")
     assert result.stderr == ""
     assert "4 runs in runs\n" in result.stdout
-    assert [row[0][0] for row in rows_of(result)] == ["byte", "sentencepiece", "char", "word"]
+    assert [row[0] for row in cells(result)] == ["byte", "sentencepiece", "char", "word"]
     assert list(listed()) == ["byte", "sentencepiece", "char", "word"]
     assert done("runs", "list").stdout == result.stdout
 
@@ -84,13 +113,9 @@ def test_a_row_shows_recipe_store_parameters_steps_and_best_validation(here):
         "test_mem_len": None,
         "test_readings": None,
     }
-    (row,) = (row for row in rows_of(done("runs")) if row[0][0] == "byte")
-    assert row[0] == ("byte", "tiny", "novel")
-    assert row[1][:2] == (f"{entry['parameters']:,}", "finished")
-    assert row[2][:2] == ("7", "7")
-    assert row[3][:2] == (f"{entry['best_valid']:.3f}", "bpc")
-    assert row[4][0] == "-"
-    assert " ".join(row[5][:2]) == entry["saved"].replace("T", " ")[:16]
+    (row,) = (row for row in cells(done("runs")) if row[0] == "byte")
+    saved = entry["saved"].replace("T", " ")[5:16]
+    assert row == ["byte", "finished", f"{entry['best_valid']:.3f} bpc", "-", saved]
 
 
 def test_words_are_listed_in_perplexity(here):
@@ -141,7 +166,7 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     ]
     states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)["runs"]}
     assert states == {"byte": "finished", "char": "damaged", "sentencepiece": "finished", "word": "damaged"}
-    assert [row[1][1] for row in rows_of(done("runs"))].count("damaged") == 2
+    assert [row[1] for row in cells(done("runs"))].count("damaged") == 2
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
@@ -180,14 +205,11 @@ def test_an_evaluation_is_recorded_in_the_run_folder(here):
 def test_the_list_shows_the_number_of_test_scores_unless_valid_was_evaluated(here):
     done("eval", "byte", "--mem-len", "0,5")
     assert listed()["byte"]["test_readings"] == 2
-    result = done("runs")
-    assert 'the best of N test scores, marked "of N"' in result.stdout
-    (row,) = (row for row in rows_of(result) if row[0][0] == "byte")
-    assert row[4][1:] == ("bpc", "of 2")
+    assert shown("byte")["test"].endswith("the best of 2 (valid was not evaluated)")
     done("eval", "byte", "--mem-len", "0", "--split", "valid")  # decides for that setting
     entry = listed()["byte"]
     assert (entry["test_readings"], entry["test_mem_len"]) == (1, 0)
-    assert "of 2" not in done("runs").stdout
+    assert shown("byte")["test"].endswith(" bpc with M = 0")
 
 
 def test_evaluations_are_appended(here):
@@ -226,8 +248,8 @@ def test_a_perplexity_that_overflows_is_shown_as_infinite(here):
     done("eval", "word", "--mem-len", 0)
     (row,) = recorded("word")
     (here / "runs/word/evals.jsonl").write_text(json.dumps({**row, "loss_nats": 800.0}) + "\n")
-    shown = {row[0][0]: row for row in rows_of(done("runs"))}["word"]
-    assert (shown[3][0], shown[4][0]) == ("inf", "inf")
+    row = {row[0]: row for row in cells(done("runs"))}["word"]
+    assert row[2:4] == ["inf ppl", "inf ppl"]
     entry = listed()["word"]
     assert (entry["best_valid"], entry["test"]) == (None, None)
     assert entry["best_valid_step"] == next(line["step"] for line in steep if line["kind"] == "valid")
@@ -585,6 +607,6 @@ def test_a_validation_on_part_of_the_split_is_marked(here):
     done("train", "tiny.toml", "--name", "part", "--set", "train.valid_tokens=30", "--set", "train.max_steps=2")
     assert listed()["part"]["valid_tokens"] == 30
     assert listed()["byte"]["valid_tokens"] is None
-    assert "of 30 tokens" in done("runs").stdout
+    assert shown("part")["best valid"].endswith(" at step 2, on 30 tokens")
     done("train", "tiny.toml", "--name", "all", "--set", "train.valid_tokens=1_000_000", "--set", "train.max_steps=2")
     assert listed()["all"]["valid_tokens"] is None

@@ -8,11 +8,13 @@ import typer
 
 from txlcli import console
 from txlcli.commands import runs_compare, runs_published
+from txlcli.config import recipe
 from txlcli.errors import RunError, TxlError, UsageError
-from txlcli.options import RUNS_DIR, Json, RunsDir
+from txlcli.options import RUNS_DIR, Json, Run, RunsDir
 from txlcli.paper import metrics
 from txlcli.runs import history, run_folder
 from txlcli.runs.history import History
+from txlcli.system.command_lines import default_runs_dir
 from txlcli.views import run_tables
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
@@ -28,7 +30,7 @@ def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = Fal
     """
     if context.invoked_subcommand is None:
         list_(runs_dir, json)
-    elif json or runs_dir != RUNS_DIR:
+    elif json or runs_dir not in (RUNS_DIR, default_runs_dir()):
         option = "--json" if json else "--runs-dir"
         raise UsageError(f"{option} must come last: txl runs {context.invoked_subcommand} ... {option}")
 
@@ -47,6 +49,23 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
         console.show_json(metrics.without_infinities({"runs_dir": str(runs_dir), "runs": entries}))
     else:
         run_tables.show_list(entries, runs_dir)
+
+
+@app.command("show")
+def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+    """Show a run: its progress, results and settings.
+
+    Settings with their default value are left out.
+
+    Example: txl runs show stdlib
+    """
+    run = run_folder.find(run_name, runs_dir)
+    entry = _entry(run.folder)
+    table = recipe.to_table(run.settings)
+    if json:
+        console.show_json(metrics.without_infinities({**entry, "settings": table}))
+    else:
+        run_tables.show_run(entry, recipe.changed_keys(run.settings))
 
 
 app.command("compare")(runs_compare.compare)

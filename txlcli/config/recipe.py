@@ -196,6 +196,16 @@ def to_keys(section: Any) -> dict[str, Any]:
     return keys
 
 
+def changed_keys(settings: Settings) -> dict[str, Any]:
+    """Return the settings that differ from the defaults, by full name; those without a default always do."""
+    return {
+        f"{section}.{field.name}": getattr(getattr(settings, section), field.name)
+        for section in SECTIONS
+        for field in dataclasses.fields(getattr(settings, section))
+        if getattr(getattr(settings, section), field.name) != field.default
+    }
+
+
 def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
     """Return the settings, by full name, whose values differ between tables; None if off or missing."""
     names = {

@@ -10,12 +10,8 @@ from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
 
-LIST_COLUMNS = ("run\nrecipe\nstore", "parameters\nstate", "step\nof", "valid", "test", "saved")
-LIST_CAPTION = (
-    "valid: best validation during training. test: the setting that scored best on\n"
-    'valid; if valid was not evaluated, the best of N test scores, marked "of N".\n'
-    "unfinished: stopped, txl train --resume RUN; interrupted: killed, or running."
-)
+LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
+LIST_CAPTION = 'valid: best in training; test: best score. Details: txl runs show RUN'
 SAME_SETTINGS = "The settings are the same."
 ONCE_OTHER_SETTINGS = "The settings are the same now; a run had other settings before."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
@@ -26,25 +22,52 @@ MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step 
 def show_list(entries: Sequence[dict[str, Any]], runs_dir: Path) -> None:
     """Write the table to stdout."""
     title = f"{len(entries)} run{'s' if len(entries) > 1 else ''} in {runs_dir}"
-    console.show_table(title, LIST_COLUMNS, [_list_row(entry) for entry in entries], LIST_CAPTION, ruled=True)
+    console.show_table(title, LIST_COLUMNS, [_list_row(entry) for entry in entries], LIST_CAPTION)
 
 
 def _list_row(entry: dict[str, Any]) -> list[str]:
-    date, _, time = entry["saved"].partition("T")
-    saved = f"{date}\n{time[:5]}"
+    saved = entry["saved"][5:16].replace("T", " ")  # month, day, hour, minute
     if entry["state"] == "damaged":
-        return [entry["name"], "-\ndamaged", "-", "-", "-", saved]
-    valid, test = (
-        f"{metrics.format_measure(entry[key])}\n{entry['metric']}" if entry[key] is not None else "-"
-        for key in ("best_valid", "test")
-    )
-    if entry["valid_tokens"]:
-        valid += f"\nof {entry['valid_tokens']:,} tokens"
-    test += f"\nof {entry['test_readings']}" if (entry["test_readings"] or 1) > 1 else ""
-    steps = f"{entry['step']:,}\n{entry['max_steps']:,}" if entry["max_steps"] else "-"
-    model = f"{entry['parameters']:,}\n{entry['state']}"
-    names = [entry["name"], *dict.fromkeys((entry["recipe"], entry["store"]))]  # often the same
-    return ["\n".join(names), model, steps, valid, test, saved]
+        return [entry["name"], "damaged", "-", "-", saved]
+    done = f" {entry['step'] / entry['max_steps']:.0%}" if entry["state"] in ("unfinished", "interrupted") else ""
+    return [entry["name"], entry["state"] + done, _result(entry, "best_valid"), _result(entry, "test"), saved]
+
+
+def _result(entry: dict[str, Any], key: str) -> str:
+    if entry[key] is None or (key == "test" and entry["test_readings"] is None):
+        return "-"
+    return f"{metrics.format_measure(entry[key])} {entry['metric']}"
+
+
+def show_run(entry: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Write all facts about a run to stdout, then its settings."""
+    name = entry["name"]
+    rows = [["folder", entry["folder"]], ["saved", entry["saved"]]]
+    if entry["state"] == "damaged":
+        rows.append(["state", "damaged"])
+    else:
+        steps = f" (step {entry['step']:,} of {entry['max_steps']:,})" if entry["max_steps"] else ""
+        valid, test = _result(entry, "best_valid"), _result(entry, "test")
+        if entry["best_valid_step"] is not None:
+            valid += f" at step {entry['best_valid_step']:,}"
+        if entry["valid_tokens"]:
+            valid += f", on {entry['valid_tokens']:,} tokens"
+        if entry["test_mem_len"] is not None:
+            test += f" with M = {entry['test_mem_len']}"
+        if (entry["test_readings"] or 1) > 1:
+            test += f", the best of {entry['test_readings']} (valid was not evaluated)"
+        rows += [
+            ["state", entry["state"] + steps],
+            ["recipe", entry["recipe"]],
+            ["store", entry["store"]],
+            ["parameters", f"{entry['parameters']:,}"],
+            ["best valid", valid],
+            ["test", test],
+        ]
+        if entry["state"] in ("unfinished", "interrupted"):
+            rows.append(["next", shlex.join(["txl", "train", "--resume", name])])
+    rows += [[key, recipe.format_value(value)] for key, value in settings.items()]
+    console.show_table(f"run {name}", ("", ""), rows)
 
 
 def show_comparison(result: dict[str, Any]) -> None:

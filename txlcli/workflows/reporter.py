@@ -23,8 +23,10 @@ class Reporter(Protocol):
     def say(self, message: str) -> None:
         """Take one line about what the workflow is doing."""
 
-    def progress(self, description: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Step]:
-        """Return a context manager that covers one long step of `total` units."""
+    def progress(
+        self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
+    ) -> AbstractContextManager[Step]:
+        """Return a context manager that covers one long step of `total` units, `start` of which are done before."""
 
 
 class _SilentStep:
@@ -41,6 +43,8 @@ class SilentReporter:
     def say(self, message: str) -> None:
         """Drop the message."""
 
-    def progress(self, description: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Step]:
+    def progress(
+        self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
+    ) -> AbstractContextManager[Step]:
         """Return a step that shows nothing."""
         return nullcontext(_SilentStep())

@@ -28,7 +28,10 @@ def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | No
         on_report: receives every line of metrics.jsonl.
     """
     steps = run.settings.train.max_steps
-    with _tensorboard(run, after) as write_scalars, reporter.progress("training", steps, "steps") as progress:
+    with (
+        _tensorboard(run, after) as write_scalars,
+        reporter.progress("training", steps, "steps", start=after) as progress,
+    ):
         yield TrainingLog(run, reporter, progress, [write_scalars, *([on_report] if on_report else [])], after=after)
 
 
