@@ -15,7 +15,7 @@ from tests.core import oracle
 from tests.core.attention_cases import SHAPES, WIDTH, B, D, H, L, M, draw, shifted
 from tests.core.builders import draw_tokens, small_model
 from txlcli.core import kernels
-from txlcli.core.kernels.distance_space import Workspace
+from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
 from txlcli.core.model.attention import (
     Attention,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.distance_space import PaddedScoreBuffer
+from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape
 from txlcli.core.model.attention import Attention, ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
@@ -97,7 +97,8 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
 def _by_distance(score: Tensor, reach: int) -> Tensor:
     """Arrange scores by key (H, l, K) by distance (H, l, n), the farthest first; -inf where there is no key."""
     heads, queries, key_len = score.shape
-    buffer = PaddedScoreBuffer(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
+    shape = ScoreShape(rows=heads, seg_len=queries, key_len=key_len, reach=reach, position_keys=reach)
+    buffer = PaddedScoreBuffer(score, shape, fill=-math.inf)
     buffer.by_key.copy_(score)
     return buffer.by_distance
 

@@ -16,9 +16,9 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import autocast
-from txlcli.core.kernels.distance_space import CACHE_BYTES, Workspace, scores_at_once
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
+from txlcli.core.kernels.score_buffer import CACHE_BYTES, Workspace, scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.optimizer import state_bytes

@@ -26,7 +26,7 @@ from txlcli.core.training.segments import TrainingSegments
 from txlcli.system.memory import is_out_of_memory
 
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the peak rate of the machine
-PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronisation takes a negligible share
+PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronization takes a negligible share
 MIN_SEARCHED = 4  # windows at once that are tried even if two are not faster
 
 
@@ -135,7 +135,7 @@ def time_vanilla(
 ) -> Timing:
     """Time one prediction per window of `attn_len` tokens, each window computed from its first token.
 
-    This is the vanilla model of Table 9, optimised like the other: keys and values are kept within a window, and of the
+    This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
     decoder = window_decoder(

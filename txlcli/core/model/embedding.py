@@ -15,7 +15,7 @@ from txlcli.core.model.dropout import WordDropout
 
 
 def band_matrix(rows: int, columns: int) -> nn.Parameter:
-    """Create an uninitialised parameter."""
+    """Create an uninitialized parameter."""
     return nn.Parameter(torch.empty(rows, columns))
 
 

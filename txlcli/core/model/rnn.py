@@ -129,9 +129,9 @@ class RecurrentModel(LanguageModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise embedding and softmax: normal weights, biases 0.
+        """Initialize embedding and softmax: normal weights, biases 0.
 
-        The layers keep PyTorch's initialisation, as in AWD-LSTM: all parameters uniform, biases included, within
+        The layers keep PyTorch's initialization, as in AWD-LSTM: all parameters uniform, biases included, within
         1 / sqrt(W) for an LSTM and 1 / sqrt(inputs of the convolution) for a QRNN.
         """
         for name, parameter in (*self.embedding.named_parameters(), *self.softmax.named_parameters()):

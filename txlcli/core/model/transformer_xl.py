@@ -18,10 +18,10 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.relu_dropout import relu_dropout
+from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attend, Attention, Rotation, ScoreTerms
 from txlcli.core.model.base import LanguageModel, Memory
