@@ -15,10 +15,10 @@ from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
+from txlcli.core.reading.reader import StateReader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score, scored_stream
-from txlcli.core.reading.state_reader import StateReader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import new_model
 

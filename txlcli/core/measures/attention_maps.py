@@ -214,15 +214,7 @@ def observe(
     """
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
-    decoder = Decoder(
-        model,
-        batch_size=1,
-        mem_len=settings.mem_len,
-        seg_len=settings.seg_len,
-        same_length=settings.same_length,
-        max_distance=settings.max_distance,
-        precision=precision,
-    )
+    decoder = Decoder(model, settings, batch_size=1, precision=precision)
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term, score_bytes=score_bytes)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, first, settings.seg_len):
