@@ -123,9 +123,9 @@ class RecurrentModel(LanguageModel):
             for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
         )
         variational = settings.variational_dropout
-        self.embedding_dropout = Dropout(settings.share("embedding_dropout"), variational=variational)
+        self.embedding_dropout = Dropout(settings.dropout_rate("embedding_dropout"), variational=variational)
         self.dropout = Dropout(settings.dropout, variational=variational)
-        self.output_dropout = Dropout(settings.share("output_dropout"), variational=variational)
+        self.output_dropout = Dropout(settings.dropout_rate("output_dropout"), variational=variational)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
