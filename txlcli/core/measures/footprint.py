@@ -140,8 +140,8 @@ def _extrapolate_lengths(
     if not train.mem_len:
         points = [(2 * unit, 0), (4 * unit, 0), (5 * unit, 0), (6 * unit, 0)]
     sizes = np.array(parts(train.seg_len, train.mem_len))
-    known = np.array([parts(*point) for point in points]) / np.maximum(sizes, 1.0)
-    weights = np.linalg.pinv(known.T) @ np.minimum(sizes, 1.0)
+    relative_parts = np.array([parts(*point) for point in points]) / np.maximum(sizes, 1.0)
+    weights = np.linalg.pinv(relative_parts.T) @ np.minimum(sizes, 1.0)
     return round(float(weights @ np.array([count(*point) for point in points], dtype=float)))
 
 

@@ -138,9 +138,9 @@ class WindowReader(Reader):
 
     def read_last(self, tokens: Tensor) -> Tensor:
         """Read (1, T) and return the last hidden state of the last position, (1, 1, d)."""
-        known = self._window.shape[1]
+        window_len = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
-        if known + tokens.shape[1] <= self.seg_len:  # the window still grows: cached keys stay valid
+        if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: cached keys stay valid
             return self._decoder.read_last(tokens)
         self._decoder.reset()
         return self._decoder.read_last(self._window)
