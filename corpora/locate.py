@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
-from corpora.signatures import refuse_packed
-from corpora.unpack import is_archive
+from txlcli.corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
+from txlcli.corpora.signatures import refuse_packed
+from txlcli.corpora.unpack import is_archive
 
 # Common names of the three splits.
 SPLIT_WORDS = {

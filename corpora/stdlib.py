@@ -12,8 +12,8 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from corpora.corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule, whole
-from corpora.locate import text_files
+from txlcli.corpora.corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule, whole
+from txlcli.corpora.locate import text_files
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 TABLES = {"encodings", "pydoc_data"}

@@ -62,9 +62,8 @@ def diff_of(heading):
 def changed_source(folder, diff):
     """Copy the source into a folder and apply a diff to it."""
     for name in ("txlcli", "corpora", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=folder, check=True)
-    shutil.copytree(folder / "recipes", folder / "txlcli" / "recipes", dirs_exist_ok=True)  # as it is installed
 
 
 def run(source, folder, *commands):

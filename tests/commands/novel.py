@@ -185,7 +185,7 @@ def prepare_and_train(folder: Path):
         size = ["--vocab-size", 290] if kind == "sentencepiece" else []
         store = "novel" if kind == "byte" else kind
         done("prepare", folder / "novel", "--tokenizer", kind, "--name", store, "--data-dir", data, *size)
-        where = ["--data-dir", data, "--runs-dir", runs_dir, "--name", kind]
+        where = ["--data-dir", data, "--runs-dir", runs_dir, "--name", kind, "--set", "published.parameters=1"]
         done("train", folder / "tiny.toml", "--set", f"corpus.store={store}", *where)
 
 

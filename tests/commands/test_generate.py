@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-import corpora
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
+from txlcli import corpora
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading import sampling
 from txlcli.data.token_store import TokenStore
@@ -290,7 +290,7 @@ USAGE = [
     (["--samples", 0], "Invalid value for '--samples'"),
     (["--context", -5], "Invalid value for '--context'"),
     (["--seed", -1], "Invalid value for '--seed'"),
-    (["--prompt", ""], "--prompt is empty; give at least one character, or leave it out to use the test split"),
+    (["--prompt", ""], "the prompt is empty; give at least one character, or leave it out to use the test split"),
     (["--at", 0], "--at 0: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
     (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
     (

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import corpora
-from corpora.corpus import SPLITS, Download
 from tests.corpora.server import serving
+from txlcli import corpora
 from txlcli.cli import app
+from txlcli.corpora.corpus import SPLITS, Download
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import PrepareOptions

@@ -5,8 +5,8 @@ import os
 import shlex
 import time
 
-import corpora
-from tests.commands.novel import RECIPE, done, txl
+from tests.commands.novel import RECIPE, done, refusal, txl
+from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.runs import run_folder
 
@@ -49,7 +49,8 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     ran = commands_in(listed)
     assert [words[0] for words in ran] == ["prepare", "train", "eval", "speed", "generate"]
     assert all(f"$ {shlex.join(['txl', *words])}\n" in shown for words in ran)
-    for words in ran[1:]:
+    assert "is finished and has the same settings" in refusal(*ran[1], code=1)
+    for words in ([*ran[1], "--name", "again"], *ran[2:]):
         repeated = txl(*words)
         assert repeated.exit_code == 0, repeated.stderr
 

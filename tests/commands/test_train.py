@@ -13,7 +13,6 @@ from filelock import FileLock
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import corpora
 from tests.commands.novel import (
     HERE,
     RecordingReporter,
@@ -26,6 +25,7 @@ from tests.commands.novel import (
     reports,
     txl,
 )
+from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
@@ -717,7 +717,7 @@ def test_a_missing_tensorboard_is_refused_before_anything_is_written(here, monke
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # so that importing it fails
     for arguments in (["tiny.toml"], ["--resume", "byte", "--set", "train.max_steps=9"]):
         message = refusal("train", *arguments, "--set", "log.tensorboard=true")
-        assert message == 'log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"'
+        assert message == 'log.tensorboard needs the tensorboard package; pip install "transformer-xl[tensorboard]"'
     assert not (here / "runs/tiny").exists()
     assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
 

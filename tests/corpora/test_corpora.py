@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import corpora
-from corpora import english, folder, lm1b, stdlib, wt103
-from corpora.corpus import SPLITS, CorpusError, ReadOptions, Slice
+from txlcli import corpora
+from txlcli.corpora import english, folder, lm1b, stdlib, wt103
+from txlcli.corpora.corpus import SPLITS, CorpusError, ReadOptions, Slice
 
 PLAIN = ReadOptions()
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from corpora.corpus import CorpusError, Download
-from corpora.download import fetch
 from tests.corpora.server import Site, serving
+from txlcli.corpora.corpus import CorpusError, Download
+from txlcli.corpora.download import fetch
 
 CONTENT = bytes(range(256)) * 1009
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"

@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
-from corpora.corpus import CorpusError
-from corpora.signatures import refuse_packed
-from corpora.unpack import is_archive, unpack
+from txlcli.corpora.corpus import CorpusError
+from txlcli.corpora.signatures import refuse_packed
+from txlcli.corpora.unpack import is_archive, unpack
 
 
 def everything(member: str) -> bool:

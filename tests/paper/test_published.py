@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from corpora import CORPORA
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.corpora import CORPORA
 from txlcli.errors import UsageError
 from txlcli.paper import published
 from txlcli.paper.metrics import metric_of

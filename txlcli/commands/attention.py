@@ -50,10 +50,7 @@ def attention(
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
-    from corpora.corpus import SPLITS
-    from txlcli.views import attention_result
-    from txlcli.workflows import attention as workflow
-    from txlcli.workflows.workspace import Workspace
+    from txlcli.corpora.corpus import SPLITS
 
     if split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
@@ -63,6 +60,13 @@ def attention(
     given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
     if given and figures and 6 not in figures:
         raise UsageError(f"{given[0]} applies to Figure 6 only; leave it out, or add 6 to --figure {figure}")
+    run = run_folder.find(run_name, runs_dir)
+    if not unfinished:
+        history.check_finished(run)
+    from txlcli.views import attention_result
+    from txlcli.workflows import attention as workflow
+    from txlcli.workflows.workspace import Workspace
+
     options = workflow.AttentionOptions(
         figures=figures,
         heads=_parse_heads(heads) if heads is not None else (),
@@ -74,9 +78,6 @@ def attention(
         mem_len=mem_len,
         seg_len=seg_len,
     )
-    run = run_folder.find(run_name, runs_dir)
-    if not unfinished:
-        history.check_finished(run)
     folder = run.folder / FOLDER if out is None else out
     paths = {number: folder / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
     _check_free(folder, list(paths.values()), force=force)

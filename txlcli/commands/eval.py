@@ -22,6 +22,7 @@ from txlcli.options import (
     parse_lengths,
     read_stdin,
 )
+from txlcli.runs import run_folder
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths, UserText
 
 
@@ -82,9 +83,6 @@ def evaluate(
     Example: txl eval --mem-len 0,64,128,256
     """
     from txlcli.data import loss_file
-    from txlcli.views import eval_table
-    from txlcli.workflows.evaluation import evaluate as workflow
-    from txlcli.workflows.workspace import Workspace
 
     if losses is not None:
         loss_file.check_path(losses)
@@ -106,6 +104,11 @@ def evaluate(
         plotted=plot is not None,
         attention=attention,
     )
+    run_folder.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
+    from txlcli.views import eval_table
+    from txlcli.workflows.evaluation import evaluate as workflow
+    from txlcli.workflows.workspace import Workspace
+
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
     evaluation = workflow.evaluate(run_name, options, workspace)

@@ -7,6 +7,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.options import RUNS_DIR, Force, Json, RunsDir
+from txlcli.runs import run_folder
 from txlcli.views import exchange
 
 
@@ -24,6 +25,7 @@ def export_run(
 
     Example: txl export runs/wt103 hf-wt103/
     """
+    run_folder.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows.exchange import export_run as workflow
 
     result = workflow.export_run(run_name, folder, runs_dir=runs_dir, force=force)

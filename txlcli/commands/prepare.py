@@ -86,7 +86,7 @@ def prepare(
 
 
 def _show_list(data_dir: Path, json: bool) -> None:
-    from corpora.corpus import SPLITS
+    from txlcli.corpora.corpus import SPLITS
     from txlcli.data.token_store import TokenStore, stores_in
     from txlcli.views import store_table
 

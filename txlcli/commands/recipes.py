@@ -158,7 +158,7 @@ def _target(file: str, name: str, *, force: bool) -> Path:
 
 def _entry(name: str) -> dict[str, Any]:
     """Return the entry of a recipe in the list."""
-    import corpora
+    from txlcli import corpora
 
     _, text = recipe.packaged(name)
     settings = recipe.resolve_text(text, name)

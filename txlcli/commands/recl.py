@@ -20,6 +20,7 @@ from txlcli.options import (
     Unfinished,
     check_figure,
 )
+from txlcli.runs import run_folder
 
 
 def recl(
@@ -66,6 +67,8 @@ def recl(
 
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
+    for name in run_names:  # a wrong name is reported before PyTorch is imported
+        run_folder.find(name, runs_dir)
     from txlcli.views import recl_table
     from txlcli.workflows.recl.measure import ReclOptions, measure
     from txlcli.workflows.workspace import Workspace

@@ -9,6 +9,7 @@ from typer import Argument, Option
 from txlcli import console
 from txlcli.errors import UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir
+from txlcli.workflows.reproduction.names import ALL, select
 
 
 def reproduce(
@@ -36,16 +37,16 @@ def reproduce(
 
     Example: txl reproduce table6
     """
+    names = select(item_names or ([ALL] if listed else []))
+    if not names:
+        raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     from txlcli.views import attention_result, plots, recl_table, reproduction_report
-    from txlcli.workflows.reproduction import items, scales
+    from txlcli.workflows.reproduction import scales
     from txlcli.workflows.reproduction.costs import Costs
     from txlcli.workflows.reproduction.reproduce import reproduce as reproduce_items
     from txlcli.workflows.reproduction.runner import Plots, Runner
     from txlcli.workflows.workspace import Workspace
 
-    names = items.select(item_names or ([items.ALL] if listed else []))
-    if not names:
-        raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     size = scales.get(scale, has_ptb=(data_dir / "ptb.h5").is_file())
     reporter = console.TerminalReporter()
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)

@@ -1,10 +1,13 @@
 """`txl speed`: speed-up of prediction by memory (Table 9), and the throughput of everything else."""
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from txlcli import console
+from txlcli.config import recipe
+from txlcli.errors import UnknownNameError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -19,6 +22,7 @@ from txlcli.options import (
     parse_lengths,
 )
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
+from txlcli.runs import run_folder
 
 TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
 
@@ -54,6 +58,8 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
+    if subject is not None and not run_folder.is_run(subject, runs_dir):
+        _check_recipe(subject, overrides or [], runs_dir)
     from txlcli.views import speed_table
     from txlcli.workflows import speed as workflow
     from txlcli.workflows.workspace import Workspace
@@ -71,3 +77,17 @@ def speed(
     if plot is not None:
         speed_table.plot_times(plot, result)
     console.show_result(result, speed_table.show, json=json)
+
+
+def _check_recipe(subject: str, overrides: list[str], runs_dir: Path) -> None:
+    """Refuse a name that is neither a run nor a recipe, and wrong settings, before PyTorch is imported.
+
+    Raises:
+        UnknownNameError: there is no such run or recipe.
+        RecipeError: the recipe or a change is not valid.
+    """
+    packaged = recipe.packaged_names()
+    if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
+        known, listing = [*run_folder.names(runs_dir), *packaged], '"txl runs" and "txl recipes" list all'
+        raise UnknownNameError("run or recipe", subject, known, like=Path(subject).name, listing=listing)
+    recipe.load(subject, overrides)

@@ -1,14 +1,16 @@
 """`txl train`: train a model from a recipe, or resume a run."""
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from txlcli import console
+from txlcli.config import own_text, recipe
 from txlcli.config.settings import MOST_SEED
-from txlcli.errors import UsageError
+from txlcli.errors import RunError, UsageError
 from txlcli.options import (
     DATA_DIR,
     RUNS_DIR,
@@ -21,7 +23,12 @@ from txlcli.options import (
     PrecisionName,
     RunsDir,
 )
+from txlcli.runs import history, run_folder
 from txlcli.system import torchrun
+
+if TYPE_CHECKING:
+    from txlcli.workflows.training.execution import Limits
+    from txlcli.workflows.workspace import Workspace
 
 
 def train(
@@ -61,13 +68,6 @@ def train(
 
     Example: txl train stdlib --max-minutes 2
     """
-    from txlcli.views import training as view
-    from txlcli.workflows.training import follow, forecast, resume, start
-    from txlcli.workflows.training.execution import Limits
-    from txlcli.workflows.workspace import Workspace
-
-    if processes > 1 and torchrun.world_size() == 1 and not dry_run:
-        sys.exit(follow.start_processes(processes, context.find_root().obj))
     changes = [
         *(overrides or []),
         *([f"train.precision={precision}"] if precision else []),
@@ -76,36 +76,108 @@ def train(
         *([f"train.seed={seed}"] if seed is not None else []),
         *([f"log.every={log_every}"] if log_every else []),
     ]
-    reporter, on_report = console.TerminalReporter(), console.show_json if json else None
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
-    limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
+    # All that is wrong with the command line is reported before PyTorch is imported.
     if resume_run is not None:
         if recipe_source is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a resumed run keeps its train.seed; start a new run instead")
-        if not torchrun.is_main():
-            follow.follow(resume_run, changes, workspace, resumed=True)
-            return
-        result = resume.resume(resume_run, changes, workspace, limits=limits, on_report=on_report)
+        run_folder.find(resume_run, runs_dir)
     elif recipe_source is None:
         raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume')
-    elif dry_run:
-        if max_minutes is not None:
-            raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
-        if torchrun.is_main():
-            processes = max(processes, torchrun.world_size())
-            cost = forecast.forecast(
-                recipe_source, changes, workspace, name=name, force=force, max_steps=max_steps, processes=processes
-            )
-            console.show_result(cost, view.show_forecast, json=json)
-        return
-    elif not torchrun.is_main():
-        follow.follow(recipe_source, changes, workspace, resumed=False)
-        return
+    elif dry_run and max_minutes is not None:
+        raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
     else:
-        result = start.train(
-            recipe_source, changes, workspace, name=name, force=force, limits=limits, on_report=on_report
-        )
+        repeated = name is not None or force or dry_run or torchrun.world_size() > 1
+        recipe_source, name, changes = _resolve(recipe_source, name, changes, data_dir, runs_dir, repeated=repeated)
+    from txlcli.workflows.training import follow
+    from txlcli.workflows.training.execution import Limits
+    from txlcli.workflows.workspace import Workspace
+
+    if processes > 1 and torchrun.world_size() == 1 and not dry_run:
+        sys.exit(follow.start_processes(processes, context.find_root().obj))
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=console.TerminalReporter())
+    if not torchrun.is_main():
+        if not dry_run:
+            follow.follow(resume_run or str(recipe_source), changes, workspace, resumed=resume_run is not None)
+    elif dry_run:
+        _show_forecast(str(recipe_source), changes, workspace, name, max_steps, processes, force=force, json=json)
+    else:
+        limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
+        _train(recipe_source, resume_run, changes, workspace, name, limits, force=force, json=json)
+
+
+def _train(
+    recipe_source: str | None,
+    resume_run: str | None,
+    changes: list[str],
+    workspace: "Workspace",
+    name: str | None,
+    limits: "Limits",
+    *,
+    force: bool,
+    json: bool,
+) -> None:
+    """Train a recipe, or resume a run, and show the result."""
+    from txlcli.views import training as view
+    from txlcli.workflows.training import resume, start
+
+    on_report = console.show_json if json else None
+    if resume_run is not None:
+        result = resume.resume(resume_run, changes, workspace, limits=limits, on_report=on_report)
+    else:
+        source = str(recipe_source)
+        result = start.train(source, changes, workspace, name=name, force=force, limits=limits, on_report=on_report)
     if not json:
         view.show_result(result)
+
+
+def _show_forecast(
+    recipe_source: str,
+    changes: list[str],
+    workspace: "Workspace",
+    name: str | None,
+    max_steps: int | None,
+    processes: int,
+    *,
+    force: bool,
+    json: bool,
+) -> None:
+    from txlcli.views import training as view
+    from txlcli.workflows.training import forecast
+
+    processes = max(processes, torchrun.world_size())
+    cost = forecast.forecast(
+        recipe_source, changes, workspace, name=name, force=force, max_steps=max_steps, processes=processes
+    )
+    console.show_result(cost, view.show_forecast, json=json)
+
+
+def _resolve(
+    source: str, name: str | None, changes: list[str], data_dir: Path, runs_dir: Path, *, repeated: bool
+) -> tuple[str, str | None, list[str]]:
+    """Return the recipe, the name of the run and the settings to change; `source` may be the name of a token store.
+
+    Raises:
+        RecipeError, UnknownNameError: the recipe or a change is not valid.
+        RunError: a finished run has the same settings, text and seed, and it is not to be `repeated`.
+    """
+    from txlcli.data.token_store import TokenStore
+
+    store_name = source if own_text.is_store(source, data_dir) else None
+    if store_name is not None:
+        unit = TokenStore.open(data_dir / f"{store_name}.h5").unit
+        source, changes = own_text.RECIPES[unit], [f"corpus.store={store_name}", *changes]
+        console.say(f'{store_name} is a token store (unit {unit}): training the recipe "{source}" on it')
+    settings = recipe.load(source, changes)
+    path = data_dir / f"{settings.corpus.store}.h5"
+    if not repeated and path.is_file():
+        run = history.finished_run(settings, TokenStore.open(path).digest("train"), runs_dir)
+        if run is not None:
+            raise RunError(
+                f'{run.folder} is finished and has the same settings, text and seed; evaluate it with "txl eval '
+                f'{run.name}", train it again under another --name, or replace it with --force'
+            )
+    if store_name is not None and name is None:
+        name = next(run_folder.free_folders(runs_dir, store_name)).name
+    return source, name, changes

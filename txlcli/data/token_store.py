@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from corpora import CORPORA
-from corpora.corpus import SPLITS
+from txlcli.corpora import CORPORA
+from txlcli.corpora.corpus import SPLITS
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.system.atomic_files import sync_file

@@ -1,5 +1,7 @@
 """Reads the history of a run: reports of its training, its evaluations, the saved step."""
 
+import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Iterable
@@ -8,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from txlcli.config.settings import Settings
 from txlcli.errors import RunError
 from txlcli.paper import metrics
 from txlcli.runs import run_folder
@@ -203,6 +206,26 @@ def check_finished(run: Run) -> None:
             f"{run.folder} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
             f'"txl train --resume {run.name}", or use it as it is with --unfinished'
         )
+
+
+def finished_run(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Run | None:
+    """Return the most recent finished run with these settings, except [log], and this training text.
+
+    Args:
+        settings: of the training, with its seed.
+        train_sha256: digest of the train split.
+        runs_dir: folder of the runs; those that cannot be read are passed over.
+    """
+    for folder in run_folder.newest_first(runs_dir):
+        with contextlib.suppress(RunError, OSError):
+            run = run_folder.open_run(folder)
+            saved = _metadata(folder / run_folder.LAST)
+            same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
+            finished = saved.get("step", 0) >= settings.train.max_steps
+            same = dataclasses.replace(run.settings, log=settings.log) == settings and not run.changes
+            if same and same_text and finished:
+                return run
+    return None
 
 
 def _lines(path: Path, keys: tuple[str, ...], *, skip_truncated: bool = False) -> list[Report]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from txlcli import console
 from txlcli.data.token_store import TokenStore
+from txlcli.system.command_lines import command_line
 
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
 COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
@@ -24,6 +25,12 @@ def show_store(store: TokenStore) -> None:
         console.show_text(f"{key}: {value}")
     for note in store.notes:
         console.show_text(f"note: {note}")
+    console.show_text(f"next: {next_command(store)}")
+
+
+def next_command(store: TokenStore) -> str:
+    """Return the command that trains on a store: a recipe of its name, or a small one for its unit."""
+    return command_line("train", store.name, data_dir=store.path.parent)
 
 
 def store_as_json(store: TokenStore) -> dict[str, Any]:
@@ -43,6 +50,7 @@ def store_as_json(store: TokenStore) -> dict[str, Any]:
         "vocabulary_size": store.vocab.size,
         "fingerprint": store.fingerprint,
         "splits": splits,
+        "next": next_command(store),
     }
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-import corpora
-from corpora.corpus import unchanged
+from txlcli import corpora
 from txlcli.core.reading import sampling
 from txlcli.core.reading.sampling import Sampling
+from txlcli.corpora.corpus import unchanged
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation.texts import warn_if_trained_on

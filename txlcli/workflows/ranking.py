@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from corpora import CORPORA
+from txlcli.corpora import CORPORA
 from txlcli.paper import metrics, published
 from txlcli.paper.published import Result, Table
 from txlcli.runs.history import History, Report, lowest

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
@@ -23,7 +22,7 @@ from txlcli.core.measures.timing import (
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.scoring import keys_seen
 from txlcli.core.training.loop import new_model
-from txlcli.errors import UnknownNameError, UsageError
+from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_folder
 from txlcli.system.memory import is_out_of_memory
@@ -100,10 +99,6 @@ def _open_subject(
             raise UsageError("--set changes a recipe, not a run; leave it out, or give a recipe")
         opened = workspace.open_run(subject)
         return f"run {opened.run.folder}", opened.run.settings, opened.model
-    packaged = recipe.packaged_names()
-    if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
-        known, listing = [*run_folder.names(runs_dir), *packaged], '"txl runs" and "txl recipes" list all'
-        raise UnknownNameError("run or recipe", subject, known, like=Path(subject).name, listing=listing)
     settings = recipe.load(subject, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:

@@ -8,7 +8,8 @@ from txlcli.core.model.registry import count_parameters
 from txlcli.errors import UnknownNameError
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
-from txlcli.workflows.reproduction.items import ITEMS, select
+from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.names import NAMES, select
 from txlcli.workflows.reproduction.recl import GROUPS, PARTS
 
 EVERY = {
@@ -102,6 +103,6 @@ def test_groups_are_those_of_table_8():
 
 def test_items_are_selected_in_the_papers_order():
     assert select(["figure3", "table2", "table2"]) == ["table2", "figure3"]
-    assert select(["all"]) == list(ITEMS)
+    assert select(["all"]) == list(NAMES) == list(ITEMS)
     with pytest.raises(UnknownNameError, match='unknown table or figure "tabel6"; did you mean "table6"'):
         select(["tabel6"])

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from corpora.corpus import SPLITS
 from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import AttentionBackend, EvalSettings
+from txlcli.corpora.corpus import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 
 AUTO: Literal["auto"] = "auto"

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from corpora.locate import printable
 from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import scored_stream
+from txlcli.corpora.locate import printable
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics

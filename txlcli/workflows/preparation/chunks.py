@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpora.corpus import Slice
+from txlcli.corpora.corpus import Slice
 
 CHUNK = 2 << 20  # bytes; the unit of work and of memory
 TAIL = 1 << 16  # bytes before the end of a chunk that are searched for a line end

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import corpora
-from corpora.corpus import Corpus, ReadOptions
+from txlcli import corpora
 from txlcli.config.settings import PLAIN_NAME
+from txlcli.corpora.corpus import Corpus, ReadOptions
 from txlcli.data.vocabulary import TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
 from txlcli.exchange import vocabularies

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpora.corpus import CorpusError, Slice, Text
+from txlcli.corpora.corpus import CorpusError, Slice, Text
 from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.sentencepiece_model import train as train_sentencepiece
 from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing

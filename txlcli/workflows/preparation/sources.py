@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from corpora.corpus import Corpus, CorpusError, Slice, Text
-from corpora.download import digest_fault, fetch
-from corpora.locate import text_files
-from corpora.unpack import is_archive, unpack
+from txlcli.corpora.corpus import Corpus, CorpusError, Slice, Text
+from txlcli.corpora.download import digest_fault, fetch
+from txlcli.corpora.locate import text_files
+from txlcli.corpora.unpack import is_archive, unpack
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
 

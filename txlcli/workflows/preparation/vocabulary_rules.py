@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from corpora.corpus import SPLITS, Text, VocabularyRule
+from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
 from txlcli.data.token_store import SplitCounts
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError

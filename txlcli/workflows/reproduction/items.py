@@ -1,10 +1,9 @@
 """Tables and figures of the paper that can be reproduced, by their name on the command line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from txlcli.errors import UnknownNameError
 from txlcli.workflows.reproduction import ablations, benchmarks, recl, single_model
 from txlcli.workflows.reproduction.runner import Runner
 from txlcli.workflows.reproduction.section import Section
@@ -30,16 +29,3 @@ ITEMS: dict[str, Item] = {
     **{f"figure{n}": Item((single_model.PART,), partial(single_model.attention_figure, number=n)) for n in (5, 6, 7)},
     "appendix-e": Item((single_model.PART,), single_model.appendix_e),
 }
-ALL = "all"
-
-
-def select(names: Sequence[str]) -> list[str]:
-    """Return the selected items in the paper's order.
-
-    Raises:
-        UnknownNameError: unknown table or figure.
-    """
-    for name in names:
-        if name not in ITEMS and name != ALL:
-            raise UnknownNameError("table or figure", name, [*ITEMS, ALL], listing='"txl reproduce --list" lists all')
-    return [name for name in ITEMS if ALL in names or name in names]

@@ -1,6 +1,6 @@
 """Opens the text of a training: its store, the segments of the train split, the valid split."""
 
-import corpora
+from txlcli import corpora
 from txlcli.config.settings import Settings
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training.checkpoint import Checkpoint

@@ -86,7 +86,7 @@ def as_line(report: Report, metric: str) -> Line:
 def check_tensorboard(log: LogSettings) -> None:
     """Refuse log.tensorboard without the tensorboard package, before anything is written."""
     if log.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError('log.tensorboard needs the tensorboard package; pip install "txl[tensorboard]"')
+        raise UsageError('log.tensorboard needs the tensorboard package; pip install "transformer-xl[tensorboard]"')
 
 
 @contextmanager
