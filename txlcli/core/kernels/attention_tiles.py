@@ -110,8 +110,13 @@ class Tiling:
 
     def score_shape(self, inputs: AttentionInputs, *, position_keys: int) -> ScoreShape:
         """Return the sizes of the scores of the largest tile, with m position keys."""
-        rows = self.sequences * inputs.key.shape[1]
-        return ScoreShape(rows, self.queries, inputs.key_len, inputs.reach, position_keys)
+        return ScoreShape(
+            rows=self.sequences * inputs.key.shape[1],
+            seg_len=self.queries,
+            key_len=inputs.key_len,
+            reach=inputs.reach,
+            position_keys=position_keys,
+        )
 
     def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
@@ -152,21 +157,20 @@ class _Probabilities:
         self._inputs, self._workspace = inputs, workspace
         self._shape = tiling.score_shape(inputs, position_keys=position_keys)
         self._buffer = workspace.acquire("scores", inputs.key, self._shape)
-        self._scratch: Tensor | None = None  # memory for one tile, which the next one overwrites
+        self._scratch: Tensor | None = None  # scores of one tile, which the next one overwrites
         if position_key is None:
             self._buffer.by_distance.zero_()
         else:
             self._position_key_rows = _repeat_for_sequences(position_key, tiling.sequences)  # (b*H, m, D)
 
     def compute(self, tile: Tile, *, keep: bool = False) -> Tensor:
-        """Return those of a tile, (b*H, l, k); unless `keep`, the next tile overwrites them."""
-        inputs, buffer = self._inputs, self._buffer.view(tile.queries, tile.keys)
-        rows, most_queries, most_keys, _, _ = self._shape
+        """Return the probabilities of a tile, (b*H, l, k); unless `keep`, the next tile overwrites them."""
+        inputs, buffer, rows = self._inputs, self._buffer.view(tile.queries, tile.keys), self._shape.rows
         if keep:
             out = inputs.key.new_empty(rows, tile.queries, tile.keys)
         else:
             if self._scratch is None:
-                self._scratch = inputs.key.new_empty(rows * most_queries * most_keys)
+                self._scratch = inputs.key.new_empty(rows * self._shape.seg_len * self._shape.key_len)
             out = self._scratch[: rows * tile.queries * tile.keys].view(rows, tile.queries, tile.keys)
         if inputs.position_key is not None:
             query = tile.select_biased_queries(inputs.query, inputs.position_bias)
@@ -205,7 +209,7 @@ def _attend(
 
 
 class _Attention(torch.autograd.Function):
-    """Attention whose scores live in distance space; forward and backward go tile by tile."""
+    """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
     def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any) -> Tensor:
