@@ -207,11 +207,14 @@ def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
 
 def restore_generators(states: dict[str, Tensor], world: World, device: torch.device, *, seed: int) -> None:
     """Restore the random generators of this process; those without a saved state begin with `seed`."""
-    torch.manual_seed(seed)  # of all devices
     for generator_device in _generator_devices(device):
         state = states.get(_generator_name(generator_device, world.rank))
         if state is not None:
             set_generator_state(state, generator_device)
+        elif generator_device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
 
 
 def _generator_devices(device: torch.device) -> list[torch.device]:
