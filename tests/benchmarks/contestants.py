@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tests.peer import peer
-from txlcli.config.settings import TrainSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training, new_model
@@ -115,9 +115,10 @@ class OurReading:
     """Evaluation, or one token at a time with the probabilities of all that may follow."""
 
     def __init__(self, model, work, precision):
-        limits = {"same_length": "m", "max_distance": work.max_distance, "memory_start": "zeros"}
-        sizes = {"batch_size": work.batch_size, "mem_len": work.mem_len, "seg_len": work.seg_len}
-        self._decoder = Decoder(model, **sizes, **limits, precision=precision)
+        settings = EvalSettings(
+            seg_len=work.seg_len, mem_len=work.mem_len, same_length="m", max_distance=work.max_distance
+        )
+        self._decoder = Decoder(model, settings, batch_size=work.batch_size, memory_start="zeros", precision=precision)
         self._tokens = work.draw_tokens()
         # The buffer slides now and then; a measurement covers a whole period, so that the slide is paid for.
         self.segments = max(1, self._decoder.housekeeping_interval // work.seg_len)

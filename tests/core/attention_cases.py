@@ -11,7 +11,7 @@ import torch
 
 from tests import reference
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.distance_space import CACHE_BYTES, MIN_QUERIES, Workspace
+from txlcli.core.kernels.score_buffer import CACHE_BYTES, MIN_QUERIES, Workspace
 from txlcli.core.model import backends
 
 B, L, M, H, D, WIDTH = 2, 5, 7, 3, 11, 14

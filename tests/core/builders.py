@@ -6,8 +6,10 @@ Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 import torch
 
 from txlcli.config.model_settings import RnnSettings, TransformerSettings
+from txlcli.config.settings import EvalSettings
 from txlcli.core.model.rnn import RecurrentModel
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.decoder import Decoder
 
 V = 19
 
@@ -44,6 +46,12 @@ def small_rnn(arch, *, vocab_size=V, seed=1, std=0.5, dtype=torch.float64, **cha
         for parameter in model.parameters():
             parameter.normal_(0.0, std, generator=generator)
     return model.to(dtype).eval()
+
+
+def make_decoder(model, *, batch_size, seg_len, mem_len, same_length="off", max_distance=None, **options):
+    """A decoder, whose queries see all of memory and segment by default."""
+    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length, max_distance=max_distance)
+    return Decoder(model, settings, batch_size=batch_size, **options)
 
 
 def draw_tokens(lanes, count, *, vocab_size=V, seed=2):

@@ -3,6 +3,7 @@
 Needs the extra "peer"; skipped where it is not installed.
 """
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -66,15 +67,8 @@ def run_txl(*arguments):
 def predictions(run, tokens, seg_len):
     """Log-probabilities (B, T, V) as an evaluation of the run computes them."""
     opened = loading.open_run(run, Path("runs"), device="cpu", precision="fp32")
-    how = opened.run.settings.evaluation_settings()
-    decoder = Decoder(
-        opened.model,
-        batch_size=len(tokens),
-        mem_len=how.mem_len,
-        seg_len=seg_len,
-        same_length=how.same_length,
-        max_distance=how.max_distance,
-    )
+    settings = dataclasses.replace(opened.run.settings.evaluation_settings(), seg_len=seg_len)
+    decoder = Decoder(opened.model, settings, batch_size=len(tokens))
     return torch.cat([decoder.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
 
 

@@ -82,7 +82,7 @@ class ModelSettings:
         """True if `max_distance` applies: larger distances share one encoding."""
         return False
 
-    def share(self, key: str) -> float:
+    def dropout_rate(self, key: str) -> float:
         """Return a dropout rate, which is `dropout` by default."""
         value: float | None = getattr(self, key)
         return self.dropout if value is None else value

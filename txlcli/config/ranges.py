@@ -18,7 +18,7 @@ class Range:
     """Range of a number, as metadata of a field's type."""
 
     description: str
-    """What an error says that the number must be."""
+    """Requirement, as an error states it."""
     least: float = -math.inf
     """Smallest number."""
     above: float = -math.inf
@@ -93,10 +93,10 @@ def check_fields(section: str, instance: Any) -> None:
         RecipeError: the message suggests a word, or names the range.
     """
     for field in dataclasses.fields(instance):
-        value, known, range_ = getattr(instance, field.name), words_of(field.type), range_of(field.type)
-        if known is not None and value not in known:
+        value, words, range_ = getattr(instance, field.name), words_of(field.type), range_of(field.type)
+        if words is not None and value not in words:
             raise RecipeError(
-                f"[{section}] {field.name} must be one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}"
+                f"[{section}] {field.name} must be one of {', '.join(words)}, not {value!r}{did_you_mean(value, words)}"
             )
         if range_ is not None and value is not None:
             range_.check(section, field.name, value)

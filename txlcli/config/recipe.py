@@ -176,7 +176,16 @@ def section(name: str, keys: Mapping[str, Any]) -> Any:
         RecipeError: an unknown or missing key, a value of the wrong type or out of range.
     """
     cls = _model_class(keys) if name == "model" else typing.cast(type, SECTIONS[name])
-    return _section(cls, name, keys)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in keys:
+        if key not in fields:
+            raise RecipeError(f'[{name}] has no key "{key}"{_suggestion(key, name, keys, list(fields))}')
+    for key, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and key not in keys:
+            raise RecipeError(f'[{name}] needs the key "{key}"')
+    types_ = typing.get_type_hints(cls, include_extras=True)
+    return cls(**{key: _typed(value, types_[key], name, key) for key, value in keys.items()})
 
 
 def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -232,19 +241,6 @@ def _known_section(section: str, where: str) -> None:
     if section not in SECTIONS:
         known = ", ".join(SECTIONS)
         raise RecipeError(f'{where}: no section "{section}"{did_you_mean(section, SECTIONS)} (known: {known})')
-
-
-def _section(cls: type, section: str, keys: Mapping[str, Any]) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for key in keys:
-        if key not in fields:
-            raise RecipeError(f'[{section}] has no key "{key}"{_suggestion(key, section, keys, list(fields))}')
-    for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in keys:
-            raise RecipeError(f'[{section}] needs the key "{name}"')
-    types_ = typing.get_type_hints(cls, include_extras=True)
-    return cls(**{key: _typed(value, types_[key], section, key) for key, value in keys.items()})
 
 
 def setting_names() -> list[str]:

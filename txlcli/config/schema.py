@@ -138,15 +138,15 @@ def _keys_of(section: str, cls: type) -> Iterator[Key]:
 @functools.cache
 def _descriptions(cls: type) -> dict[str, str]:
     """Return the text below each field of a dataclass and of its base classes."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for part in reversed(cls.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = ast.literal_eval(typing.cast(ast.Expr, below).value)
-                found[field.target.id] = " ".join(text.split())
-    return found
+                descriptions[field.target.id] = " ".join(text.split())
+    return descriptions
 
 
 def json_schema() -> dict[str, Any]:

@@ -298,22 +298,22 @@ class Settings:
         Raises:
             UsageError: a window is too long.
         """
-        known, longest = self.model.longest_window, max(attn_lens, default=0)
-        if known is not None and longest > known:
+        n_positions, longest = self.model.longest_window, max(attn_lens, default=0)
+        if n_positions is not None and longest > n_positions:
             raise UsageError(
-                f"--attn-len {longest}: {subject} has learned {known:,} positions, so that no window is longer; give "
-                "at most that"
+                f"--attn-len {longest}: {subject} has learned {n_positions:,} positions, so that no window is longer; "
+                "give at most that"
             )
 
     def _check_positions(self, model: TransformerSettings) -> None:
         """Check that segments have enough learned positions, and that memory and max_distance apply to the encoding."""
-        known = model.longest_window
+        n_positions = model.longest_window
         for section, length in (("train", self.train.seg_len), ("eval", self.eval.seg_len)):
-            fits = known is None or length <= known
-            require(fits, section, "seg_len", length, f"at most model.n_positions ({known})")
+            fits = n_positions is None or length <= n_positions
+            require(fits, section, "seg_len", length, f"at most model.n_positions ({n_positions})")
         valid_seg_len = self.train.valid_seg_len if self.train.mem_len else None  # without memory it is seg_len
-        fits = known is None or valid_seg_len is None or valid_seg_len <= known
-        require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({known})")
+        fits = n_positions is None or valid_seg_len is None or valid_seg_len <= n_positions
+        require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({n_positions})")
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
         require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
         max_distance = self.eval.max_distance

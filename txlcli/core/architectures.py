@@ -8,7 +8,7 @@ from txlcli.core.measures.cost import LayerProducts
 from txlcli.core.model import registry as models
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading import registry as readers
-from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.reader import Reader, StateReader
 
 
 def register_architecture(
@@ -17,7 +17,7 @@ def register_architecture(
     settings: type[ModelSettings],
     model: type[LanguageModel],
     products: type[LayerProducts],
-    make_reader: Callable[..., Reader] = readers.state_reader,
+    make_reader: Callable[..., Reader] = StateReader,
 ) -> None:
     """Add an architecture, so that recipes accept `model.arch` = name and all commands use its model.
 

@@ -6,7 +6,6 @@ KEY/facts                    attribute: everything that the losses depend on, as
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.loss_file import replace_file
+from txlcli.data.loss_file import replacing_file
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_folder
 
@@ -103,9 +102,7 @@ class ContextFile:
         """
         if not self._changed:
             return
-        # Built in memory: if the disk is full, HDF5 cannot close its own file and crashes the process.
-        content = io.BytesIO()
-        with h5py.File(content, "w") as file:
+        with replacing_file(self.path) as file:
             file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
             for key, by_context in self._losses.items():
                 group = file.create_group(key)
@@ -113,7 +110,6 @@ class ContextFile:
                 for context_len, (positions, losses) in by_context.items():
                     part = group.create_group(f"context_{context_len}")
                     part["positions"], part["losses_nats"] = positions, losses
-        replace_file(self.path, content)
         self._changed = False
 
     def check_writable(self) -> None:

@@ -1,7 +1,8 @@
 """The HDF5 file with the loss of each token, written by `txl eval --losses`."""
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -64,16 +65,13 @@ def write(path: Path, tokens: NDArray[np.integer], results: Iterable[TokenLosses
     Raises:
         StoreError: the file cannot be written.
     """
-    # Built in memory: if the disk is full, HDF5 cannot close its own file and crashes the process.
-    content = io.BytesIO()
-    with h5py.File(content, "w") as file:
+    with replacing_file(path) as file:
         file.attrs["format"] = FORMAT
         _set_attributes(file, facts)
         file["tokens"] = tokens
         for one in results:
             dataset = file.create_dataset(f"{one.length_name}_{one.length}", data=one.losses_nats)
             _set_attributes(dataset, {one.length_name: one.length, **one.facts})
-    replace_file(path, content)
 
 
 def _set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
@@ -82,12 +80,18 @@ def _set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
             part.attrs[key] = value
 
 
-def replace_file(path: Path, content: io.BytesIO) -> None:
-    """Write a file that was built in memory, atomically.
+@contextmanager
+def replacing_file(path: Path) -> Iterator[h5py.File]:
+    """Yield an HDF5 file in memory, which is written atomically if the block succeeds.
+
+    If the disk is full, HDF5 cannot close a file of its own and crashes the process.
 
     Raises:
         StoreError: the file cannot be written; an existing file is unchanged.
     """
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        yield file
     try:
         with replacing(path) as beside:
             beside.write_bytes(content.getbuffer())

@@ -29,8 +29,8 @@ _ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitInfo:
-    """Counts of one split, and its digest."""
+class SplitCounts:
+    """Counts of one split, which are known before it is written."""
 
     tokens: int
     """Length of the token stream."""
@@ -42,6 +42,12 @@ class SplitInfo:
     """Number of tokens whose symbol is not in the vocabulary."""
     types: int
     """Number of distinct ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInfo(SplitCounts):
+    """Counts of one split, and its digest."""
+
     sha256: str
     """Digest of the ids as stored in the file."""
 
@@ -210,17 +216,6 @@ def _digest(ids: NDArray[Any]) -> str:
     for start in range(0, len(ids), _HASH_BLOCK):
         digest.update(ids[start : start + _HASH_BLOCK].data)
     return digest.hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitCounts:
-    """Counts of a split that are known before it is written."""
-
-    tokens: int
-    words: int
-    bytes: int
-    unknown: int
-    types: int
 
 
 class StoreWriter:

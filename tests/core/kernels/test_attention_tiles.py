@@ -22,7 +22,7 @@ from tests.core.attention_cases import (
     workspace_of,
 )
 from txlcli.core.kernels.attention_tiles import Tiling
-from txlcli.core.kernels.distance_space import Workspace, scores_at_once
+from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
 from txlcli.core.model.attention import ScoreTerms
 
 

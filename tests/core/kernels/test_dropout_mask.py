@@ -1,4 +1,4 @@
-"""Masks of dropout: shares, independence, reproducibility."""
+"""Masks of dropout: rates, independence, reproducibility."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from txlcli.core.kernels.dropout_mask import keep_mask
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_the_dropped_share_is_the_requested_one(share):
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_dropped_share_is_the_requested_one(rate):
     torch.manual_seed(3)
-    kept = keep_mask(torch.Size((701, 997)), share, CPU)
-    deviation = (share * (1 - share) / kept.numel()) ** 0.5
-    assert abs(1 - share - kept.double().mean().item()) < 4 * deviation
+    kept = keep_mask(torch.Size((701, 997)), rate, CPU)
+    deviation = (rate * (1 - rate) / kept.numel()) ** 0.5
+    assert abs(1 - rate - kept.double().mean().item()) < 4 * deviation
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 4, 5])
@@ -29,9 +29,9 @@ def test_the_mask_has_the_requested_shape(shape):
     assert keep_mask(torch.Size(shape), 0.3, CPU).shape == shape
 
 
-@pytest.mark.parametrize(("share", "kept"), [(0.0, 1.0), (1e-9, 1.0), (1 - 1e-9, 0.0)])
-def test_a_share_at_either_end_keeps_all_or_nothing(share, kept):
-    assert keep_mask(torch.Size((1009,)), share, CPU).double().mean() == kept
+@pytest.mark.parametrize(("rate", "kept"), [(0.0, 1.0), (1e-9, 1.0), (1 - 1e-9, 0.0)])
+def test_a_rate_at_either_end_keeps_all_or_nothing(rate, kept):
+    assert keep_mask(torch.Size((1009,)), rate, CPU).double().mean() == kept
 
 
 def test_the_generator_determines_the_mask_and_advances():

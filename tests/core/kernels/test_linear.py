@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.builders import V, draw_tokens, read_segments, small_model, small_rnn
+from tests.core.builders import V, draw_tokens, make_decoder, read_segments, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import (
     Linear,
@@ -21,7 +21,6 @@ from txlcli.core.kernels.linear import (
     use_onednn,
 )
 from txlcli.core.kernels.private import has_onednn, onednn_has_bf16
-from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.registry import make_reader
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
@@ -254,7 +253,7 @@ def test_packed_matrices_do_not_change_what_a_decoder_returns(changed, dtype, to
     results = []
     for use in (EVERYWHERE, NOWHERE):
         with use_onednn(use):
-            decoder = Decoder(model, **options)
+            decoder = make_decoder(model, **options)
             packed = {layer.attention.project_all is not None for layer in decoder.model.layers}
             assert packed == {use is EVERYWHERE}
             results.append([read(decoder, tokens, lengths), decoder.read_last(tokens, 3)])

@@ -9,11 +9,11 @@ from txlcli.core.model.dropout import Dropout
 
 @pytest.mark.parametrize("variational", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
-def test_relu_dropout_and_its_gradient_equal_dropout_of_relu(variational, dtype, share):
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.9])
+def test_relu_dropout_and_its_gradient_equal_dropout_of_relu(variational, dtype, rate):
     given = torch.randn(7, 11, 5, dtype=dtype)
     given[0, 0] = 0.0
-    weight, dropout, results = torch.randn(7, 11, 5, dtype=dtype), Dropout(share, variational=variational), []
+    weight, dropout, results = torch.randn(7, 11, 5, dtype=dtype), Dropout(rate, variational=variational), []
     for function in (relu_dropout, lambda hidden, dropout: dropout(hidden.relu())):
         leaf = given.clone().requires_grad_()
         torch.manual_seed(3)

@@ -17,7 +17,7 @@ from tests.core.builders import draw_tokens, small_model
 from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, observe, stream
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import row_multiple, use_row_multiple
-from txlcli.core.kernels.distance_space import PaddedScoreBuffer, Workspace, scores_at_once
+from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape, Workspace, scores_at_once
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
@@ -33,14 +33,13 @@ def test_only_cuda_needs_aligned_rows():
 @pytest.mark.parametrize("reach", [1, 4, 9, K])
 @pytest.mark.parametrize("seg_len", [1, L, 8])
 def test_scores_by_distance_are_read_by_key_in_aligned_rows(seg_len, reach, known):
-    known = known and min(known, reach)
-    sizes = {"rows": B * H, "seg_len": seg_len, "key_len": K, "reach": reach, "position_keys": known}
+    known = min(known or reach, reach)
     with use_row_multiple(MULTIPLE):
-        buffer = PaddedScoreBuffer(draw(1), **sizes, fill=-math.inf)
+        buffer = PaddedScoreBuffer(draw(1), ScoreShape(B * H, seg_len, K, reach, known), fill=-math.inf)
     score = draw(B * H, seg_len, reach)
     buffer.by_distance.copy_(score)
     np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, K))
-    written = buffer.by_distance[:, :, reach - (known or reach) :]
+    written = buffer.by_distance[:, :, reach - known :]
     assert written.stride(1) % MULTIPLE == written.storage_offset() % MULTIPLE == 0
 
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.core.builders import V, draw_tokens, small_model
+from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
-from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.windows import WindowReader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -173,7 +172,7 @@ def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_s
 def full_reader(seg_len, max_distance=None):
     """Return a decoder with a full memory whose buffer does not slide at the next segment."""
     sizes = {"batch_size": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}
-    reader = Decoder(one_lane_model(), **sizes, memory_start="zeros")
+    reader = make_decoder(one_lane_model(), **sizes, memory_start="zeros")
     reader.read(draw_tokens(B, seg_len))
     reader.reset()
     return reader

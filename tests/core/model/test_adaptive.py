@@ -9,11 +9,10 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
+from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import TrainSettings
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.reading.decoder import Decoder
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 
@@ -255,7 +254,7 @@ def test_a_whole_model_with_memory_equals_the_oracle(case, key_limit):
 def test_the_decoder_equals_the_model(case):
     model, tokens, targets = adaptive_model(**case), draw_tokens(B, T), draw_tokens(B, T, seed=5)
     expected, _ = read_segments(model, tokens, [L, L, L, L, 3], mem_len=M)
-    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L)
+    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L)
     parts = []
     for read, wanted in zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True):
         hidden = decoder.read(read)
@@ -275,7 +274,7 @@ def test_a_decoder_in_bf16_is_close_to_fp32(case):
     model, tokens = adaptive_model(dtype=torch.float32, std=0.1, **case), draw_tokens(B, L)
 
     def log_probs(precision):
-        decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
+        decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
         return decoder.log_probs(decoder.read(tokens))
 
     exact, rounded = log_probs("fp32"), log_probs("bf16")

@@ -13,9 +13,9 @@ import torch
 from tests import reference
 from tests.core import oracle
 from tests.core.attention_cases import SHAPES, WIDTH, B, D, H, L, M, draw, shifted
-from tests.core.builders import draw_tokens, small_model
+from tests.core.builders import draw_tokens, make_decoder, small_model
 from txlcli.core import kernels
-from txlcli.core.kernels.distance_space import Workspace
+from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
 from txlcli.core.model.attention import (
     Attention,
@@ -25,7 +25,6 @@ from txlcli.core.model.attention import (
     split_heads,
     visible_keys,
 )
-from txlcli.core.reading.decoder import Decoder
 
 KERNELS = Path(kernels.__file__).parent
 PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attention.project_keys_values)
@@ -199,13 +198,13 @@ def train_a_step(model):
 
 
 def read_segments(model):
-    decoder = Decoder(model.eval(), batch_size=B, mem_len=M, seg_len=L)
+    decoder = make_decoder(model.eval(), batch_size=B, mem_len=M, seg_len=L)
     for part in draw_tokens(B, 3 * L).split(L, dim=1):
         decoder.losses(decoder.read(part), part)
 
 
 def read_token_by_token(model):
-    decoder = Decoder(model.eval(), batch_size=B, mem_len=M, seg_len=1)
+    decoder = make_decoder(model.eval(), batch_size=B, mem_len=M, seg_len=1)
     for part in draw_tokens(B, L).split(1, dim=1):
         decoder.read(part)
 

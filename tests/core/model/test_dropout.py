@@ -18,7 +18,7 @@ def test_kept_entries_are_scaled_and_the_gradient_follows_them():
     assert torch.equal(hidden.grad, out.detach())
 
 
-def test_nothing_is_dropped_in_evaluation_or_with_share_0():
+def test_nothing_is_dropped_in_evaluation_or_with_rate_0():
     hidden = torch.randn(5, 3)
     assert Dropout(0.0)(hidden) is hidden
     assert Dropout(0.9).eval()(hidden) is hidden
@@ -52,11 +52,11 @@ def test_every_segment_has_its_own_mask():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.6])
-def test_variational_dropout_keeps_the_expectation(share):
+@pytest.mark.parametrize("rate", [0.1, 0.6])
+def test_variational_dropout_keeps_the_expectation(rate):
     torch.manual_seed(23)
-    out = Dropout(share, variational=True)(torch.ones(1009, 2, 997, dtype=torch.float64))
-    deviation = (share / (1 - share) / (1009 * 997)) ** 0.5
+    out = Dropout(rate, variational=True)(torch.ones(1009, 2, 997, dtype=torch.float64))
+    deviation = (rate / (1 - rate) / (1009 * 997)) ** 0.5
     assert abs(out.mean().item() - 1) < 4 * deviation
 
 
@@ -110,7 +110,7 @@ def test_word_dropout_keeps_the_expectation():
     assert abs(out.mean().item() - 1) < 4 * (0.2 / 0.8 / 500_009) ** 0.5
 
 
-def test_no_word_is_dropped_in_evaluation_or_with_share_0():
+def test_no_word_is_dropped_in_evaluation_or_with_rate_0():
     tokens, embedded = occurrences()
     assert WordDropout(0.0, V + 1)(embedded, tokens) is embedded
     assert WordDropout(0.9, V + 1).eval()(embedded, tokens) is embedded

@@ -1,4 +1,4 @@
-"""Dropout acts where the released code has it: a share of nearly 1 drops everything, which shows each place."""
+"""Dropout acts where the released code has it: a rate of nearly 1 drops everything, which shows each place."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_embedding_distance_encodings_and_output_are_dropped():
     model, tokens = training_model("post"), draw_tokens(B, L)
     assert all(tensor.count_nonzero() for tensor in first_inputs_and_output(model, tokens))
     for dropout in (model.embedding_dropout, model.encoding.dropout, model.output_dropout):
-        dropout.share = ALL
+        dropout.rate = ALL
     hidden, encoding, out = first_inputs_and_output(model, tokens)
     assert (hidden.shape[:2], encoding.shape[1]) == ((B, L), L)
     assert not hidden.count_nonzero()
@@ -42,7 +42,7 @@ def test_the_output_of_both_sublayers_is_dropped_before_the_residual_sum():
     for norm in ("pre", "post"):
         model = training_model(norm)
         layer = model.layers[0]
-        layer.dropout.share = ALL
+        layer.dropout.rate = ALL
         expected = hidden if norm == "pre" else layer.ff_norm(layer.attention_norm(hidden))
         given, _ = layer(hidden, GrowingMemory(layer, hidden[:, :0]), model.score_terms(L, max_distance=None)[0])
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
@@ -51,7 +51,7 @@ def test_the_output_of_both_sublayers_is_dropped_before_the_residual_sum():
 def test_feed_forward_activations_are_dropped():
     layer = training_model("post").layers[0]
     hidden = torch.randn(B, L, small_model().settings.d_model, dtype=torch.float64)
-    layer.feed_forward.dropout.share = ALL
+    layer.feed_forward.dropout.rate = ALL
     given = layer.feed_forward(hidden)
     torch.testing.assert_close(given, layer.feed_forward.ff_2.bias.expand_as(given), rtol=0, atol=1e-12)
 
@@ -70,20 +70,20 @@ def test_attention_probabilities_are_dropped():
 def test_the_dropout_of_a_recipe_is_applied_everywhere(norm):
     model = small_model(norm=norm, dropout=0.3, attention_dropout=0.2)
     layers = list(model.layers)
-    shares = [model.encoding.dropout.share, model.embedding_dropout.share, model.output_dropout.share]
-    shares += [layer.dropout.share for layer in layers] + [layer.feed_forward.dropout.share for layer in layers]
-    assert set(shares) == {0.3}
+    rates = [model.encoding.dropout.rate, model.embedding_dropout.rate, model.output_dropout.rate]
+    rates += [layer.dropout.rate for layer in layers] + [layer.feed_forward.dropout.rate for layer in layers]
+    assert set(rates) == {0.3}
     assert {layer.attention.attention_dropout for layer in layers} == {0.2}
 
 
-def test_places_may_have_their_own_shares():
+def test_places_may_have_their_own_rates():
     own = {"embedding_dropout": 0.4, "inner_dropout": 0.0, "output_dropout": 0.6, "word_dropout": 0.1}
     model = small_model(dropout=0.3, **own)
     layers = list(model.layers)
-    assert (model.embedding_dropout.share, model.output_dropout.share) == (0.4, 0.6)
-    assert {layer.feed_forward.dropout.share for layer in layers} == {0.0}
-    assert {model.encoding.dropout.share, *(layer.dropout.share for layer in layers)} == {0.3}
-    assert model.embedding.word_dropout.share == 0.1
+    assert (model.embedding_dropout.rate, model.output_dropout.rate) == (0.4, 0.6)
+    assert {layer.feed_forward.dropout.rate for layer in layers} == {0.0}
+    assert {model.encoding.dropout.rate, *(layer.dropout.rate for layer in layers)} == {0.3}
+    assert model.embedding.word_dropout.rate == 0.1
 
 
 @pytest.mark.parametrize("variational", [True, False])

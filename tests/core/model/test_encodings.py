@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from tests import reference
-from tests.core.builders import V, draw_tokens, read_segments, small_model
+from tests.core.builders import V, draw_tokens, make_decoder, read_segments, small_model
 from txlcli.config.encodings import ENCODINGS
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
 from txlcli.core.model.attention import distance_encoding
 from txlcli.core.model.encodings import ShawEncoding
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.reading.decoder import Decoder
 
 B, L, M = 2, 5, 7
 D, H = 11, 3
@@ -129,7 +128,7 @@ def test_segments_with_memory_equal_one_long_window(position, dtype, tolerance):
 
 def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
     model, tokens = small_model(dtype=torch.float32, **CHANGES["rotary"]), draw_tokens(B, 6 * L)
-    early, late = (Decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
+    early, late = (make_decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
     late.read(tokens[:, :1])
     for _ in range(2_000):  # 10,000 tokens of another text
         late.read(tokens[:, :L])
@@ -162,7 +161,7 @@ def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem
     limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
     lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
     expected, _ = read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit)
-    decoder = Decoder(model, batch_size=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
+    decoder = make_decoder(model, batch_size=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
     with torch.no_grad():
         given = torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
@@ -173,7 +172,7 @@ def test_a_segment_read_token_by_token_has_equal_positions(position):
     model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 4 * L)
     # Every query may see M keys, so that only the positions could make the two differ.
     options = {"batch_size": B, "mem_len": M, "same_length": "m"}
-    whole, single = (Decoder(model, seg_len=L, **options), Decoder(model, seg_len=1, period=L, **options))
+    whole, single = (make_decoder(model, seg_len=L, **options), make_decoder(model, seg_len=1, period=L, **options))
     by_segment = torch.cat([whole.read(part) for part in tokens.split(L, dim=1)], dim=1)
     by_token = torch.cat([single.read(part) for part in tokens.split(1, dim=1)], dim=1)
     torch.testing.assert_close(by_token, by_segment, rtol=0, atol=1e-10)
@@ -233,7 +232,7 @@ def test_every_encoding_trains_and_reads_in_bf16_with_every_backend(position, ba
         with autocast(torch.device("cpu"), precision):
             losses[precision], _, _ = model.objective(tokens, tokens, memory, mem_len=4, part="full", progress=0.0)
         losses[precision].backward()
-        reader = Decoder(model.eval(), batch_size=2, mem_len=4, seg_len=4, precision=precision)
+        reader = make_decoder(model.eval(), batch_size=2, mem_len=4, seg_len=4, precision=precision)
         losses[f"read {precision}"] = reader.losses(reader.read(tokens), tokens).mean()
         model.train()
     assert losses["bf16"].item() == pytest.approx(losses["fp32"].item(), rel=0.01)

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from tests.core.builders import draw_tokens, model_settings, read_segments, small_model
+from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import SlopesEncoding, registered_slopes
 from txlcli.config.encodings import EncodingTraits
 from txlcli.core.model.encodings import ENCODINGS, register_encoding
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.decoder import Decoder
 
 B, L, M, H = 2, 5, 7, 3
 
@@ -68,7 +67,7 @@ def test_the_decoder_equals_the_model(seg_len, max_distance, same_length, replay
     lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
     limit = {"off": None, "m": M}[same_length]
     expected, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=limit, max_distance=max_distance)
-    decoder = Decoder(
+    decoder = make_decoder(
         model,
         batch_size=B,
         mem_len=M,

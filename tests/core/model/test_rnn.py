@@ -15,10 +15,10 @@ from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
+from txlcli.core.reading.reader import StateReader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score, scored_stream
-from txlcli.core.reading.state_reader import StateReader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import new_model
 
@@ -323,19 +323,19 @@ def test_dropout_acts_on_the_embedding_between_layers_and_on_the_output(arch):
         ("output_dropout", [True, True, True, False]),
     ]:
         dropout = getattr(model, place)
-        dropout.share = everything
+        dropout.rate = everything
         assert inputs_and_output() == expected
-        dropout.share = 0.0
+        dropout.rate = 0.0
 
 
 def test_the_dropout_of_a_recipe_is_applied_everywhere():
     shares = {"dropout": 0.2, "embedding_dropout": 0.3, "output_dropout": 0.4, "word_dropout": 0.1}
     model = small_rnn("lstm", **shares, variational_dropout=True)
     places = (model.embedding_dropout, model.dropout, model.output_dropout)
-    assert [(place.share, place.variational) for place in places] == [(0.3, True), (0.2, True), (0.4, True)]
-    assert model.embedding.word_dropout.share == 0.1
+    assert [(place.rate, place.variational) for place in places] == [(0.3, True), (0.2, True), (0.4, True)]
+    assert model.embedding.word_dropout.rate == 0.1
     model = small_rnn("qrnn", dropout=0.2)
-    assert {place.share for place in (model.embedding_dropout, model.dropout, model.output_dropout)} == {0.2}
+    assert {place.rate for place in (model.embedding_dropout, model.dropout, model.output_dropout)} == {0.2}
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.builders import draw_tokens, read_segments, small_model
-from txlcli.core.reading.decoder import Decoder, key_limit
+from tests.core.builders import draw_tokens, make_decoder, read_segments, small_model
+from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 
 B, L, M, T = 2, 5, 7, 53
@@ -19,7 +19,7 @@ def decode_parts(model, parts, decoder):
 
 def decode(model, tokens, *, seg_len, decoder=None, **how):
     """Log-probabilities (B, T, V) of a whole stream, `seg_len` tokens at a time."""
-    decoder = decoder or Decoder(model, batch_size=tokens.shape[0], seg_len=seg_len, **how)
+    decoder = decoder or make_decoder(model, batch_size=tokens.shape[0], seg_len=seg_len, **how)
     return decode_parts(model, tokens.split(seg_len, dim=1), decoder)
 
 
@@ -50,7 +50,7 @@ def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, s
     torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("max_distance", [0, 4, 100])
+@pytest.mark.parametrize("max_distance", [1, 4, 100])
 def test_shared_distances_equal_the_model(max_distance):
     model, tokens = small_model(), draw_tokens(B, T)
     how = {"seg_len": L, "mem_len": M, "max_distance": max_distance}
@@ -64,7 +64,7 @@ def test_shared_distances_equal_the_model(max_distance):
 def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_length, max_distance, seg_len):
     model, tokens = small_model(), draw_tokens(B, 131)
     how = {"seg_len": seg_len, "mem_len": 47, "same_length": same_length, "max_distance": max_distance}
-    decoder = Decoder(model, batch_size=B, **how)
+    decoder = make_decoder(model, batch_size=B, **how)
     assert decoder._terms[0].position_key.shape[1] == max_distance + seg_len
     expected = by_the_model(model, tokens, **how)
     torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected, rtol=0, atol=1e-10)
@@ -74,7 +74,7 @@ def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_leng
 @given(st.lists(st.integers(1, L), min_size=1, max_size=23), st.sampled_from(["off", "m", "m_plus_one"]))
 def test_segments_may_have_any_lengths_up_to_l(lengths, same_length):
     model, tokens = small_model(), draw_tokens(B, sum(lengths))
-    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L, same_length=same_length)
+    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L, same_length=same_length)
     given_logits = decode_parts(model, tokens.split(lengths, dim=1), decoder)
     expected, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=key_limit(same_length, M))
     torch.testing.assert_close(given_logits, expected, rtol=0, atol=1e-10)
@@ -103,7 +103,7 @@ def test_chunks_equal_one_long_segment_while_the_memory_holds_all(seg_len):
 @pytest.mark.parametrize(("mem_len", "seg_len", "capacity"), [(7, 5, 12), (80, 5, 100), (0, 5, 5), (7, 1, 8)])
 def test_the_buffer_holds_the_memory_and_some_room_to_slide(mem_len, seg_len, capacity):
     # Room for one segment, or a quarter of the memory where that is more.
-    assert Decoder(small_model(), batch_size=1, mem_len=mem_len, seg_len=seg_len).capacity == capacity
+    assert make_decoder(small_model(), batch_size=1, mem_len=mem_len, seg_len=seg_len).capacity == capacity
 
 
 def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
@@ -129,7 +129,7 @@ def test_sliding_moves_the_remembered_positions_even_where_source_and_target_ove
 @pytest.mark.parametrize("memory_start", ["empty", "zeros"])
 def test_reset_forgets_everything(norm, memory_start):
     model, tokens = small_model(norm=norm, memory_start=memory_start), draw_tokens(B, T)
-    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L)
+    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L)
     first = decode(model, tokens, seg_len=L, decoder=decoder)
     assert not torch.allclose(decode(model, tokens, seg_len=L, decoder=decoder)[:, :L], first[:, :L])
     decoder.reset()
@@ -156,7 +156,7 @@ def test_reading_only_the_last_position_equals_reading_everything(length, layers
     # The deepest model begins with zeros.
     memory_start = "zeros" if layers == 3 else "empty"
     model, tokens = small_model(n_layers=layers, norm=norm, memory_start=memory_start), draw_tokens(B, 40)
-    short, full = (Decoder(model, batch_size=B, mem_len=M, seg_len=L, same_length=same_length) for _ in range(2))
+    short, full = (make_decoder(model, batch_size=B, mem_len=M, seg_len=L, same_length=same_length) for _ in range(2))
     *_, expected = (full.read(part) for part in tokens[:, :length].split(L, dim=1))
     last = short.read_last(tokens[:, :length])
     assert last.shape == (B, 1, 14)
@@ -172,7 +172,7 @@ def test_bf16_is_close_to_fp32(memory_start):
     targets = draw_tokens(B, T, seed=5)
 
     def losses(precision):
-        decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
+        decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
         parts = zip(tokens.split(L, dim=1), targets.split(L, dim=1), strict=True)
         return torch.cat([decoder.losses(decoder.read(read), wanted) for read, wanted in parts], dim=1)
 
@@ -185,14 +185,14 @@ def test_bf16_is_close_to_fp32(memory_start):
 def test_another_precision_leaves_the_weights_of_the_model_alone():
     model = small_model(dtype=torch.float32)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    Decoder(model, batch_size=1, mem_len=M, seg_len=L, precision="bf16").read(draw_tokens(1, L))
+    make_decoder(model, batch_size=1, mem_len=M, seg_len=L, precision="bf16").read(draw_tokens(1, L))
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_decoding_uses_no_dropout():
     model = small_model(dropout=0.5, attention_dropout=0.5).train()
-    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L)
+    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L)
     tokens = draw_tokens(B, L)
     first = decoder.read(tokens)
     decoder.reset()
@@ -201,7 +201,7 @@ def test_decoding_uses_no_dropout():
 
 def test_log_probabilities_and_losses_belong_together():
     model, tokens, targets = small_model(), draw_tokens(B, L), draw_tokens(B, L, seed=5)
-    decoder = Decoder(model, batch_size=B, mem_len=M, seg_len=L)
+    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L)
     hidden = decoder.read(tokens)
     chosen = decoder.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(decoder.losses(hidden, targets), -chosen)

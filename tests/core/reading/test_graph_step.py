@@ -10,9 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from tests.core.builders import V, draw_tokens, small_model
+from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture
-from txlcli.core.reading.decoder import Decoder
 
 B, L, M, T = 2, 5, 7, 53
 CPU = torch.device("cpu")
@@ -27,7 +26,7 @@ POSITIONS = {
 
 def read(model, tokens, *, lengths, **how):
     """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
-    decoder = Decoder(model, batch_size=len(tokens), seg_len=L, **how)
+    decoder = make_decoder(model, batch_size=len(tokens), seg_len=L, **how)
     found, at = [], 0
     while at < tokens.shape[1]:
         for length in lengths:
@@ -59,7 +58,7 @@ def test_every_token_is_what_the_decoder_reads(position, norm, how, lengths):
 
 def test_a_step_after_a_reset_knows_nothing_of_the_text_before():
     tokens = draw_tokens(B, 2 * M).split(1, dim=1)
-    decoder = Decoder(small_model(), batch_size=B, seg_len=1, mem_len=M, replay_steps=True)
+    decoder = make_decoder(small_model(), batch_size=B, seg_len=1, mem_len=M, replay_steps=True)
     first = [decoder.read(token) for token in tokens]
     assert not torch.equal(decoder.read(tokens[0]), first[0])
     decoder.reset()
@@ -89,7 +88,7 @@ class Shapes(TorchDispatchMode):
 
 
 def test_no_operation_of_a_step_knows_how_long_the_text_is():
-    decoder = Decoder(small_model(), batch_size=B, seg_len=1, mem_len=400, replay_steps=True)
+    decoder = make_decoder(small_model(), batch_size=B, seg_len=1, mem_len=400, replay_steps=True)
     steps = []
     for token in draw_tokens(B, 9).split(1, dim=1):
         with Shapes() as shapes:

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tests.core.builders import V, draw_tokens, small_model
-from txlcli.core.reading.decoder import Decoder
+from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from txlcli.core.reading.sampling import Sampling, generate, sample
 
 L, M = 5, 7
@@ -54,7 +53,7 @@ def test_the_likeliest_stays_however_small_the_share():
 
 
 def decoder(model, mem_len=M):
-    return Decoder(model, batch_size=1, mem_len=mem_len, seg_len=L)
+    return make_decoder(model, batch_size=1, mem_len=mem_len, seg_len=L)
 
 
 def first(count, tokens):

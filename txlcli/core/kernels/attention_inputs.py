@@ -1,5 +1,6 @@
 """The arguments of attention, laid out for the fast implementations: scaled, without biases by distance, padded."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,8 @@ class AttentionInputs:
     position key.
     """
 
+    reach: int
+    """n; keys at distance n or more are not seen."""
     query: Tensor
     """(B, H, L, D), scaled: gives (a) against `key` and (b) against `position_key`."""
     key: Tensor
@@ -30,8 +33,6 @@ class AttentionInputs:
     position_key: Tensor | None
     """(H, m, D); row c is distance m - 1 - c; None without relative positions. Without gradient m may be less than n if
     the first L rows are equal: all farther distances then score as the first row does."""
-    reach: int
-    """n; keys at distance n or more are not seen."""
 
     @classmethod
     def of(
@@ -56,7 +57,7 @@ class AttentionInputs:
             return None if bias is None else (bias * scale).to(query.dtype)[:, None]
 
         position_key = None if position_key is None else position_key.to(query.dtype)
-        inputs = cls(query * scale, key, value, scaled(content_bias), scaled(position_bias), position_key, reach)
+        inputs = cls(reach, query * scale, key, value, scaled(content_bias), scaled(position_bias), position_key)
         if distance_bias is not None:
             inputs = inputs._with_distance_bias(distance_bias.to(query.dtype))
         return inputs.widened(row_multiple(key.device))
@@ -66,18 +67,13 @@ class AttentionInputs:
         query, key, value = (F.pad(tensor, (0, 1)) for tensor in (self.query, self.key, self.value))
         heads, width = self.query.shape[1], self.query.shape[3]
         content_bias = None if self.content_bias is None else F.pad(self.content_bias, (0, 1))
-        if self.position_bias is None:
-            position_bias = F.pad(query.new_zeros(heads, 1, width), (0, 1), value=1.0)
-        else:
-            position_bias = F.pad(self.position_bias, (0, 1), value=1.0)
-        position_key = self.position_key
-        if position_key is None:
-            position_key = query.new_zeros(heads, self.reach, width)
-        elif position_key.shape[1] < self.reach:
-            farther = position_key[:, :1].expand(-1, self.reach - position_key.shape[1], -1)
-            position_key = torch.cat([farther, position_key], dim=1)
+        position_bias = query.new_zeros(heads, 1, width) if self.position_bias is None else self.position_bias
+        position_key = query.new_zeros(heads, 1, width) if self.position_key is None else self.position_key
+        farther = position_key[:, :1].expand(-1, self.reach - position_key.shape[1], -1)
+        position_key = torch.cat([farther, position_key], dim=1)  # (H, n, D)
         position_key = torch.cat([position_key, distance_bias[..., None]], dim=-1)  # (H, n, D + 1)
-        return AttentionInputs(query, key, value, content_bias, position_bias, position_key, self.reach)
+        position_bias = F.pad(position_bias, (0, 1), value=1.0)
+        return AttentionInputs(self.reach, query, key, value, content_bias, position_bias, position_key)
 
     @property
     def seg_len(self) -> int:
@@ -110,15 +106,12 @@ class AttentionInputs:
         width = -(-width // multiple) * multiple
         if all(tensor is None or tensor.shape[-1] == width for tensor in self.tensors):
             return self
-
-        def wide(tensor: Tensor) -> Tensor:
-            return F.pad(tensor, (0, width - tensor.shape[-1]))
-
-        optional = (self.content_bias, self.position_bias, self.position_key)
-        content_bias, position_bias, position_key = (None if tensor is None else wide(tensor) for tensor in optional)
-        return AttentionInputs(
-            wide(self.query), wide(self.key), wide(self.value), content_bias, position_bias, position_key, self.reach
-        )
+        padded = {
+            name: F.pad(tensor, (0, width - tensor.shape[-1]))
+            for name, tensor in vars(self).items()
+            if isinstance(tensor, Tensor)
+        }
+        return dataclasses.replace(self, **padded)  # type: ignore[arg-type]
 
     @property
     def need_gradient(self) -> bool:

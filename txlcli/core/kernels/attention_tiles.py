@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.distance_space import HALF_DTYPES, PaddedScoreBuffer, Workspace
+from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.kernels.dropout_mask import keep_mask
 from txlcli.core.kernels.private import softmax_backward
+from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace
 
 
 class TiledAttention:
@@ -64,30 +65,26 @@ class Tile:
     keys: int
     """k, up to the position of the last query."""
 
-    def of_queries(self, tensor: Tensor) -> Tensor:
+    def select_queries(self, tensor: Tensor) -> Tensor:
         """Return the tile's part of (B, H, L, x) as (b * H, l, x)."""
-        return self._own(tensor).flatten(0, 1)
+        return self._slice_queries(tensor).flatten(0, 1)
 
-    def biased(self, query: Tensor, bias: Tensor | None) -> Tensor:
+    def select_biased_queries(self, query: Tensor, bias: Tensor | None) -> Tensor:
         """Return the tile's queries (b * H, l, D) of (B, H, L, D), with a bias (H, 1, D) added."""
         if bias is None:
-            return _dense(self.of_queries(query))
-        own = self._own(query)
-        return torch.add(own, bias, out=query.new_empty(own.shape)).flatten(0, 1)
+            return _dense(self.select_queries(query))
+        selected = self._slice_queries(query)
+        return torch.add(selected, bias, out=query.new_empty(selected.shape)).flatten(0, 1)
 
-    def of_keys(self, tensor: Tensor) -> Tensor:
+    def select_keys(self, tensor: Tensor) -> Tensor:
         """Return the tile's part of (B, H, K, D) as (b * H, k, D)."""
         return tensor[self.first : self.first + self.sequences, :, : self.keys].flatten(0, 1)
 
-    def of_scores(self, tensor: Tensor) -> Tensor:
+    def select_scores(self, tensor: Tensor) -> Tensor:
         """Return the tile's part of (B, H, L, K) as (b * H, l, k)."""
-        return self.of_queries(tensor)[:, :, : self.keys]
+        return self.select_queries(tensor)[:, :, : self.keys]
 
-    def shape(self, inputs: AttentionInputs) -> torch.Size:
-        """Return the shape (b * H, l, k) of the scores."""
-        return torch.Size((self.sequences * inputs.key.shape[1], self.queries, self.keys))
-
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _slice_queries(self, tensor: Tensor) -> Tensor:
         return tensor[self.first : self.first + self.sequences, :, self.begin : self.begin + self.queries]
 
 
@@ -111,9 +108,15 @@ class Tiling:
         divisor = next(count for count in range(most, 0, -1) if batch_size % count == 0)
         return cls(sequences=divisor, queries=workspace.block_of_queries(seg_len, row_bytes))
 
-    def largest(self, inputs: AttentionInputs) -> int:
-        """Return the number of scores of the largest tile."""
-        return self.sequences * inputs.key.shape[1] * self.queries * inputs.key_len
+    def score_shape(self, inputs: AttentionInputs, *, position_keys: int) -> ScoreShape:
+        """Return the sizes of the scores of the largest tile, with m position keys."""
+        return ScoreShape(
+            rows=self.sequences * inputs.key.shape[1],
+            seg_len=self.queries,
+            key_len=inputs.key_len,
+            reach=inputs.reach,
+            position_keys=position_keys,
+        )
 
     def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
@@ -132,7 +135,7 @@ def _dense(rows: Tensor) -> Tensor:
     return rows.contiguous() if rows.device.type == "cpu" and rows.dtype in HALF_DTYPES else rows
 
 
-def _for_sequences(position_key: Tensor, sequences: int) -> Tensor:
+def _repeat_for_sequences(position_key: Tensor, sequences: int) -> Tensor:
     """Repeat (H, n, D) for each sequence of a tile: (b * H, n, D)."""
     return _dense(position_key) if sequences == 1 else position_key.repeat(sequences, 1, 1)
 
@@ -149,42 +152,35 @@ class _Probabilities:
     """Softmax of the scores, computed tile by tile, once or again."""
 
     def __init__(self, inputs: AttentionInputs, tiling: Tiling, workspace: Workspace) -> None:
-        heads, position_key, reach = inputs.key.shape[1], inputs.position_key, inputs.reach
-        self._inputs, self._tiling, self._workspace = inputs, tiling, workspace
-        self._scratch: Tensor | None = None  # memory for one tile, which the next one overwrites
-        known = reach if position_key is None else position_key.shape[1]
-        self._buffer = workspace.acquire(
-            "scores",
-            inputs.key,
-            rows=tiling.sequences * heads,
-            seg_len=tiling.queries,
-            key_len=inputs.key_len,
-            reach=reach,
-            position_keys=known,
-        )
+        position_key = inputs.position_key
+        position_keys = inputs.reach if position_key is None else position_key.shape[1]
+        self._inputs, self._workspace = inputs, workspace
+        self._shape = tiling.score_shape(inputs, position_keys=position_keys)
+        self._buffer = workspace.acquire("scores", inputs.key, self._shape)
+        self._scratch: Tensor | None = None  # scores of one tile, which the next one overwrites
         if position_key is None:
             self._buffer.by_distance.zero_()
         else:
-            self._position_key_rows = _for_sequences(position_key, tiling.sequences)  # (b*H, m, D)
+            self._position_key_rows = _repeat_for_sequences(position_key, tiling.sequences)  # (b*H, m, D)
 
-    def of(self, tile: Tile, *, keep: bool = False) -> Tensor:
-        """Return those of a tile, (b*H, l, k); unless `keep`, the next tile overwrites them."""
-        inputs, buffer = self._inputs, self._buffer.view(tile.queries, tile.keys)
-        shape = tile.shape(inputs)
+    def compute(self, tile: Tile, *, keep: bool = False) -> Tensor:
+        """Return the probabilities of a tile, (b*H, l, k); unless `keep`, the next tile overwrites them."""
+        inputs, buffer, rows = self._inputs, self._buffer.view(tile.queries, tile.keys), self._shape.rows
         if keep:
-            out = inputs.key.new_empty(shape)
+            out = inputs.key.new_empty(rows, tile.queries, tile.keys)
         else:
             if self._scratch is None:
-                self._scratch = inputs.key.new_empty(self._tiling.largest(inputs))
-            out = self._scratch[: shape.numel()].view(shape)
+                self._scratch = inputs.key.new_empty(rows * self._shape.seg_len * self._shape.key_len)
+            out = self._scratch[: rows * tile.queries * tile.keys].view(rows, tile.queries, tile.keys)
         if inputs.position_key is not None:
-            query = tile.biased(inputs.query, inputs.position_bias)
+            query = tile.select_biased_queries(inputs.query, inputs.position_bias)
             buffer.multiply(query, _dense(self._position_key_rows[:, -tile.keys :]))
-        query, key = tile.biased(inputs.query, inputs.content_bias), _dense(tile.of_keys(inputs.key))
+        query = tile.select_biased_queries(inputs.query, inputs.content_bias)
+        key = _dense(tile.select_keys(inputs.key))
         torch.baddbmm(buffer.masked_by_key(out), query, key.mT, out=out)
         return torch.softmax(out, dim=-1, out=out)
 
-    def finish(self) -> None:
+    def release(self) -> None:
         """Release the score buffer."""
         self._workspace.release(self._buffer)
 
@@ -200,26 +196,25 @@ def _attend(
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     saved: list[Tensor] = []
     for tile in tiling.tiles(inputs):
-        probability = probabilities.of(tile, keep=save)
+        probability = probabilities.compute(tile, keep=save)
         if save:
             saved.append(probability)
         if mask is not None:
-            probability = probability * tile.of_scores(mask)
-        _multiply_into(tile.of_queries(out), probability, _dense(tile.of_keys(inputs.value)))
+            probability = probability * tile.select_scores(mask)
+        _multiply_into(tile.select_queries(out), probability, _dense(tile.select_keys(inputs.value)))
     if mask is not None:
         out.mul_(1 / (1 - dropout))
-    probabilities.finish()
+    probabilities.release()
     return out, saved, mask
 
 
 class _Attention(torch.autograd.Function):
-    """Attention whose scores live in distance space; forward and backward go tile by tile."""
+    """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
     def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any) -> Tensor:
-        query, key, value, content_bias, position_bias, position_key = tensors
-        inputs = AttentionInputs(query, key, value, content_bias, position_bias, position_key, reach)
-        ctx.rng_state = _generator_state(inputs.key.device) if recompute and dropout else None
+        inputs = AttentionInputs(reach, *tensors)
+        ctx.rng_state = generator_state(inputs.key.device) if recompute and dropout else None
         out, probabilities, mask = _attend(inputs, dropout=dropout, save=not recompute, workspace=workspace)
         ctx.save_for_backward(*tensors, None if recompute else mask, *probabilities)
         ctx.reach, ctx.dropout, ctx.recompute, ctx.workspace = reach, dropout, recompute, workspace
@@ -228,102 +223,83 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, content_bias, position_bias, position_key, mask, *saved = ctx.saved_tensors
-        inputs = AttentionInputs(query, key, value, content_bias, position_bias, position_key, ctx.reach)
+        *tensors, mask = ctx.saved_tensors[:7]
+        saved = ctx.saved_tensors[7:]
+        inputs = AttentionInputs(ctx.reach, *tensors)
+        query, key = inputs.query, inputs.key
         tiling = Tiling.of(inputs, ctx.workspace)
         recomputed = _Probabilities(inputs, tiling, ctx.workspace) if ctx.recompute else None
         if ctx.rng_state is not None:
             shape = torch.Size((*query.shape[:3], inputs.key_len))
-            mask = _sampled_again(ctx.rng_state, shape, ctx.dropout, key.device)
+            mask = _sample_again(ctx.rng_state, shape, ctx.dropout, key.device)
         exact = torch.promote_types(key.dtype, torch.float32)  # sums over tiles need more than 16 bits
         keys_dtype = key.dtype if tiling.queries == inputs.seg_len else exact
         grad_content = torch.empty_like(query, memory_format=torch.contiguous_format)
         grad_key, grad_value = (key.new_empty(key.shape, dtype=keys_dtype) for _ in range(2))
         position = None
-        if position_key is not None:
-            position = _PositionGradients(inputs, position_key, tiling, ctx.workspace)
+        if inputs.position_key is not None:
+            position = _PositionGradients(inputs, inputs.position_key, tiling, ctx.workspace)
         # The scale of dropout is applied here, to rows of D, not of K.
         grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
         for number, tile in enumerate(tiling.tiles(inputs)):
-            grad_out = tile.of_queries(grad_all)  # (b*H, l, D)
-            probability = recomputed.of(tile) if recomputed else saved[number]  # (b*H, l, k)
+            grad_out = tile.select_queries(grad_all)  # (b*H, l, D)
+            probability = recomputed.compute(tile) if recomputed else saved[number]  # (b*H, l, k)
             used = probability
-            grad_probability = torch.bmm(_dense(grad_out), _dense(tile.of_keys(value)).mT)
+            grad_probability = torch.bmm(_dense(grad_out), _dense(tile.select_keys(inputs.value)).mT)
             if mask is not None:
-                used = probability * tile.of_scores(mask)
-                grad_probability.mul_(tile.of_scores(mask))
+                used = probability * tile.select_scores(mask)
+                grad_probability.mul_(tile.select_scores(mask))
             grad_score = softmax_backward(grad_probability, probability)
-            _multiply_into(tile.of_queries(grad_content), grad_score, _dense(tile.of_keys(key)))
-            _accumulate(tile, grad_key, grad_score.mT, tile.biased(query, content_bias))
+            _multiply_into(tile.select_queries(grad_content), grad_score, _dense(tile.select_keys(key)))
+            _accumulate(tile, grad_key, grad_score.mT, tile.select_biased_queries(query, inputs.content_bias))
             _accumulate(tile, grad_value, used.mT, _dense(grad_out))
             if position is not None:
                 position.add(grad_score, tile)
         if recomputed is not None:
-            recomputed.finish()
-        grad_content_bias = None if content_bias is None else _of_bias(grad_content)
+            recomputed.release()
+        grad_content_bias = None if inputs.content_bias is None else _sum_over_queries(grad_content)
         grad_query, grad_position_bias, grad_position_key = grad_content, None, None
         if position is not None:
-            grad_position, grad_position_key = position.finish()
-            grad_position_bias = None if position_bias is None else _of_bias(grad_position)
+            grad_position, grad_position_key = position.release()
+            grad_position_bias = None if inputs.position_bias is None else _sum_over_queries(grad_position)
             grad_query = grad_content.add_(grad_position)
         grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
         grads = (grad_query, grad_key, grad_value, grad_content_bias, grad_position_bias, grad_position_key)
         return None, None, None, None, *grads
 
 
-def _of_bias(grad_query: Tensor) -> Tensor:
+def _sum_over_queries(grad_query: Tensor) -> Tensor:
     """Return the gradient (H, 1, D) of a bias that was added to every query (B, H, L, D)."""
     return grad_query.sum((0, 2))[:, None]
 
 
 def _accumulate(tile: Tile, grad: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a tile's product to the gradient (B, H, K, D) of keys or values; a sequence's first tile has all keys."""
-    target = tile.of_keys(grad)
+    target = tile.select_keys(grad)
     if tile.keys == grad.shape[2]:
         _multiply_into(target, left, right)
     else:
         target += torch.bmm(left, right)
 
 
-def _generator_state(device: torch.device) -> Tensor:
-    """Return the state of PyTorch's random generator of a device."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _sampled_again(state: Tensor, shape: torch.Size, share: float, device: torch.device) -> Tensor:
+def _sample_again(state: Tensor, shape: torch.Size, rate: float, device: torch.device) -> Tensor:
     """Return the mask that was sampled from this state of the generator, without changing its present state."""
-    on_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_cuda else []):
-        if on_cuda:
-            torch.cuda.set_rng_state(state, device)
-        else:
-            torch.set_rng_state(state)
-        return keep_mask(shape, share, device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        set_generator_state(state, device)
+        return keep_mask(shape, rate, device)
 
 
 class _PositionGradients:
     """Gradients of the two factors of the position score, accumulated tile by tile."""
 
-    def __init__(
-        self,
-        inputs: AttentionInputs,
-        position_key: Tensor,
-        tiling: Tiling,
-        workspace: Workspace,
-    ) -> None:
+    def __init__(self, inputs: AttentionInputs, position_key: Tensor, tiling: Tiling, workspace: Workspace) -> None:
         self._heads = position_key.shape[0]
         self._query, self._bias, self._workspace = inputs.query, inputs.position_bias, workspace
-        buffer = workspace.acquire(
-            "gradients",
-            position_key,
-            rows=tiling.sequences * self._heads,
-            seg_len=tiling.queries,
-            key_len=inputs.key_len,
-            reach=inputs.reach,
-        )
+        shape = tiling.score_shape(inputs, position_keys=inputs.reach)
+        buffer = workspace.acquire("gradients", position_key, shape)
         assert isinstance(buffer, PaddedScoreBuffer)
         self._buffer = buffer
-        self._key_rows = _for_sequences(position_key, tiling.sequences)  # (b*H, n, D)
+        self._key_rows = _repeat_for_sequences(position_key, tiling.sequences)  # (b*H, n, D)
         self._grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
         exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over tiles need more than 16 bits
         self._grad_key = torch.zeros(position_key.shape, dtype=exact, device=position_key.device)
@@ -334,9 +310,9 @@ class _PositionGradients:
         buffer = self._buffer.view(tile.queries, tile.keys)
         buffer.write_by_key(grad_score)
         by_distance = _dense(buffer.by_distance)  # (b*H, l, n)
-        query = tile.biased(self._query, self._bias)
+        query = tile.select_biased_queries(self._query, self._bias)
         key_rows = _dense(self._key_rows[:, -tile.keys :])
-        _multiply_into(tile.of_queries(self._grad_query), by_distance, key_rows)
+        _multiply_into(tile.select_queries(self._grad_query), by_distance, key_rows)
         grad_key = self._grad_key[:, -tile.keys :]  # (H, n, D), or the k nearest of n distances
         if tile.sequences == 1 and grad_key.is_contiguous() and grad_key.dtype == self._dtype:
             torch.baddbmm(grad_key, by_distance.mT, query, out=grad_key)
@@ -344,7 +320,7 @@ class _PositionGradients:
             by_row = torch.bmm(by_distance.mT, query)  # (b*H, n, D)
             grad_key += by_row.unflatten(0, (tile.sequences, self._heads)).sum(0) if tile.sequences > 1 else by_row
 
-    def finish(self) -> tuple[Tensor, Tensor]:
+    def release(self) -> tuple[Tensor, Tensor]:
         """Release the buffer; return the gradients of queries (B, H, L, D) and position keys (H, n, D)."""
         self._workspace.release(self._buffer)
         return self._grad_query, self._grad_key.to(self._dtype)

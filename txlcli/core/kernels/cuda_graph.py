@@ -1,13 +1,12 @@
 """CUDA graphs: kernels that are captured once and launched together, on the same memory each time."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-WARM_UP = 2  # calls before a capture, in which libraries initialise themselves
+WARM_UP = 2  # calls before a capture, in which libraries initialize themselves
 
 
 def capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
@@ -25,21 +24,12 @@ def capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Ten
         return run
 
 
-@contextmanager
-def without_autocast_cache() -> Iterator[None]:
-    """Cast weights anew at each use: a graph would read cached casts after autocast has freed them."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
 def _capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     graph = torch.cuda.CUDAGraph()
     side_stream = torch.cuda.Stream(device)
-    with without_autocast_cache():
+    cache_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
+    try:
         side_stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side_stream):
             for _ in range(WARM_UP):
@@ -47,6 +37,8 @@ def _capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Te
         torch.cuda.current_stream(device).wait_stream(side_stream)
         with torch.cuda.graph(graph):
             out = run()
+    finally:
+        torch.set_autocast_cache_enabled(cache_enabled)
 
     def replay() -> Tensor:
         graph.replay()

@@ -3,8 +3,10 @@
 import contextlib
 import platform
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from txlcli.system import torchrun
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MEMINFO = Path("/proc/meminfo")
+
+Value = TypeVar("Value")
 
 
 def pick_device(name: str) -> torch.device:
@@ -46,7 +50,7 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def check_free_memory(size: int, device: torch.device, *, meminfo: Path = MEMINFO) -> None:
-    """Check that a CPU has so many bytes free: Linux would grant more, and kill the process when it uses them.
+    """Check that a CPU has `size` bytes free: Linux would grant more, and kill the process when it uses them.
 
     Raises:
         MemoryError: fewer bytes are free. CUDA raises an error of its own.
@@ -65,6 +69,16 @@ def _free_bytes(meminfo: Path) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
+@contextlib.contextmanager
+def setting(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Give a context variable this value inside the block."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
 _row_multiple: ContextVar[int | None] = ContextVar("_row_multiple", default=None)
 
 
@@ -73,20 +87,14 @@ def row_multiple(device: torch.device) -> int:
 
     CUDA's fast 16-bit kernels need every row to begin at a multiple of 16 bytes.
     """
-    chosen = (
-        None if torch.compiler.is_compiling() else _row_multiple.get()
-    )  # the compiler cannot trace context variables
+    # The compiler cannot trace context variables.
+    chosen = None if torch.compiler.is_compiling() else _row_multiple.get()
     return chosen or (1 if device.type == "cpu" else 8)
 
 
-@contextlib.contextmanager
-def use_row_multiple(multiple: int) -> Iterator[None]:
+def use_row_multiple(multiple: int) -> AbstractContextManager[None]:
     """Lay out rows in this multiple inside this block, on any device."""
-    before = _row_multiple.set(multiple)
-    try:
-        yield
-    finally:
-        _row_multiple.reset(before)
+    return setting(_row_multiple, multiple)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -95,11 +103,24 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return (tensor.pin_memory() if from_host else tensor).to(device, non_blocking=True)
 
 
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Compute matrix products in `precision` inside this block."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[precision])
+
+
+def generator_state(device: torch.device) -> Tensor:
+    """Return the state of PyTorch's random generator of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_generator_state(state: Tensor, device: torch.device) -> None:
+    """Set the state of PyTorch's random generator of a device."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def cast_for_products(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Linear layers that use the faster of PyTorch's two matrix libraries for CPUs.
 
-By default PyTorch multiplies bf16 by oneDNN and fp32 by MKL, which is optimised for Intel processors. On AMD processors
+By default PyTorch multiplies bf16 by oneDNN and fp32 by MKL, which is optimized for Intel processors. On AMD processors
 with AVX-512 oneDNN takes 10 to 30 % less time for the shapes of language models (measured on two cores), so fp32 uses
 it there, too. Gradients of weights, which read a transposed operand, stay with MKL, which is faster for them.
 torch.compile chooses between the libraries itself.
@@ -15,8 +15,7 @@ Axes: T rows.
 """
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from txlcli.core.kernels.device import setting
 from txlcli.core.kernels.private import has_onednn, onednn_has_bf16, onednn_linear, onednn_reorder
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -54,24 +54,14 @@ _onednn_use: ContextVar[OneDnnUse | None] = ContextVar("_onednn_use", default=No
 _casts_are_cached = ContextVar("_casts_are_cached", default=False)
 
 
-@contextmanager
-def use_onednn(use: OneDnnUse) -> Iterator[None]:
+def use_onednn(use: OneDnnUse) -> AbstractContextManager[None]:
     """Use oneDNN inside this block for these products, not for those that were measured to be faster."""
-    before = _onednn_use.set(use)
-    try:
-        yield
-    finally:
-        _onednn_use.reset(before)
+    return setting(_onednn_use, use)
 
 
-@contextmanager
-def cached_casts() -> Iterator[None]:
+def cached_casts() -> AbstractContextManager[None]:
     """Keep autocast's casts of weights for the backward pass inside this block, as on CUDA."""
-    before = _casts_are_cached.set(True)
-    try:
-        yield
-    finally:
-        _casts_are_cached.reset(before)
+    return setting(_casts_are_cached, True)
 
 
 @functools.cache

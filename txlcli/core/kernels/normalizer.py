@@ -56,7 +56,7 @@ class SpareGradient:
         self._tensor: Tensor | None = None
 
     def acquire(self, like: Tensor) -> Tensor:
-        """Return uninitialised memory for the gradient of this tensor."""
+        """Return uninitialized memory for the gradient of this tensor."""
         spare, self._tensor = self._tensor, None
         fits = spare is not None and (spare.shape, spare.dtype, spare.device) == (like.shape, like.dtype, like.device)
         return spare if spare is not None and fits else torch.empty_like(like)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 class DropoutModule(Protocol):
     """The interface of `core.model.dropout.Dropout` that is used here."""
 
-    share: float
+    rate: float
     training: bool
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class _ReluDropout(torch.autograd.Function):
         # Overwrites `hidden`, but is a separate node of the graph: an in-place node would copy the gradient of a view.
         out = dropout.overwrite(hidden.detach().relu_())
         ctx.save_for_backward(out)
-        ctx.share = dropout.share if dropout.training else 0.0
+        ctx.rate = dropout.rate if dropout.training else 0.0
         return out
 
     @staticmethod
@@ -39,7 +39,7 @@ class _ReluDropout(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
         grad: Tensor = torch.ops.aten.threshold_backward(grad_outputs[0], out, 0)
-        return grad.mul_(1 / (1 - ctx.share)) if ctx.share else grad, None
+        return grad.mul_(1 / (1 - ctx.rate)) if ctx.rate else grad, None
 
 
 def relu_dropout(hidden: Tensor, dropout: DropoutModule) -> Tensor:

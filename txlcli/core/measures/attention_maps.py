@@ -25,7 +25,7 @@ from torch import Tensor
 
 from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.distance_space import PaddedScoreBuffer
+from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape
 from txlcli.core.model.attention import Attention, ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
@@ -97,7 +97,8 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
 def _by_distance(score: Tensor, reach: int) -> Tensor:
     """Arrange scores by key (H, l, K) by distance (H, l, n), the farthest first; -inf where there is no key."""
     heads, queries, key_len = score.shape
-    buffer = PaddedScoreBuffer(score, rows=heads, seg_len=queries, key_len=key_len, reach=reach, fill=-math.inf)
+    shape = ScoreShape(rows=heads, seg_len=queries, key_len=key_len, reach=reach, position_keys=reach)
+    buffer = PaddedScoreBuffer(score, shape, fill=-math.inf)
     buffer.by_key.copy_(score)
     return buffer.by_distance
 
@@ -213,15 +214,7 @@ def observe(
     """
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
-    decoder = Decoder(
-        model,
-        batch_size=1,
-        mem_len=settings.mem_len,
-        seg_len=settings.seg_len,
-        same_length=settings.same_length,
-        max_distance=settings.max_distance,
-        precision=precision,
-    )
+    decoder = Decoder(model, settings, batch_size=1, precision=precision)
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term, score_bytes=score_bytes)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, first, settings.seg_len):

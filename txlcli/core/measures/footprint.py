@@ -16,9 +16,9 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import autocast
-from txlcli.core.kernels.distance_space import CACHE_BYTES, Workspace, scores_at_once
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
+from txlcli.core.kernels.score_buffer import CACHE_BYTES, Workspace, scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.optimizer import state_bytes
@@ -140,8 +140,8 @@ def _extrapolate_lengths(
     if not train.mem_len:
         points = [(2 * unit, 0), (4 * unit, 0), (5 * unit, 0), (6 * unit, 0)]
     sizes = np.array(parts(train.seg_len, train.mem_len))
-    known = np.array([parts(*point) for point in points]) / np.maximum(sizes, 1.0)
-    weights = np.linalg.pinv(known.T) @ np.minimum(sizes, 1.0)
+    relative_parts = np.array([parts(*point) for point in points]) / np.maximum(sizes, 1.0)
+    weights = np.linalg.pinv(relative_parts.T) @ np.minimum(sizes, 1.0)
     return round(float(weights @ np.array([count(*point) for point in points], dtype=float)))
 
 

@@ -35,7 +35,7 @@ class Gain:
 
     @property
     def ppl(self) -> float:
-        """exp f_i(c, c) - exp f_i(c, c'), unnormalised (Figure 3)."""
+        """exp f_i(c, c) - exp f_i(c, c'), unnormalized (Figure 3)."""
         with np.errstate(over="ignore"):
             return float(np.exp(self.baseline_nats) * self.relative)
 

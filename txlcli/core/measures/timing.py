@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +27,7 @@ from txlcli.core.training.segments import TrainingSegments
 from txlcli.system.memory import is_out_of_memory
 
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the peak rate of the machine
-PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronisation takes a negligible share
+PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronization takes a negligible share
 MIN_SEARCHED = 4  # windows at once that are tried even if two are not faster
 
 
@@ -135,7 +136,7 @@ def time_vanilla(
 ) -> Timing:
     """Time one prediction per window of `attn_len` tokens, each window computed from its first token.
 
-    This is the vanilla model of Table 9, optimised like the other: keys and values are kept within a window, and of the
+    This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
     decoder = window_decoder(
@@ -185,26 +186,18 @@ def best_windows(
         precision: of matrix products.
         repeat: repetitions for the best number.
     """
-
-    def times(windows: int, repeat: int) -> Timing:
-        return time_vanilla(
-            model,
-            attn_len,
-            windows=windows,
-            max_distance=max_distance,
-            precision=precision,
-            repeat=repeat,
-            warm_up=model.device.type == "cuda",
-        )
-
+    on_cuda = model.device.type == "cuda"
+    time_windows = partial(
+        time_vanilla, model, attn_len, max_distance=max_distance, precision=precision, warm_up=on_cuda
+    )
     best, best_ms, windows = 1, one.median, 2
     while True:
         try:
-            tried = times(windows, repeat=1)
+            tried = time_windows(windows=windows, repeat=1)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if model.device.type == "cuda":
+            if on_cuda:
                 torch.cuda.empty_cache()
             break
         gained = tried.median < 0.95 * best_ms
@@ -215,7 +208,7 @@ def best_windows(
         windows *= 2
     if best == 1:
         return 1, one
-    timed = times(best, repeat)
+    timed = time_windows(windows=best, repeat=repeat)
     return (best, timed) if timed.median < one.median else (1, one)  # the single measurement may have been lucky
 
 

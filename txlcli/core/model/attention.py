@@ -90,7 +90,7 @@ def attend(
         position_bias: v, (H, D).
         distance_bias: added to the scaled score of each distance, the same for all queries, (H, n), as ALiBi's penalty;
             column c is distance n - 1 - c.
-        dropout: share of the probabilities that is dropped.
+        dropout: probability of dropping an attention weight.
     Returns:
         (B, H, L, D), in the dtype of `value`.
     """
@@ -206,7 +206,7 @@ class Attention(nn.Module):
         d_model: d.
         n_heads: H.
         d_head: D.
-        dropout: share of the probabilities that is dropped in training.
+        dropout: probability of dropping an attention weight in training.
         linear: class of the four matrices, which have no biases.
     """
 

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from txlcli.config.settings import AttentionBackend
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.attention_torch import flex, sdpa
-from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear, Packed, should_pack
+from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention as definition
 from txlcli.core.model.attention import Attend, Attention, Product
 

@@ -131,7 +131,7 @@ class LanguageModel(nn.Module, ABC):
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Compute what a training step minimises on one segment.
+        """Compute what a training step minimizes on one segment.
 
         Args:
             tokens: (B, L), read.

@@ -11,16 +11,16 @@ from txlcli.core.kernels.dropout_mask import keep_mask, mask_scale
 
 
 class Dropout(nn.Module):
-    """Zeroes each entry with probability `share` in training and scales the others by 1 / (1 - share).
+    """Zeroes each entry with probability `rate` in training and scales the others by 1 / (1 - rate).
 
     Args:
-        share: dropped, at least 0 and less than 1.
+        rate: probability that an entry is dropped, at least 0 and less than 1.
         variational: share one mask among all positions of a segment, or all distances (Gal & Ghahramani 2016).
     """
 
-    def __init__(self, share: float, *, variational: bool = False) -> None:
+    def __init__(self, rate: float, *, variational: bool = False) -> None:
         super().__init__()
-        self.share = share
+        self.rate = rate
         self.variational = variational
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -32,20 +32,20 @@ class Dropout(nn.Module):
         return self._drop(hidden, hidden)
 
     def _drop(self, hidden: Tensor, out: Tensor | None) -> Tensor:
-        if not self.training or self.share == 0:
+        if not self.training or self.rate == 0:
             return hidden
         if self.variational:
             shape = torch.Size((*hidden.shape[:-2], 1, hidden.shape[-1]))
-            scale = mask_scale(keep_mask(shape, self.share, hidden.device), self.share, hidden.dtype)
+            scale = mask_scale(keep_mask(shape, self.rate, hidden.device), self.rate, hidden.dtype)
             return (hidden * scale).to(hidden.dtype)
         if hidden.device.type != "cpu":
-            return F.dropout(hidden, self.share)
-        mask = keep_mask(hidden.shape, self.share, hidden.device)
-        return torch.mul(hidden, mask, out=out).mul_(1 / (1 - self.share))
+            return F.dropout(hidden, self.rate)
+        mask = keep_mask(hidden.shape, self.rate, hidden.device)
+        return torch.mul(hidden, mask, out=out).mul_(1 / (1 - self.rate))
 
     def extra_repr(self) -> str:
         """Return the arguments for print(model)."""
-        return f"share={self.share}, variational={self.variational}"
+        return f"rate={self.rate}, variational={self.variational}"
 
 
 class WordDropout(nn.Module):
@@ -56,24 +56,24 @@ class WordDropout(nn.Module):
     layers the gradient overflows.
 
     Args:
-        share: dropped part of the vocabulary, at least 0 and less than 1.
+        rate: probability that a word is dropped, at least 0 and less than 1.
         vocab_size: V.
     """
 
-    def __init__(self, share: float, vocab_size: int) -> None:
+    def __init__(self, rate: float, vocab_size: int) -> None:
         super().__init__()
-        self.share = share
+        self.rate = rate
         self.vocab_size = vocab_size
 
     def forward(self, embedded: Tensor, tokens: Tensor) -> Tensor:
         """Drop words from embeddings (B, L, d) of tokens (B, L)."""
-        if not self.training or self.share == 0:
+        if not self.training or self.rate == 0:
             return embedded
-        mask = keep_mask(torch.Size((self.vocab_size,)), self.share, embedded.device)
-        scale = mask_scale(mask[tokens], self.share, embedded.dtype)  # (B, L)
+        mask = keep_mask(torch.Size((self.vocab_size,)), self.rate, embedded.device)
+        scale = mask_scale(mask[tokens], self.rate, embedded.dtype)  # (B, L)
         scale[:, 0] = 1.0
         return (embedded * scale[..., None]).to(embedded.dtype)
 
     def extra_repr(self) -> str:
         """Return the arguments for print(model)."""
-        return f"share={self.share}, vocab_size={self.vocab_size}"
+        return f"rate={self.rate}, vocab_size={self.vocab_size}"

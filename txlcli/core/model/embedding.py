@@ -15,7 +15,7 @@ from txlcli.core.model.dropout import WordDropout
 
 
 def band_matrix(rows: int, columns: int) -> nn.Parameter:
-    """Create an uninitialised parameter."""
+    """Create an uninitialized parameter."""
     return nn.Parameter(torch.empty(rows, columns))
 
 
@@ -25,7 +25,7 @@ class AdaptiveEmbedding(nn.Module):
     Args:
         bands: of the vocabulary.
         d_model: d.
-        word_dropout: share of words dropped in training.
+        word_dropout: probability of dropping a word in training.
     """
 
     def __init__(self, bands: list[Band], d_model: int, *, word_dropout: float = 0.0) -> None:

@@ -123,15 +123,15 @@ class RecurrentModel(LanguageModel):
             for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
         )
         variational = settings.variational_dropout
-        self.embedding_dropout = Dropout(settings.share("embedding_dropout"), variational=variational)
+        self.embedding_dropout = Dropout(settings.dropout_rate("embedding_dropout"), variational=variational)
         self.dropout = Dropout(settings.dropout, variational=variational)
-        self.output_dropout = Dropout(settings.share("output_dropout"), variational=variational)
+        self.output_dropout = Dropout(settings.dropout_rate("output_dropout"), variational=variational)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise embedding and softmax: normal weights, biases 0.
+        """Initialize embedding and softmax: normal weights, biases 0.
 
-        The layers keep PyTorch's initialisation, as in AWD-LSTM: all parameters uniform, biases included, within
+        The layers keep PyTorch's initialization, as in AWD-LSTM: all parameters uniform, biases included, within
         1 / sqrt(W) for an LSTM and 1 / sqrt(inputs of the convolution) for a QRNN.
         """
         for name, parameter in (*self.embedding.named_parameters(), *self.softmax.named_parameters()):

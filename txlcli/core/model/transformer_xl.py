@@ -18,10 +18,10 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.distance_space import Workspace
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.relu_dropout import relu_dropout
+from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attend, Attention, Rotation, ScoreTerms
 from txlcli.core.model.base import LanguageModel, Memory
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.ff_1 = Linear(settings.d_model, settings.d_inner)
         self.ff_2 = Linear(settings.d_inner, settings.d_model)
-        self.dropout = Dropout(settings.share("inner_dropout"), variational=settings.variational_dropout)
+        self.dropout = Dropout(settings.dropout_rate("inner_dropout"), variational=settings.variational_dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
@@ -227,8 +227,8 @@ class TransformerXL(LanguageModel):
         final = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
         variational = settings.variational_dropout
-        self.embedding_dropout = Dropout(settings.share("embedding_dropout"), variational=variational)
-        self.output_dropout = Dropout(settings.share("output_dropout"), variational=variational)
+        self.embedding_dropout = Dropout(settings.dropout_rate("embedding_dropout"), variational=variational)
+        self.output_dropout = Dropout(settings.dropout_rate("output_dropout"), variational=variational)
         bands = self.embedding.bands
         self.auxiliary = None
         if settings.auxiliary_losses:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import MemoryStart
-from txlcli.config.settings import SameLength
+from txlcli.config.settings import EvalSettings, SameLength
 from txlcli.core.kernels.device import DTYPES, check_free_memory
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
@@ -37,11 +37,8 @@ class Decoder(Reader):
 
     Args:
         model: its weights must not change while the decoder is used, which copies some now and reads others later.
-        batch_size: B.
-        mem_len: M.
-        seg_len: the longest segment that will be read.
-        same_length: which keys a query sees, see `key_limit`.
-        max_distance: distances beyond it share one encoding.
+        settings: M, the longest segment that will be read, and the limits on distance.
+        batch_size: B, in place of that of the settings.
         precision: of matrix products and of the buffer.
         memory_start: the memory before the first token; the model's own by default.
         period: tokens after which absolute positions begin anew; `seg_len` by default, as segments have them.
@@ -58,25 +55,22 @@ class Decoder(Reader):
     def __init__(
         self,
         model: TransformerXL,
+        settings: EvalSettings,
         *,
         batch_size: int,
-        mem_len: int,
-        seg_len: int,
-        same_length: SameLength = "off",
-        max_distance: int | None = None,
         precision: str = "fp32",
         memory_start: MemoryStart | None = None,
         period: int | None = None,
         replay_steps: bool | None = None,
     ) -> None:
-        super().__init__(model, seg_len=seg_len, precision=precision)
+        super().__init__(model, seg_len=settings.seg_len, precision=precision)
+        mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
         self.mem_len = mem_len
-        self._limit = key_limit(same_length, mem_len)
-        settings = model.settings
-        self._zeros = mem_len if (memory_start or settings.memory_start) == "zeros" else 0
+        self._limit = key_limit(settings.same_length, mem_len)
+        self._zeros = mem_len if (memory_start or model.settings.memory_start) == "zeros" else 0
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
         self._range = BufferRange(mem_len + slack)
-        shape = (batch_size, settings.n_heads, self._range.capacity, settings.d_head)
+        shape = (batch_size, model.settings.n_heads, self._range.capacity, model.settings.d_head)
         dtype = model.dtype if precision == "fp32" else DTYPES[precision]
         check_free_memory(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
         with torch.inference_mode():
@@ -173,7 +167,7 @@ class Decoder(Reader):
         return torch.arange(first, first + length, device=self.device) % self._period
 
     def _make_room(self, length: int) -> None:
-        """Slide the buffers if they have no room for so many positions more."""
+        """Slide the buffers if they have no room for `length` more positions."""
         if self._range.end + length <= self.capacity:
             return
         for buffer in self._buffers:

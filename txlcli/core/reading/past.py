@@ -16,7 +16,7 @@ from txlcli.core.model.attention import Attend
 from txlcli.core.model.transformer_xl import Past
 
 MOVED_AT_ONCE = 256
-"""Positions that a sliding buffer moves in one copy on a CPU: so many stay in a cache until they are written."""
+"""Positions that a sliding buffer moves in one copy on a CPU: few enough to stay in a cache until written."""
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """The interface through which evaluation and generation use a model: read tokens in order, remember, predict.
 
+`StateReader` is the reader of recurrent models, `core.reading.decoder.Decoder` that of models with attention.
+
 Axes: B batch, L segment, d model width, V vocabulary.
 """
 
@@ -9,8 +11,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import DTYPES, autocast
-from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.base import LanguageModel, Memory
 
 
 class Reader(ABC):
@@ -63,6 +66,48 @@ class Reader(ABC):
         """Return the cross entropy in nats of each target: (B, l, d), (B, l) -> (B, l)."""
         with self._autocast:
             return self.model.losses(hidden, targets)
+
+
+class StateReader(Reader):
+    """Reads text with an LSTM or a QRNN, whose state covers everything read before: all tokens take equally long.
+
+    Args:
+        model: its weights must not change while the reader is used.
+        settings: the longest segment that will be read; nothing else counts.
+        batch_size: B, in place of that of the settings.
+        precision: of matrix products.
+    """
+
+    def __init__(
+        self, model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32"
+    ) -> None:
+        super().__init__(model, seg_len=settings.seg_len, precision=precision)
+        self._batch_size = batch_size
+        self.reset()
+
+    @property
+    def housekeeping_interval(self) -> int:
+        """One token: every token is the same work."""
+        return 1
+
+    def reset(self) -> None:
+        """Forget everything that was read."""
+        self.state: Memory = self.model.first_memory(self._batch_size, 0)
+        """State of each layer after the tokens read so far."""
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
+        with self._autocast:
+            hidden, self.state = self.model(tokens, self.state, mem_len=0)
+        return hidden
+
+    @torch.inference_mode()
+    def read_last(self, tokens: Tensor) -> Tensor:
+        """Read (B, T), T any length, and return the last hidden state of the last position, (B, 1, d)."""
+        for segment in tokens.split(self.seg_len, dim=1):
+            hidden = self.read(segment)
+        return hidden[:, -1:]
 
 
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:

@@ -2,34 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.state_reader import StateReader
+from txlcli.core.reading.reader import Reader, StateReader
 
-
-def _decoder(model: Any, settings: EvalSettings, *, batch_size: int, precision: str) -> Reader:
-    return Decoder(
-        model,
-        batch_size=batch_size,
-        mem_len=settings.mem_len,
-        seg_len=settings.seg_len,
-        same_length=settings.same_length,
-        max_distance=settings.max_distance,
-        precision=precision,
-    )
-
-
-def state_reader(model: Any, settings: EvalSettings, *, batch_size: int, precision: str) -> Reader:
-    """Make the reader of a model whose memory is a state of fixed size."""
-    return StateReader(model, batch_size=batch_size, seg_len=settings.seg_len, precision=precision)
-
-
-READERS: dict[str, Callable[..., Reader]] = {"transformer": _decoder, "lstm": state_reader, "qrnn": state_reader}
-"""Function that makes the reader of a model, for each value of `model.arch`."""
+READERS: dict[str, Callable[..., Reader]] = {"transformer": Decoder, "lstm": StateReader, "qrnn": StateReader}
+"""Class or function that makes the reader of a model, for each value of `model.arch`; called as `make_reader` is."""
 
 
 def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32") -> Reader:

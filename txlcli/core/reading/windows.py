@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader
@@ -36,16 +37,8 @@ def window_decoder(
         UsageError: the model has learned fewer positions than the window has.
     """
     chunk = min(CHUNK, attn_len)
-    return Decoder(
-        model,
-        batch_size=windows,
-        mem_len=attn_len,
-        seg_len=chunk,
-        precision=precision,
-        max_distance=max_distance,
-        memory_start="empty",
-        period=attn_len,
-    )
+    settings = EvalSettings(seg_len=chunk, mem_len=attn_len, max_distance=max_distance, same_length="off")
+    return Decoder(model, settings, batch_size=windows, precision=precision, memory_start="empty", period=attn_len)
 
 
 def score_windows(
@@ -145,9 +138,9 @@ class WindowReader(Reader):
 
     def read_last(self, tokens: Tensor) -> Tensor:
         """Read (1, T) and return the last hidden state of the last position, (1, 1, d)."""
-        known = self._window.shape[1]
+        window_len = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
-        if known + tokens.shape[1] <= self.seg_len:  # the window still grows: cached keys stay valid
+        if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: cached keys stay valid
             return self._decoder.read_last(tokens)
         self._decoder.reset()
         return self._decoder.read_last(self._window)

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import ModelSettings
+from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import World
@@ -91,7 +92,6 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     Args:
         path: of the file.
         to_evaluate: read only the weights to evaluate; the tensors for training take twice as much memory.
-
 
     Raises:
         RunError: the file is missing, damaged, not a checkpoint of txl, or of a newer format.
@@ -197,29 +197,30 @@ def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], par
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
     """Return the states of the random generators of all processes on rank 0; all processes must call this."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {
-        _generator_name(device_type, rank): of_rank
-        for device_type, state in states.items()
-        for rank, of_rank in enumerate(world.gather(state, [len(state)] * world.size))
-    }
+    gathered = {}
+    for generator_device in _generator_devices(device):
+        state = generator_state(generator_device)
+        for rank, of_rank in enumerate(world.gather(state, [len(state)] * world.size)):
+            gathered[_generator_name(generator_device, rank)] = of_rank
+    return gathered
 
 
 def restore_generators(states: dict[str, Tensor], world: World, device: torch.device, *, seed: int) -> None:
     """Restore the random generators of this process; those without a saved state begin with `seed`."""
-    cpu, cuda = (states.get(_generator_name(device_type, world.rank)) for device_type in ("cpu", "cuda"))
-    if cpu is None:
-        torch.manual_seed(seed)
-    else:
-        torch.set_rng_state(cpu)
-    if device.type == "cuda":
-        if cuda is None:
+    for generator_device in _generator_devices(device):
+        state = states.get(_generator_name(generator_device, world.rank))
+        if state is not None:
+            set_generator_state(state, generator_device)
+        elif generator_device.type == "cuda":
             torch.cuda.manual_seed(seed)
         else:
-            torch.cuda.set_rng_state(cuda, device)
+            torch.manual_seed(seed)
 
 
-def _generator_name(device_type: str, rank: int) -> str:
-    return f"{device_type}.{rank}" if rank else device_type
+def _generator_devices(device: torch.device) -> list[torch.device]:
+    """Return the devices whose generators a training on `device` uses: the host's always."""
+    return [torch.device("cpu")] if device.type == "cpu" else [torch.device("cpu"), device]
+
+
+def _generator_name(device: torch.device, rank: int) -> str:
+    return f"{device.type}.{rank}" if rank else device.type

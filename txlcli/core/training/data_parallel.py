@@ -156,7 +156,7 @@ def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
     """Return the lanes of each micro-batch of a step, ordered by rank; their sizes differ by one at most.
 
     Raises:
-        RecipeError: there are fewer lanes than micro-batches.
+        RecipeError: the batch size is less than the number of micro-batches.
     """
     batch_size, count = settings.batch_size, settings.accumulate * processes
     if count > batch_size:

@@ -50,7 +50,7 @@ class Training:
         capture_graph: makes the CUDA graph if train.cuda_graph is set.
 
     Raises:
-        RecipeError: the batch has fewer lanes than there are processes, or the optimizer cannot train this model.
+        RecipeError: the batch is smaller than the number of processes, or the optimizer cannot train this model.
     """
 
     save_interval_s = 600.0
@@ -138,7 +138,24 @@ class Training:
             TrainingError: the loss or a gradient is not finite; the last checkpoint is kept.
         """
         with self.world.ending_others():
-            yield from self._run(report_every, should_stop, until_step, on_valid_tokens)
+            last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
+            self._mark_saved()
+            while True:
+                validation_is_due = self.validation_is_due()
+                if self.step > self._saved_step and (validation_is_due or self._save_is_due):
+                    yield from self._report_steps()  # checks that the loss is finite
+                    self.save_last()  # also before a validation, which may take long or run out of memory
+                if validation_is_due:
+                    yield from self._validate(should_stop, on_valid_tokens)
+                if self.step >= last_step or should_stop():
+                    break
+                if validation_is_due and self.valid is not None:
+                    self.save_last()
+                self._interval.add(*self.update())
+                if self.step % report_every == 0 or self.step == last_step:
+                    yield from self._report_steps()
+            yield from self._report_steps()  # steps since the last report, if a stop came between two reports
+            self.save_last()
 
     def execute_commands(self) -> None:
         """Execute the commands of rank 0 until it ends."""
@@ -151,32 +168,6 @@ class Training:
                 self._gather()
             else:
                 return
-
-    def _run(
-        self,
-        report_every: int,
-        should_stop: Callable[[], bool],
-        until_step: int | None,
-        on_valid_tokens: Callable[[int], None] | None,
-    ) -> Iterator[Report]:
-        last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
-        self._mark_saved()
-        while True:
-            validation_is_due = self.validation_is_due()
-            if self.step > self._saved_step and (validation_is_due or self._save_is_due):
-                yield from self._report_steps()  # checks that the loss is finite
-                self.save_last()  # also before a validation, which may take long or run out of memory
-            if validation_is_due:
-                yield from self._validate(should_stop, on_valid_tokens)
-            if self.step >= last_step or should_stop():
-                break
-            if validation_is_due and self.valid is not None:
-                self.save_last()
-            self._interval.add(*self.update())
-            if self.step % report_every == 0 or self.step == last_step:
-                yield from self._report_steps()
-        yield from self._report_steps()  # steps since the last report, if a stop came between two reports
-        self.save_last()
 
     def validation_is_due(self) -> bool:
         """Return True if this step ends with a validation that is not complete; a stop may have interrupted it."""

@@ -55,7 +55,7 @@ class OptimizerStep:
         """Scale all gradients so that their total norm is at most train.clip; return the norm before (0-d)."""
         self._scaler.unscale_(self.optimizer)
         parameters = list(self._model.parameters())
-        norm = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if self._clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
         return norm
@@ -194,10 +194,10 @@ class CapturedForwardBackward:
 
     def _capture(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Callable[[], Tensor]:
         self._inputs, self._targets = inputs.clone(), targets.clone()
-        self._memory = [one.clone() for one in memory]
+        self._memory = [tensor.clone() for tensor in memory]
         with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
             replay = self._capture_graph(self._run_on_fixed_tensors, inputs.device)
-        self._gradients = [(one, one.grad) for one in self._model.parameters()]
+        self._gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
         return replay
 
     def _run_on_fixed_tensors(self) -> Tensor:

@@ -17,49 +17,49 @@ is its end, where distance 0 is; a view of a DenseScoreBuffer arranges the same 
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.device import row_multiple
+from txlcli.core.kernels.device import row_multiple, setting
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
+class ScoreShape(NamedTuple):
+    """Sizes of the scores in a buffer."""
+
+    rows: int
+    """Pairs of a sequence and a head: batch size times heads."""
+    seg_len: int
+    """L."""
+    key_len: int
+    """K."""
+    reach: int
+    """n."""
+    position_keys: int
+    """m; the n - m farther distances share the score of the farthest one with a position key."""
+
+
 class PaddedScoreBuffer:
-    """Scores of `rows` (lane, head) pairs by distance, and the same memory read by key.
+    """Scores by distance, padded so that the same memory can be read by key.
 
     Args:
         like: gives dtype and device.
-        rows: batch size times heads.
-        seg_len: L.
-        key_len: K.
-        reach: n; columns of distances n and more are padding, which keeps the value of `fill`.
-        fill: value of columns that no product writes: -inf for scores, 0 for gradients.
-        position_keys: m, distances whose columns products write [default: all n].
+        shape: of the scores; products write the columns of its m position keys.
+        fill: value of columns that no product writes, such as distances n and more: -inf for scores, 0 for gradients.
     """
 
     request: tuple[Any, ...] = ()
     """Arguments of `Workspace.acquire`; the buffer can be reused for an equal request only."""
 
-    def __init__(
-        self,
-        like: Tensor,
-        *,
-        rows: int,
-        seg_len: int,
-        key_len: int,
-        reach: int,
-        fill: float,
-        position_keys: int | None = None,
-    ) -> None:
+    def __init__(self, like: Tensor, shape: ScoreShape, *, fill: float) -> None:
+        rows, seg_len, key_len, reach, position_keys = shape
         multiple = row_multiple(like.device)
-        written = reach if position_keys is None else position_keys
-        padding = (written - key_len) % multiple  # aligns the columns that products write
+        padding = (position_keys - key_len) % multiple  # aligns the columns that products write
         width = -(-(padding + key_len + seg_len - 1) // multiple) * multiple
         columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
         self.by_distance = columns[:, :, padding + key_len - reach : padding + key_len]  # (rows, L, n)
@@ -85,13 +85,10 @@ class PaddedScoreBuffer:
 
     def multiply(self, query: Tensor, position_key: Tensor) -> None:
         """Score queries (rows, L, D) against position keys (rows, m, D); farther distances share the score of row 0."""
-        own, reach = (
-            position_key.shape[1],
-            self.by_distance.shape[2],
-        )
-        torch.bmm(query, position_key.mT, out=self.by_distance[:, :, reach - own :])
-        if own < reach:
-            self.by_distance[:, :, : reach - own] = self.by_distance[:, :, reach - own : reach - own + 1]
+        shared = self.by_distance.shape[2] - position_key.shape[1]  # columns without a position key
+        torch.bmm(query, position_key.mT, out=self.by_distance[:, :, shared:])
+        if shared:
+            self.by_distance[:, :, :shared] = self.by_distance[:, :, shared : shared + 1]
 
     def masked_by_key(self, out: Tensor) -> Tensor:
         """Return position scores by key (rows, L, K), -inf where a query does not see a key; `out` is not used."""
@@ -101,38 +98,37 @@ class PaddedScoreBuffer:
 class DenseScoreBuffer:
     """Scores by distance in contiguous rows; `by_key` is arbitrary where the mask hides it.
 
+    If m < n, `by_key` holds the last m keys only.
+
     Args:
         like: gives dtype and device.
-        rows: batch size times heads.
-        seg_len: L.
-        key_len: K.
-        reach: n.
-        position_keys: m, distances with a position key of their own. If m < n, farther distances share the score of
-            the farthest of these, and `by_key` holds the last m keys only.
+        shape: of the scores.
     """
 
     request: tuple[Any, ...] = ()
     """Arguments of `Workspace.acquire`; the buffer can be reused for an equal request only."""
 
-    def __init__(self, like: Tensor, *, rows: int, seg_len: int, key_len: int, reach: int, position_keys: int) -> None:
+    def __init__(self, like: Tensor, shape: ScoreShape) -> None:
+        rows, seg_len, key_len, reach, position_keys = shape
         # By key, the first row starts before its own scores: this padding is never written, and the mask hides it.
         self._padding = key_len - reach if position_keys == reach else 0
         self._memory = torch.zeros(self._padding + rows * seg_len * position_keys, dtype=like.dtype, device=like.device)
         query, key = torch.arange(key_len - seg_len, key_len)[:, None], torch.arange(key_len)
         hidden = (query - key < 0) | (query - key >= reach)  # (L, K)
-        self._rows, self._reach, self._position_keys = rows, reach, position_keys
+        self._shape = shape
         self.mask = torch.zeros(seg_len, key_len).masked_fill(hidden, -math.inf).to(like)
         self._arrange(seg_len, key_len)
 
     def _arrange(self, seg_len: int, key_len: int) -> None:
-        """Arrange the memory for so many queries and keys."""
-        width = min(self._position_keys, key_len)
-        near = key_len if self._position_keys == self._reach else width
-        self._far_keys = key_len - near  # keys beyond the farthest distance with a position key of its own
-        self.by_distance = self._memory[self._padding :][: self._rows * seg_len * width].view(-1, seg_len, width)
-        first = self._padding - (near - width) + seg_len - 1
-        self.by_key = self._memory.as_strided(  # (rows, L, K - far keys)
-            (self._rows, seg_len, near), (seg_len * width, width - 1, 1), first
+        """Divide the memory into rows for L queries and K keys."""
+        rows, _, _, reach, position_keys = self._shape
+        width = min(position_keys, key_len)
+        in_rows = key_len if position_keys == reach else width  # keys that are read from the rows
+        self._keys_sharing_score = key_len - in_rows  # keys beyond the farthest distance with a position key
+        self.by_distance = self._memory[self._padding :][: rows * seg_len * width].view(-1, seg_len, width)
+        first = self._padding - (in_rows - width) + seg_len - 1
+        self.by_key = self._memory.as_strided(  # (rows, L, keys in rows)
+            (rows, seg_len, in_rows), (seg_len * width, width - 1, 1), first
         )
 
     def view(self, seg_len: int, key_len: int) -> "DenseScoreBuffer":
@@ -150,11 +146,11 @@ class DenseScoreBuffer:
 
     def masked_by_key(self, out: Tensor) -> Tensor:
         """Write position scores by key (rows, L, K) to `out` and return it; -inf where a query does not see a key."""
-        far = self._far_keys
-        if not far:
+        sharing = self._keys_sharing_score
+        if not sharing:
             return torch.add(self.by_key, self.mask, out=out)
-        torch.add(self.by_distance[:, :, :1], self.mask[:, :far], out=out[:, :, :far])
-        torch.add(self.by_key, self.mask[:, far:], out=out[:, :, far:])
+        torch.add(self.by_distance[:, :, :1], self.mask[:, :sharing], out=out[:, :, :sharing])
+        torch.add(self.by_key, self.mask[:, sharing:], out=out[:, :, sharing:])
         return out
 
 
@@ -168,14 +164,9 @@ MIN_QUERIES = 128
 _at_once = ContextVar("_at_once", default=False)
 
 
-@contextmanager
-def scores_at_once() -> Iterator[None]:
+def scores_at_once() -> AbstractContextManager[None]:
     """Score the whole batch in one pass inside this block, as on a GPU: to forecast its memory on a CPU."""
-    before = _at_once.set(True)
-    try:
-        yield
-    finally:
-        _at_once.reset(before)
+    return setting(_at_once, True)
 
 
 class Workspace:
@@ -188,7 +179,7 @@ class Workspace:
     def __init__(self, *, cache_bytes: int = CACHE_BYTES, min_queries: int = MIN_QUERIES) -> None:
         self._idle: dict[str, ScoreBuffer] = {}  # the last released buffer of each purpose
         self.cache_bytes = cache_bytes
-        """Scores that are computed together on a CPU take at most so many bytes."""
+        """Largest size of the scores that are computed together on a CPU."""
         self.min_queries = min_queries
         """Smallest block of queries into which a segment is divided on a CPU."""
 
@@ -210,42 +201,26 @@ class Workspace:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
         return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 
-    def acquire(
-        self,
-        purpose: Literal["scores", "gradients"],
-        like: Tensor,
-        *,
-        rows: int,
-        seg_len: int,
-        key_len: int,
-        reach: int,
-        position_keys: int | None = None,
-    ) -> ScoreBuffer:
+    def acquire(self, purpose: Literal["scores", "gradients"], like: Tensor, shape: ScoreShape) -> ScoreBuffer:
         """Return a buffer that has no other user until it is released.
 
         Args:
             purpose: scores are filled with -inf, gradients with 0.
             like: gives dtype and device.
-            rows: batch size times heads.
-            seg_len: L.
-            key_len: K.
-            reach: n.
-            position_keys: m, distances that have a position key [default: all n].
+            shape: of the scores.
         """
-        position_keys = reach if position_keys is None else position_keys
-        request = (purpose, rows, seg_len, key_len, reach, position_keys, like.dtype, like.device)
+        request = (purpose, shape, like.dtype, like.device)
         idle = self._idle.pop(purpose, None)
         if idle is not None and idle.request == request:
             return idle
-        sizes = {"rows": rows, "seg_len": seg_len, "key_len": key_len, "reach": reach}
         with torch.inference_mode(False):  # training may use it later
             buffer: ScoreBuffer
             if purpose == "gradients":
-                buffer = PaddedScoreBuffer(like, **sizes, fill=0.0)
-            elif like.device.type == "cpu" and (like.dtype not in HALF_DTYPES or seg_len == 1):
-                buffer = DenseScoreBuffer(like, **sizes, position_keys=position_keys)
+                buffer = PaddedScoreBuffer(like, shape, fill=0.0)
+            elif like.device.type == "cpu" and (like.dtype not in HALF_DTYPES or shape.seg_len == 1):
+                buffer = DenseScoreBuffer(like, shape)
             else:
-                buffer = PaddedScoreBuffer(like, **sizes, fill=-math.inf, position_keys=position_keys)
+                buffer = PaddedScoreBuffer(like, shape, fill=-math.inf)
         buffer.request = request
         return buffer
 

@@ -25,12 +25,12 @@ from tests.core.attention_cases import (
     workspace_of,
 )
 from tests.core.builders import small_model
-from txlcli.core.kernels.distance_space import DenseScoreBuffer, PaddedScoreBuffer, Workspace
+from txlcli.core.kernels.score_buffer import DenseScoreBuffer, PaddedScoreBuffer, ScoreShape, Workspace
 
 
 @pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
 def test_a_padded_buffer_is_shifted_index_by_index(seg_len, key_len):
-    buffer = PaddedScoreBuffer(draw(1), rows=B * H, seg_len=seg_len, key_len=key_len, reach=key_len, fill=-math.inf)
+    buffer = PaddedScoreBuffer(draw(1), ScoreShape(B * H, seg_len, key_len, key_len, key_len), fill=-math.inf)
     score = draw(B * H, seg_len, key_len)
     buffer.by_distance.copy_(score)
     np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, key_len))
@@ -38,7 +38,7 @@ def test_a_padded_buffer_is_shifted_index_by_index(seg_len, key_len):
 
 @pytest.mark.parametrize("reach", range(1, M + L))
 def test_distances_out_of_reach_are_not_seen(reach):
-    buffer = PaddedScoreBuffer(draw(1), rows=B * H, seg_len=L, key_len=M + L, reach=reach, fill=-math.inf)
+    buffer = PaddedScoreBuffer(draw(1), ScoreShape(B * H, L, M + L, reach, reach), fill=-math.inf)
     score = draw(B * H, L, reach)
     buffer.by_distance.copy_(score)
     np.testing.assert_array_equal(buffer.by_key, shifted(score, L, M + L))
@@ -47,7 +47,7 @@ def test_distances_out_of_reach_are_not_seen(reach):
 
 
 def test_scores_by_key_are_a_view():
-    buffer = PaddedScoreBuffer(draw(1), rows=H, seg_len=L, key_len=M + L, reach=M + L, fill=0.0)
+    buffer = PaddedScoreBuffer(draw(1), ScoreShape(H, L, M + L, M + L, M + L), fill=0.0)
     assert buffer.by_key.untyped_storage().data_ptr() == buffer.by_distance.untyped_storage().data_ptr()
 
 
@@ -56,12 +56,8 @@ def test_scores_by_key_are_a_view():
 @pytest.mark.parametrize("seg_len", [1, L])
 def test_both_buffers_give_scores_by_key_at_every_use(dense, reach, seg_len):
     key_len = M + L
-    sizes = {"rows": B * H, "seg_len": seg_len, "key_len": key_len, "reach": reach}
-    buffer = (
-        DenseScoreBuffer(draw(1), **sizes, position_keys=reach)
-        if dense
-        else PaddedScoreBuffer(draw(1), **sizes, fill=-math.inf)
-    )
+    shape = ScoreShape(B * H, seg_len, key_len, reach, reach)
+    buffer = DenseScoreBuffer(draw(1), shape) if dense else PaddedScoreBuffer(draw(1), shape, fill=-math.inf)
     for seed in (3, 4):
         score = draw(B * H, seg_len, reach, seed=seed)
         buffer.by_distance.copy_(score)
@@ -119,7 +115,7 @@ def test_a_buffer_has_one_user_at_a_time_and_serves_training_after_evaluation():
     workspace = Workspace()
 
     def acquire(purpose, reach=9):
-        return workspace.acquire(purpose, draw(1), rows=H, seg_len=L, key_len=M + L, reach=reach)
+        return workspace.acquire(purpose, draw(1), ScoreShape(H, L, M + L, reach, reach))
 
     with torch.inference_mode():
         first, second = (acquire("gradients") for _ in range(2))
