@@ -11,7 +11,7 @@ from txlcli.paper import metrics
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
 
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
-LIST_CAPTION = 'valid: best in training; test: best score. Details: txl runs show RUN'
+LIST_CAPTION = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 ONCE_OTHER_SETTINGS = "The settings are the same now; a run had other settings before."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
