@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.commands.novel import HERE, done, json_of, refusal, text_of, write_texts
+from tests.commands.novel import HERE, done, json_of, refusal, text_of, txl, write_texts
 from tests.commands.test_eval import cells, headings
 from tests.commands.test_recurrent import recipe_of
 from tests.views.test_plots import MAGIC
@@ -205,6 +205,26 @@ def test_figures_are_overwritten_only_with_force(here):
     done("attention", "byte", "--heads", "2.1", "--force")
     assert path.read_bytes() != before
     assert names_in(path.parent) == FILES
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--positions", 100_000], f"--positions 100000: novel valid has {N_VALID - 5} with a full memory of 5; give "),
+        (["--positions", 20, "--at", 25], "--at 25: give one of the tokens measured, 5 to 24, or change --positions"),
+        (["--mem-len", 100_000], f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000"),
+    ],
+)
+def test_wrong_options_are_reported_before_existing_figures(here, options, message):
+    done("attention", "byte", "--positions", 20)
+    assert refusal("attention", "byte", *options).startswith(message)
+
+
+def test_existing_figures_are_reported_before_attention_is_measured(here):
+    done("attention", "byte", "--positions", 20)
+    ended = txl("attention", "byte", "--positions", 20)
+    assert ended.exit_code == 1
+    assert "measuring attention" not in ended.stderr
 
 
 def test_a_run_with_figures_is_still_a_run(here):

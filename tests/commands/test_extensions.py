@@ -52,6 +52,7 @@ def test_a_registered_encoding_is_trained_resumed_evaluated_and_decoded(slopes_r
     assert [row["mem_len"] for row in rows] == [0, 5, 11]
     assert all(math.isfinite(row["bpc"]) for row in rows)
     assert len({row["bpc"] for row in rows}) == 3
+    assert json_of("attention", "whole", "--positions", 20)["figure7"]
     assert done("generate", "whole", "--prompt", "the fox", "--tokens", 7).stdout
 
 
@@ -74,6 +75,13 @@ def test_a_registered_architecture_is_counted_trained_resumed_evaluated_and_deco
     assert "has a recurrent state" in refusal("eval", "whole", "--mem-len", 5)
     assert done("generate", "whole", "--prompt", "the fox", "--tokens", 7).stdout
     assert json_of("speed", "whole")["throughput"]
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_muon_refuses_an_architecture_without_matrices_in_its_layers(gru_recipe, dry):
+    message = refusal("train", gru_recipe, "--set", 'train.optimizer="muon"', *dry)
+    assert message == 'train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"'
+    assert not Path("runs").exists()
 
 
 def test_the_name_of_an_architecture_is_unknown_unless_it_is_registered(untouched):

@@ -531,6 +531,14 @@ def test_cutoffs_beyond_the_vocabulary_are_refused_before_a_run_is_made(untouche
     assert not (untouched / "runs").exists()
 
 
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_momentum_that_muon_cannot_have_is_refused_before_a_run_is_made(here, dry):
+    muon = ["--set", 'train.optimizer="muon"', "--set", "train.momentum=1.5"]
+    message = refusal("train", "tiny.toml", *muon, *dry)
+    assert message == '[train] momentum must be below 1 with optimizer = "muon", not 1.5'
+    assert not (here / "runs/tiny").exists()
+
+
 def small_library(tmp_path, monkeypatch):
     """Replace the standard library by a few files, so that it is prepared quickly."""
     library = tmp_path / "library"

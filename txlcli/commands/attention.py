@@ -80,10 +80,14 @@ def attention(
     )
     folder = run.folder / FOLDER if out is None else out
     paths = {number: folder / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
-    _check_free(folder, list(paths.values()), force=force)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder}: this is a file; give a folder")
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
-    measured = workflow.measure(str(run.folder), options, workspace)
+    measurement = workflow.prepare_measurement(str(run.folder), options, workspace)
+    if not force:
+        _check_free(list(paths.values()))  # after all options, since a wrong one would be refused with --force, too
+    measured = measurement.run(reporter)
     _make_folder(folder)
     for number, path in paths.items():
         attention_result.plot_figure(measured, number, path)
@@ -91,11 +95,9 @@ def attention(
     console.show_result(result, attention_result.show, json=json)
 
 
-def _check_free(folder: Path, paths: list[Path], *, force: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder}: this is a file; give a folder")
+def _check_free(paths: list[Path]) -> None:
     existing = [path for path in paths if path.exists()]
-    if existing and not force:
+    if existing:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
 
 

@@ -11,6 +11,7 @@ from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
 FIGURES = (5, 6, 7)
@@ -104,8 +105,48 @@ def _check_heads(run: Run, settings: TransformerSettings, options: AttentionOpti
         raise UsageError(f"Figure 6 has room for {MOST_HEADS} heads; select fewer with --heads or --auto")
 
 
-def measure(run_name: str, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
-    """Measure the attention of a run on a split.
+@dataclass(frozen=True)
+class Measurement:
+    """A run and a text on which its attention can be measured: all options are checked, nothing is computed yet."""
+
+    opened: OpenRun
+    text: ScoredText
+    positions: int
+    """Number of queries to average over."""
+    settings: EvalSettings
+    figures: tuple[int, ...]
+    """Figures that were requested."""
+    options: AttentionOptions
+
+    def run(self, reporter: Reporter) -> AttentionResult:
+        """Measure the attention."""
+        opened, text, settings, options = self.opened, self.text, self.settings, self.options
+        reporter.say(
+            f"measuring attention on {self.positions:,} tokens of {text.title} with {opened.run.folder} "
+            f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
+            f"M = {settings.mem_len}"
+        )
+        rows = min(ROWS, self.positions)
+        at = options.at
+        if at is None:
+            at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
+        with reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
+            maps = observe(
+                opened.transformer,
+                text.inputs,
+                settings,
+                at=at,
+                rows=rows,
+                by_term=7 in self.figures,
+                precision=opened.precision,
+                on_tokens=bar.reach,
+            )
+        heads = options.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(options.widest or WIDEST))
+        return AttentionResult(opened, text, settings, self.figures, heads, maps)
+
+
+def prepare_measurement(run_name: str, options: AttentionOptions, workspace: Workspace) -> Measurement:
+    """Open a run and a split on which to measure its attention.
 
     Raises:
         UsageError: see `check_figures`; or the split has fewer positions.
@@ -114,28 +155,16 @@ def measure(run_name: str, options: AttentionOptions, workspace: Workspace) -> A
     figures = check_figures(opened.run, options)
     settings = _eval_settings(opened.run, options)
     text, positions = _text(opened, options, settings, workspace)
-    workspace.reporter.say(
-        f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.folder} "
-        f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
-        f"M = {settings.mem_len}"
-    )
-    rows = min(ROWS, positions)
-    at = options.at
-    if at is None:
-        at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
-    with workspace.reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
-        maps = observe(
-            opened.transformer,
-            text.inputs,
-            settings,
-            at=at,
-            rows=rows,
-            by_term=7 in figures,
-            precision=opened.precision,
-            on_tokens=bar.reach,
-        )
-    heads = options.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(options.widest or WIDEST))
-    return AttentionResult(opened, text, settings, figures, heads, maps)
+    return Measurement(opened, text, positions, settings, figures, options)
+
+
+def measure(run_name: str, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
+    """Measure the attention of a run on a split.
+
+    Raises:
+        UsageError: see `prepare_measurement`.
+    """
+    return prepare_measurement(run_name, options, workspace).run(workspace.reporter)
 
 
 def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:

@@ -17,6 +17,7 @@ from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import (
     OPTIMIZERS,
     OptimizerEntry,
+    check_optimizer,
     make_optimizer,
     parameter_group,
     register_optimizer,
@@ -123,6 +124,17 @@ def test_muon_refuses_a_momentum_of_1():
     model = new_model(model_settings(), V, seed=1, device=CPU)
     with pytest.raises(RecipeError, match=r'^\[train\] momentum must be below 1 with optimizer = "muon", not 1\.5$'):
         make_optimizer(model, train_settings(optimizer="muon", momentum=1.5))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_check_without_the_model_accepts_what_can_be_trained(model, optimizer):
+    check_optimizer(model, V, train_settings(optimizer=optimizer))
+
+
+def test_a_check_without_the_model_refuses_what_cannot_be_trained():
+    with pytest.raises(RecipeError, match=r'^\[train\] momentum must be below 1 with optimizer = "muon", not 1\.5$'):
+        check_optimizer(model_settings(), V, train_settings(optimizer="muon", momentum=1.5))
 
 
 def take_steps(model, step, count=3):

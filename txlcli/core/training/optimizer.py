@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from txlcli.config import optimizers
+from txlcli.config.model_settings import ModelSettings
 from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.private import tensors_without_data
+from txlcli.core.model.registry import make_model
 from txlcli.errors import RecipeError
 
 MUON_MOMENTUM = 0.95
@@ -51,6 +54,16 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     if missing:
         raise ValueError(f'optimizer "{settings.optimizer}" has no group for {", ".join(missing)}')
     return optimizer
+
+
+def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
+    """Refuse what `make_optimizer` refuses, without allocating the model.
+
+    Raises:
+        RecipeError, ValueError: see `make_optimizer`.
+    """
+    with tensors_without_data():
+        make_optimizer(make_model(model, vocab_size), settings)
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

@@ -12,6 +12,7 @@ from txlcli.core.measures.cost import counted_shares, training_flops_per_token
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.core.training.data_parallel import micro_batches
+from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_folder import Run
@@ -47,6 +48,7 @@ def forecast(
         text.read_splits(settings, store, workspace.reporter)
     device = plans.checked_device(settings, workspace.device, processes=processes)
     run = start.new_run(recipe_source, settings, folder, store)
+    check_optimizer(settings.model, run.vocab_size, settings.train)
     plan = plans.plan(run, until_step=max_steps, store=store, device=device, processes=processes)
     return plan | _cost(run, store, device, steps=plan["steps"], processes=processes)
 
