@@ -101,11 +101,16 @@ def _restored(*tables):
 
 
 @contextlib.contextmanager
-def registered_slopes():
-    """Register SlopesEncoding as "slopes" inside this block."""
+def registered_encoding(name, cls):
+    """Register an encoding with a bias by distance inside this block."""
     with _restored(traits_by_name.ENCODINGS, encodings.ENCODINGS):
-        register_encoding("slopes", SlopesEncoding, EncodingTraits(limits_distance=True, score_terms=("a", "d")))
+        register_encoding(name, cls, EncodingTraits(limits_distance=True, score_terms=("a", "d")))
         yield
+
+
+def registered_slopes():
+    """Register SlopesEncoding as "slopes" inside a block."""
+    return registered_encoding("slopes", SlopesEncoding)
 
 
 @contextlib.contextmanager

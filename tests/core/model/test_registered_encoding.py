@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
-from tests.extensions import SlopesEncoding, registered_slopes
+from tests.extensions import SlopesEncoding, registered_encoding, registered_slopes
 from txlcli.config.encodings import EncodingTraits
 from txlcli.core.model.encodings import ENCODINGS, register_encoding
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training.loop import new_model
 
 B, L, M, H = 2, 5, 7, 3
 
@@ -109,3 +110,37 @@ def test_a_training_step_with_memory_gives_every_head_its_gradient(backend, reco
 
 def test_new_models_begin_with_the_slopes_of_the_encoding():
     assert TransformerXL(model_settings(position="slopes"), 19).encoding.log_factors.count_nonzero() == 0
+
+
+class RampEncoding(SlopesEncoding):
+    """Slopes whose factors begin as 1, 2, ..., H."""
+
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.log_factors.copy_(torch.arange(1, len(self.log_factors) + 1).log())
+
+
+@pytest.fixture
+def ramp():
+    with registered_encoding("ramp", RampEncoding):
+        yield
+
+
+def test_an_encoding_initializes_its_own_parameters(ramp):
+    model = TransformerXL(model_settings(position="ramp"), 19)
+    torch.testing.assert_close(model.encoding.log_factors.exp(), torch.arange(1.0, H + 1))
+
+
+def test_a_new_run_begins_with_the_parameters_of_its_encoding(ramp):
+    model = new_model(model_settings(position="ramp"), 19, seed=5, device=torch.device("cpu"))
+    torch.testing.assert_close(model.encoding.log_factors.exp(), torch.arange(1.0, H + 1))
+
+
+def test_the_initialization_of_an_encoding_leaves_all_other_parameters_alone(ramp):
+    slopes, ramps = (
+        dict(new_model(model_settings(position=name), 19, seed=5, device=torch.device("cpu")).named_parameters())
+        for name in ("slopes", "ramp")
+    )
+    others = [name for name in slopes if not name.startswith("encoding.")]
+    assert len(others) == len(slopes) - 1
+    assert all(torch.equal(slopes[name], ramps[name]) for name in others)

@@ -1,10 +1,12 @@
 """Encodings of positions: those of Table 6 and later ones, as classes beside each other.
 
-An encoding has four hooks. It may add vectors to the embeddings, add vectors to what every layer reads, rotate queries
-and keys, and add terms to the attention score. Distances are relative: they mean the same in the memory as in the
-segment. A position is absolute: it counts from the beginning of the segment, and the memory was computed with the
-positions of *its* segment, so that position 3 of the memory and position 3 of the segment look alike. That is the naive
-recurrence with which section 3.3 begins; the memory is never changed.
+An encoding has four hooks of the forward pass. It may add vectors to the embeddings, add vectors to what every layer
+reads, rotate queries and keys, and add terms to the attention score. A fifth hook initializes its parameters.
+
+Distances are relative: they mean the same in the memory as in the segment. A position is absolute: it counts from the
+beginning of the segment, and the memory was computed with the positions of *its* segment, so that position 3 of the
+memory and position 3 of the segment look alike. That is the naive recurrence with which section 3.3 begins; the memory
+is never changed.
 
 A new encoding is a class here, its row in `ENCODINGS`, and its row of `config.encodings`. `register_encoding` adds one
 from outside the package.
@@ -37,6 +39,13 @@ class Encoding(nn.Module):
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings
+
+    def reset_parameters(self) -> None:
+        """Initialize parameters that do not begin like the model's.
+
+        The model calls this after it has initialized all parameters, those of the encoding included: matrices are
+        normal with `init_std`, vectors are zeros. What `__init__` writes into a parameter is overwritten.
+        """
 
     def check_positions(self, count: int) -> None:
         """Refuse segments or windows longer than the positions that the model has learned.

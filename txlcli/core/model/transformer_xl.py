@@ -251,7 +251,10 @@ class TransformerXL(LanguageModel):
         return self.settings.memory_start == "zeros"
 
     def reset_parameters(self) -> None:
-        """Initialize as the released code does: normal weights and biases u, v, gains around 1, other biases 0."""
+        """Initialize as the released code does: normal weights and biases u, v, gains around 1, other biases 0.
+
+        The encoding may then initialize its own parameters.
+        """
         std, tf_init = self.settings.init_std, self.settings.init == "tf"
         for name, parameter in self.named_parameters():
             if "norm." in name and name.endswith("weight"):
@@ -262,6 +265,7 @@ class TransformerXL(LanguageModel):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.normal_(parameter, 0.0, std)
+        self.encoding.reset_parameters()
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
