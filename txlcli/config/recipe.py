@@ -264,17 +264,14 @@ def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
         if words_of(option) is not None:
             if isinstance(value, str):
                 return value  # the dataclass checks the word and suggests one
-        elif item_words_of(option) is not None:
-            if isinstance(value, str):
-                return (value,)
-            if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
-                return tuple(value)
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif typing.get_origin(option) is tuple:
-            item = typing.get_args(option)[0]
-            if isinstance(value, list | tuple) and all(type(part) is item for part in value):
-                return tuple(value)
+            is_words = item_words_of(option) is not None
+            item = str if is_words else typing.get_args(option)[0]
+            parts = [value] if is_words and isinstance(value, str) else value  # to = "wandb" is a list of one word
+            if isinstance(parts, list | tuple) and all(type(part) is item for part in parts):
+                return tuple(parts)
         elif option is not type(None) and type(value) is option:
             return value
     names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
