@@ -81,6 +81,7 @@ SETTINGS = {
     "train.attention": "attn-backend flash",
     "log.every": "log-interval log-every report-every",
     "log.tensorboard": "tb",
+    "log.to": "report-to logger loggers tracker trackers",
     "eval.max_distance": "clamp-len clamp",
     "model.n_layers": "n-layer nlayers nlayer num-layers layers num-hidden-layers depth",
     "model.n_heads": "n-head nheads nhead heads num-heads num-attention-heads",

@@ -78,6 +78,11 @@ def words_of(field_type: Any) -> tuple[str, ...] | None:
     return tuple(table) if isinstance(table, Mapping) else None
 
 
+def item_words_of(field_type: Any) -> tuple[str, ...] | None:
+    """Return the words that a list accepts, or None if the field is not a list of words."""
+    return words_of(get_args(field_type)[0]) if get_origin(field_type) is tuple else None
+
+
 def range_of(field_type: Any) -> Range | None:
     """Return the range of a number, or None if the type has none."""
     for option in options_of(field_type):
@@ -94,9 +99,19 @@ def check_fields(section: str, instance: Any) -> None:
     """
     for field in dataclasses.fields(instance):
         value, words, range_ = getattr(instance, field.name), words_of(field.type), range_of(field.type)
-        if words is not None and value not in words:
-            raise RecipeError(
-                f"[{section}] {field.name} must be one of {', '.join(words)}, not {value!r}{did_you_mean(value, words)}"
-            )
+        if words is not None:
+            _check_word(section, field.name, value, words)
+        items = item_words_of(field.type)
+        if items is not None:
+            for item in value:
+                _check_word(section, field.name, item, items)
+            require(len(set(value)) == len(value), section, field.name, list(value), "a list without repeated words")
         if range_ is not None and value is not None:
             range_.check(section, field.name, value)
+
+
+def _check_word(section: str, key: str, word: Any, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise RecipeError(
+            f"[{section}] {key} must be one of {', '.join(known)}, not {word!r}{did_you_mean(word, known)}"
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.ranges import plain_options, words_of
+from txlcli.config.ranges import item_words_of, plain_options, words_of
 from txlcli.config.settings import Settings
 from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError
 from txlcli.suggestions import did_you_mean, meant_setting
@@ -273,12 +273,18 @@ def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif typing.get_origin(option) is tuple:
-            item = typing.get_args(option)[0]
-            if isinstance(value, list | tuple) and all(type(part) is item for part in value):
-                return tuple(value)
+            is_words = item_words_of(option) is not None
+            item = str if is_words else typing.get_args(option)[0]
+            parts = [value] if is_words and isinstance(value, str) else value  # to = "wandb" is a list of one word
+            if isinstance(parts, list | tuple) and all(type(part) is item for part in parts):
+                return tuple(parts)
         elif option is not type(None) and type(value) is option:
             return value
     names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     names |= {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
-    named = ["a word" if words_of(option) else names[option] for option in options if option is not type(None)]
+    named = [
+        "a word" if words_of(option) else "a word or a list of words" if item_words_of(option) else names[option]
+        for option in options
+        if option is not type(None)
+    ]
     raise RecipeError(f"[{section}] {key} must be {' or '.join(named)}, not {value!r}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txlcli.config.model_settings import MODELS
-from txlcli.config.ranges import Range, plain_options, range_of, words_of
+from txlcli.config.ranges import Range, item_words_of, plain_options, range_of, words_of
 from txlcli.config.recipe import OFF_WORDS, SECTIONS
 
 TYPE_NAMES: dict[Any, str] = {
@@ -22,6 +22,7 @@ TYPE_NAMES: dict[Any, str] = {
     str: "text",
     tuple[int, ...]: "list of whole numbers",
     tuple[bool, ...]: "list of true and false",
+    tuple[str, ...]: "list of words",
 }
 JSON_TYPES: dict[Any, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -42,9 +43,9 @@ class Key:
     architectures: tuple[str, ...]
     """Values of model.arch with this setting, if it is not a setting of all; empty otherwise."""
     type: Any
-    """Type of the value; str if it is a word."""
+    """Type of the value; str if it is a word, tuple[str, ...] if it is a list of words."""
     words: tuple[str, ...]
-    """Words to choose from; empty if the value is no word."""
+    """Words to choose from; empty if the value has none."""
     can_be_off: bool
     """True if a recipe may say "none"."""
     range: Range | None
@@ -61,9 +62,16 @@ class Key:
     def values(self) -> str:
         """Values that are accepted, as a phrase."""
         values = ", ".join(self.words) or TYPE_NAMES[self.type]
+        if self.takes_list_of_words:
+            values = f"{TYPE_NAMES[self.type]} out of {values}"
         if self.range is not None:
             values += f", {self.range.description}"
         return f"{values}, or {OFF_WORDS[0]}" if self.can_be_off else values
+
+    @property
+    def takes_list_of_words(self) -> bool:
+        """True if a recipe may give several of the words."""
+        return bool(self.words) and self.type is not str
 
     @property
     def shown_default(self) -> str:
@@ -79,6 +87,8 @@ class Key:
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the value."""
         value: dict[str, Any] = {"enum": list(self.words)} if self.words else dict(JSON_TYPES[self.type])
+        if self.takes_list_of_words:  # a single word is accepted as a list of one
+            value = {"anyOf": [value, {"type": "array", "items": value, "uniqueItems": True}]}
         if self.range is not None:
             value |= _limits(self.range, is_whole=self.type is int)
         if self.can_be_off:
@@ -119,14 +129,14 @@ def _keys_of(section: str, cls: type) -> Iterator[Key]:
     for field in dataclasses.fields(cls):
         type_ = types[field.name]
         option = next(option for option in plain_options(type_) if option is not type(None))
-        words = words_of(option) or ()
+        words, item_words = words_of(option), item_words_of(option)
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         yield Key(
             section=section,
             name=field.name,
             architectures=(),
-            type=str if words else option,
-            words=words,
+            type=str if words else tuple[str, ...] if item_words else option,
+            words=words or item_words or (),
             can_be_off=type(None) in plain_options(type_),
             range=range_of(type_),
             required=required,

@@ -205,6 +205,9 @@ class EvalSettings:
         check_fields("eval", self)
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """[log]: what is recorded during training."""
@@ -212,7 +215,10 @@ class LogSettings:
     every: PositiveInt = 200
     """Steps between reports of the training loss."""
     tensorboard: bool = False
-    """Also write TensorBoard event files into the run folder; needs the tensorboard package."""
+    """The same as to = "tensorboard"."""
+    to: tuple[TrackerName, ...] = ()
+    """Experiment trackers that also receive the settings and the metrics: TensorBoard (event files in the run folder),
+    Weights & Biases, Trackio, MLflow. Each needs its package: pip install "transformer-xl[wandb]"."""
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -11,7 +11,7 @@ from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, plan, text, training_log
+from txlcli.workflows.training import execution, plan, text, trackers
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
@@ -65,7 +65,7 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     """Restore the training from the last checkpoint; the run is written only after all checks."""
     run, reporter = change_settings(before, changes), workspace.reporter
     settings = run.settings
-    training_log.check_tensorboard(settings.log)
+    trackers.check_packages(settings.log)
     limits.check(settings.train.max_steps)
     device = plan.checked_device(settings, workspace.device, processes=torchrun.world_size())
     store = workspace.open_store(settings.corpus.store)

@@ -17,7 +17,7 @@ from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, plan, text, training_log
+from txlcli.workflows.training import execution, plan, text, trackers
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
@@ -65,7 +65,7 @@ def load_settings(recipe_source: str, changes: list[str], limits: Limits = NO_LI
     """Load a recipe with changes, and check that it can be trained here up to the last step asked for."""
     settings = recipe.load(recipe_source, changes)
     _check_vanilla(settings, recipe_source)
-    training_log.check_tensorboard(settings.log)
+    trackers.check_packages(settings.log)
     limits.check(settings.train.max_steps)
     return settings
 

@@ -1,17 +1,15 @@
-"""Writes the reports of a training to metrics.jsonl and TensorBoard, and shows them."""
+"""Writes the reports of a training to metrics.jsonl and to experiment trackers, and shows them."""
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from txlcli.config.settings import LogSettings
 from txlcli.core.training.reports import Report
-from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.training import trackers
 
 Line = dict[str, Any]
 OnReport = Callable[[Line], None]
@@ -23,16 +21,16 @@ def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | No
 
     Args:
         run: its folder receives the files.
-        after: step that the training begins at; TensorBoard's points beyond it are replaced.
+        after: step that the training begins at.
         reporter: receives messages and progress.
         on_report: receives every line of metrics.jsonl.
     """
     steps = run.settings.train.max_steps
     with (
-        _tensorboard(run, after) as write_scalars,
+        trackers.opened(run, after=after, say=reporter.say) as track,
         reporter.progress("training", steps, "steps", start=after) as progress,
     ):
-        yield TrainingLog(run, reporter, progress, [write_scalars, *([on_report] if on_report else [])], after=after)
+        yield TrainingLog(run, reporter, progress, [track, *([on_report] if on_report else [])], after=after)
 
 
 class TrainingLog:
@@ -84,27 +82,3 @@ def as_line(report: Report, metric: str) -> Line:
     line[metric] = metrics.in_metric(report.loss_nats, metric)
     # JSON has no infinity, which a perplexity can be, and the gradient norm of a step that fp16 skips.
     return dict(metrics.without_infinities(line))
-
-
-def check_tensorboard(log: LogSettings) -> None:
-    """Refuse log.tensorboard without the tensorboard package, before anything is written."""
-    if log.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UsageError('log.tensorboard needs the tensorboard package; pip install "transformer-xl[tensorboard]"')
-
-
-@contextmanager
-def _tensorboard(run: Run, after: int) -> Iterator[OnReport]:
-    """Return a function that writes a line of metrics as scalars; it does nothing unless log.tensorboard is set."""
-    if not run.settings.log.tensorboard:
-        yield lambda line: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(run.folder), purge_step=after + 1) as writer:
-
-        def write(line: Line) -> None:
-            for key, value in line.items():
-                if isinstance(value, int | float) and key not in ("step", "best", "averaged"):
-                    writer.add_scalar(f"{line['kind']}/{key}", value, line["step"])
-
-        yield write

@@ -1,0 +1,168 @@
+"""Experiment trackers, offline, with the packages that are installed."""
+
+import json
+import sqlite3
+import sys
+
+import pytest
+
+from tests.commands.novel import HERE, RecordingReporter, card, refusal, reports
+from txlcli.errors import UsageError
+from txlcli.workflows.training import resume, start, trackers
+from txlcli.workflows.training.execution import Limits
+from txlcli.workflows.workspace import Workspace
+
+STEPS = {"train": [2, 4, 6, 7], "valid": [4, 7]}
+
+
+def workspace():
+    return Workspace(**HERE, reporter=RecordingReporter())
+
+
+def train_in_two_parts(name):
+    """Train to step 4, die before the next save, and resume; return the id of the tracked run."""
+    setting = [f"log.to={name}"]
+    start.train("tiny.toml", setting, workspace(), limits=Limits(max_steps=4))
+    last = HERE["runs_dir"] / "tiny/last.safetensors"
+    at_step_4, first_id = last.read_bytes(), ids().get(name)
+    for _ in range(2):  # the first of them dies before it saves
+        last.write_bytes(at_step_4)
+        resumed = workspace()
+        resume.resume("tiny", [], resumed)
+        assert not [message for message in resumed.reporter.messages if "failed" in message]
+    assert ids().get(name) == first_id
+    return first_id
+
+
+def ids():
+    path = HERE["runs_dir"] / "tiny/trackers.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def losses(kind):
+    return {line["step"]: line["loss_nats"] for line in reports("runs/tiny") if line["kind"] == kind}
+
+
+class Recording:
+    def __init__(self, run):
+        self.run, self.values, self.closed, self.tracked_id = run, [], False, "some-id"
+        type(self).last = self
+
+    def log(self, values, step):
+        self.values.append((step, values))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """Replace wandb by a tracker that the test chooses."""
+
+    def replace(cls):
+        monkeypatch.setitem(trackers.BACKENDS, "wandb", trackers.Backend(cls, "json", "wandb"))
+        return cls
+
+    return replace
+
+
+def test_a_tracker_receives_name_settings_and_metrics(here, backend):
+    recording = backend(Recording)
+    start.train("tiny.toml", ["log.to=wandb"], workspace(), name="mine")
+    tracker = recording.last
+    assert (tracker.run.name, tracker.run.tracked_id, tracker.run.after) == ("mine", None, 0)
+    assert tracker.run.config == card("runs/mine")["settings"]
+    assert tracker.closed
+    for (step, values), line in zip(tracker.values, reports("runs/mine"), strict=True):
+        assert step == line["step"]
+        assert values[f"{line['kind']}/loss_nats"] == line["loss_nats"]
+        assert not set(values) & {f"{line['kind']}/{key}" for key in ("kind", "step", "best", "averaged")}
+
+
+def test_a_resumed_run_continues_the_tracked_run(here, backend):
+    recording = backend(Recording)
+    start.train("tiny.toml", ["log.to=wandb"], workspace(), limits=Limits(max_steps=4))
+    resume.resume("tiny", [], workspace())
+    assert (recording.last.run.tracked_id, recording.last.run.after) == ("some-id", 4)
+
+
+@pytest.mark.parametrize("method", ["__init__", "log", "close"])
+def test_a_failing_tracker_is_reported_once_and_training_continues(here, backend, method):
+    def fail(*_):
+        raise OSError("no network\nand more")
+
+    backend(type("Failing", (Recording,), {method: fail}))
+    place = workspace()
+    assert start.train("tiny.toml", ["log.to=wandb"], place).step == 7
+    told = [message for message in place.reporter.messages if "wandb" in message]
+    assert told == ["wandb failed (no network); training continues without it"]
+    assert len(reports("runs/tiny")) == 6
+
+
+@pytest.mark.parametrize("name", trackers.BACKENDS)
+def test_a_missing_package_is_refused_before_anything_is_written(here, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    expected = f'log.to = "{name}" needs the {name} package; pip install "transformer-xl[{name}]"'
+    assert refusal("train", "tiny.toml", "--set", f"log.to={name}") == expected
+    with pytest.raises(UsageError, match="needs the"):
+        resume.resume("byte", [f"log.to={name}", "train.max_steps=9"], workspace())
+    assert not (here / "runs/tiny").exists()
+    assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
+
+
+def test_a_folder_of_results_is_not_the_package(here, monkeypatch):
+    (here / "some_tracker").mkdir()
+    monkeypatch.syspath_prepend(str(here))
+    assert not trackers._is_installed("some_tracker")
+
+
+def test_tensorboard_has_the_settings_and_each_step_once(here):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train_in_two_parts("tensorboard")
+    events = accumulator.EventAccumulator(str(here / "runs/tiny")).Reload()
+    for kind, steps in STEPS.items():
+        assert [point.step for point in events.Scalars(f"{kind}/loss_nats")] == steps
+    [text] = events.Tensors("settings/text_summary")[-1].tensor_proto.string_val
+    assert '"batch_size": 3' in text.decode()
+
+
+def test_wandb_continues_one_offline_run(here, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracked_id = train_in_two_parts("wandb")
+    files = list((here / "runs/tiny/wandb").glob(f"offline-run-*-{tracked_id}/run-{tracked_id}.wandb"))
+    assert files
+    assert any(b"train/loss_nats" in file.read_bytes() for file in files)
+
+
+def test_trackio_continues_one_local_run(here, monkeypatch):
+    trackio = pytest.importorskip("trackio")
+    sqlite_storage = pytest.importorskip("trackio.sqlite_storage")
+    for module in [module for name, module in sys.modules.items() if name.startswith("trackio")]:
+        if hasattr(module, "TRACKIO_DIR"):
+            monkeypatch.setattr(module, "TRACKIO_DIR", here / "trackio")
+    assert train_in_two_parts("trackio") == "tiny"
+    del trackio
+    storage = sqlite_storage.SQLiteStorage
+    assert len(storage.get_runs("txl")) == 1
+    logged = storage.get_logs("txl", "tiny")
+    for kind in STEPS:
+        assert {row["step"]: row[f"{kind}/loss_nats"] for row in logged if f"{kind}/loss_nats" in row} == losses(kind)
+
+
+def test_mlflow_continues_one_run_in_a_local_store(here, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{here}/mlflow.db")
+    mlflow.set_tracking_uri(None)
+    tracked_id = train_in_two_parts("mlflow")
+    client = mlflow.tracking.MlflowClient()
+    run = client.get_run(tracked_id)
+    assert (run.info.run_name, run.info.status) == ("tiny", "FINISHED")
+    assert run.data.params["train.batch_size"] == "3"
+    for kind, steps in STEPS.items():
+        history = client.get_metric_history(tracked_id, f"{kind}/loss_nats")
+        assert sorted(point.step for point in history) == steps
+        assert {point.step: point.value for point in history} == losses(kind)
+    with sqlite3.connect(here / "mlflow.db") as database:
+        assert database.execute("select count(*) from runs").fetchone() == (1,)
