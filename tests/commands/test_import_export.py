@@ -173,6 +173,9 @@ def test_the_store_is_found_by_its_vocabulary(here):
         "prepare": None,
         "boundary": "<eos>",
         "unknown": "<unk>",
+        "norm": "post",
+        "cutoffs": [5, 11],
+        "settings_from": "its configuration",
         "next": "txl eval runs/hf",
     }
     assert card("runs/hf")["settings"]["corpus"]["store"] == "renamed"

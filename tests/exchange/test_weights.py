@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 from tests.exchange.hostile import HOSTILE, MARKER
 from txlcli.errors import RunError
 from txlcli.exchange import weights
+from txlcli.workflows.exchange.import_run import ImportOptions, import_run
+from txlcli.workflows.workspace import Workspace
 
 TENSORS = {
     "word_emb.emb_layers.0.weight": torch.arange(35.0).view(5, 7),
@@ -100,8 +102,9 @@ def test_arrays_of_objects_are_refused(tmp_path, monkeypatch):
 
 
 NOT_A_STATE_DICT = (
-    "not a state dict (names and tensors, nothing else); save the state dict where the released code runs: "
-    "torch.save(torch.load('model.pt').state_dict(), 'state.pt')"
+    "not a state dict (names and tensors, nothing else); save its state dict with the released code's folders "
+    "pytorch and pytorch/utils on PYTHONPATH: "
+    "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
 )
 
 
@@ -117,8 +120,9 @@ def test_a_pickle_that_refers_to_code_is_refused(tmp_path, monkeypatch, beside):
     thing, what = HOSTILE["os.system"]
     torch.save({**TENSORS, "a": thing} if beside else thing, tmp_path / "pytorch_model.bin")
     assert refusal(tmp_path / "pytorch_model.bin") == (
-        f"holds {what} besides tensors; refused, nothing of it was run; save the state dict where the released code "
-        "runs: torch.save(torch.load('model.pt').state_dict(), 'state.pt')"
+        f"holds {what} besides tensors; refused, nothing of it was run; save its state dict with the released code's "
+        "folders pytorch and pytorch/utils on PYTHONPATH: "
+        "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
     )
     assert not (tmp_path / MARKER).exists()
 
@@ -167,3 +171,19 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     assert str(caught.value) == (
         f"{tmp_path} has neither model.safetensors nor pytorch_model.bin; sharded weights must be merged first"
     )
+
+
+@pytest.mark.parametrize("attn_type", [1, 2, 3])
+def test_other_attention_types_of_the_released_code_are_refused_in_one_line(tmp_path, attn_type):
+    names = {1: ["r_emb", "r_w_bias", "r_bias"], 2: [], 3: ["r_emb", "r_w_bias", "r_bias"]}[attn_type]
+    state = {name: torch.zeros(3, 4) for name in names} | {
+        "word_emb.emb_layers.0.weight": torch.zeros(11, 8),
+        "layers.0.dec_attn.qkv_net.weight": torch.zeros(24, 8),
+        "crit.out_layers.0.bias": torch.zeros(11),
+    }
+    torch.save(state, tmp_path / "state.pt")
+    options = ImportOptions(source=tmp_path / "state.pt", recipe_source="enwik8")
+    with pytest.raises(RunError, match="attention type 1, 2 or 3 of the released code") as caught:
+        import_run(options, Workspace(data_dir=tmp_path / "data", runs_dir=tmp_path / "runs"))
+    assert "\n" not in str(caught.value)
+    assert "only type 0 (Transformer-XL) can be imported" in str(caught.value)

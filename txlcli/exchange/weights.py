@@ -17,7 +17,8 @@ System = Literal["hugging_face", "pytorch", "tf"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of weights in a Hugging Face folder."""
 STATE_DICT_HINT = (
-    "save the state dict where the released code runs: torch.save(torch.load('model.pt').state_dict(), 'state.pt')"
+    "save its state dict with the released code's folders pytorch and pytorch/utils on PYTHONPATH: "
+    "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
 )
 
 

@@ -12,6 +12,7 @@ def show_import(result: dict[str, Any]) -> None:
         ["weights of", f"{result['system']} ({result['source']})"],
         ["vocabulary", f"{result['vocab_size']:,} symbols"],
         ["line end, unknown", ", ".join(result[key] or "none" for key in ("boundary", "unknown"))],
+        ["norm, cutoffs", f"{result['norm']}, {result['cutoffs'] or 'none'} (from {result['settings_from']})"],
         ["token store", result["store"] or "none with this vocabulary yet"],
         ["next", result["next"]],
     ]

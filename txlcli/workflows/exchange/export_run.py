@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -82,7 +83,9 @@ def _write(model: TransformerXL, vocab: Vocab, config: dict[str, Any], folder: P
 
 def _write_draft(model: TransformerXL, vocab: Vocab, config: dict[str, Any], draft: Path) -> None:
     with replacing(draft / WEIGHTS) as file:
-        save_file(to_hugging_face(model), file, {"format": "pt"})
+        frequencies = torch.arange(0.0, config["d_model"], 2.0) / config["d_model"]
+        constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**frequencies}  # otherwise Hugging Face warns
+        save_file(to_hugging_face(model) | constant, file, {"format": "pt"})
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (draft / VOCAB).write_text(vocab.to_json(), encoding="utf-8")
     if vocab.tokenizer == "word":

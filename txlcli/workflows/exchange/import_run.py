@@ -67,6 +67,7 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     settings = _settings(options)
     imported = weights.plain_names(weights.read(path))
     system = weights.system_of(imported, path)
+    _check_attention(system, imported, path)
     vocab, token_store = _vocabulary(options, settings, workspace)
     if source.is_dir():
         config = source / huggingface.CONFIG
@@ -86,6 +87,15 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     )
     _write(run, vocab, tensors, path, force=options.force)
     return _result(run, vocab, system, source, token_store, data_dir)
+
+
+def _check_attention(system: System, imported: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse weights of the released PyTorch code without the projection of distances, which only type 0 has."""
+    if system == "pytorch" and not any(name.endswith("dec_attn.r_net.weight") for name in imported):
+        raise RunError(
+            f"{path}: attention type 1, 2 or 3 of the released code, other functions than the encodings of txl; "
+            "only type 0 (Transformer-XL) can be imported"
+        )
 
 
 def _check_options(options: ImportOptions) -> None:
@@ -248,5 +258,8 @@ def _result(
         "prepare": prepare,
         "boundary": boundary,
         "unknown": unknown,
+        "norm": getattr(run.settings.model, "norm", None),
+        "cutoffs": list(run.settings.model.cutoffs),
+        "settings_from": "its configuration" if source.is_dir() else f"the recipe {run.recipe_name}",
         "next": prepare or command_line("eval", str(run.folder), data_dir=data_dir),
     }
