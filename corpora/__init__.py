@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from txlcli.corpora import enwik8, folder, lm1b, ptb, stdlib, text8, wt103
-from txlcli.corpora.corpus import Corpus, unchanged
+from . import enwik8, folder, lm1b, ptb, stdlib, text8, wt103
+from .corpus import Corpus, unchanged
 
 CORPORA: dict[str, Corpus] = {module.CORPUS.name: module.CORPUS for module in (enwik8, text8, wt103, lm1b, ptb, stdlib)}
 OWN_TEXT: Corpus = folder.CORPUS

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from txlcli.corpora.corpus import CorpusError, Download
+from .corpus import CorpusError, Download
 
 # Called with the number of bytes on disk and the total, or None if the server does not send it.
 Progress = Callable[[int, int | None], None]

@@ -12,8 +12,8 @@ Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of
 
 from pathlib import Path
 
-from txlcli.corpora.corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
-from txlcli.corpora.locate import cut_prefix, one_file
+from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
+from .locate import cut_prefix, one_file
 
 SIZE = 100_000_000
 

@@ -13,9 +13,9 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from txlcli.corpora.corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
-from txlcli.corpora.locate import missing_note, printable, split_of, text_files
-from txlcli.corpora.signatures import refuse_beside_text, refuse_packed
+from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
+from .locate import missing_note, printable, split_of, text_files
+from .signatures import refuse_beside_text, refuse_packed
 
 SHARES = (90.0, 5.0, 5.0)
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from txlcli.corpora.corpus import SPLITS, CorpusError, Slice, Text, whole
-from txlcli.corpora.signatures import refuse_packed
-from txlcli.corpora.unpack import is_archive
+from .corpus import SPLITS, CorpusError, Slice, Text, whole
+from .signatures import refuse_packed
+from .unpack import is_archive
 
 # Common names of the three splits.
 SPLIT_WORDS = {

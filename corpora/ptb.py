@@ -11,9 +11,9 @@ Digests     size of the archive as public projects check it, no published digest
 
 from pathlib import Path
 
-from txlcli.corpora.corpus import SPLITS, Corpus, Download, ReadOptions, Text, VocabularyRule
-from txlcli.corpora.english import join_english
-from txlcli.corpora.locate import split_files, text_of_files
+from .corpus import SPLITS, Corpus, Download, ReadOptions, Text, VocabularyRule
+from .english import join_english
+from .locate import split_files, text_of_files
 
 FILES = {split: f"ptb.{split}.txt" for split in SPLITS}
 

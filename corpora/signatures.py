@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from txlcli.corpora.corpus import CorpusError
+from .corpus import CorpusError
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _PACKED = "an archive or compressed file"

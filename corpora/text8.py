@@ -11,8 +11,8 @@ Digests     md5 of the unpacked file as public projects pin it; sha256 and size 
 
 from pathlib import Path
 
-from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Text, VocabularyRule
-from txlcli.corpora.locate import cut_prefix, one_file
+from .corpus import Corpus, CorpusError, Download, ReadOptions, Text, VocabularyRule
+from .locate import cut_prefix, one_file
 
 SIZE = 100_000_000
 SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"

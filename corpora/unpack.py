@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.signatures import GZIP, ZIP
+from .corpus import CorpusError
+from .signatures import GZIP, ZIP
 
 BLOCK = 1 << 20
 SYMLINK = 0o12  # file type in the highest 4 bits of a zip member's Unix mode

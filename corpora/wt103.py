@@ -12,9 +12,9 @@ Digests     sha256 of the archive and sha1 of the files inside, as several publi
 import re
 from pathlib import Path
 
-from txlcli.corpora.corpus import SPLITS, Corpus, Download, ReadOptions, Text, VocabularyRule
-from txlcli.corpora.english import join_english
-from txlcli.corpora.locate import split_files, text_of_files
+from .corpus import SPLITS, Corpus, Download, ReadOptions, Text, VocabularyRule
+from .english import join_english
+from .locate import split_files, text_of_files
 
 FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 

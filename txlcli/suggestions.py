@@ -133,7 +133,7 @@ OPTIONS = {
 
 
 PHRASES = {"bpe": "sentencepiece with --sp-type bpe"}
-"""What to write for a word that needs more than a known name."""
+"""Suggestions for words that need more than a known name."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

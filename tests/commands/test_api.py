@@ -22,7 +22,7 @@ def run(here):
 
 def test_importing_txlcli_does_not_import_torch():
     code = "import sys, txlcli; assert 'torch' not in sys.modules; txlcli.load; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -215,7 +215,7 @@ class LogSettings:
     every: PositiveInt = 200
     """Steps between reports of the training loss."""
     tensorboard: bool = False
-    """The same as to = "tensorboard"."""
+    """Also write TensorBoard event files, like to = "tensorboard"."""
     to: tuple[TrackerName, ...] = ()
     """Experiment trackers that also receive the settings and the metrics: TensorBoard (event files in the run folder),
     Weights & Biases, Trackio, MLflow. Each needs its package: pip install "transformer-xl[wandb]"."""
