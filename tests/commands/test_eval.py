@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from tests.commands.novel import (
     LONGEST_WAIT_S,
@@ -425,15 +426,14 @@ def test_a_split_that_may_contain_training_data_is_reported_and_not_counted(here
     ],
 )
 def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options, lengths, label):
-    plotted = []
-    monkeypatch.setattr(
-        "txlcli.views.plots.plot_curves", lambda *arguments, **labels: plotted.append((*arguments, labels))
-    )
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     output = json_of("eval", "byte", *options, "--plot", "curve.svg")
-    ((_, curves, labels),) = plotted
+    ((axes,),) = (figure.axes for figure in figures)
     by_length = sorted(output["rows"], key=lambda row: row["mem_len"] or row["attn_len_max"] * ("stride" in row))
+    curves = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert curves == {"byte": (lengths, [row["bpc"] for row in by_length])}
-    assert labels["x_label"] == label
+    assert axes.get_xlabel() == label
 
 
 def test_the_most_recent_run_is_the_default_and_is_named(here):
