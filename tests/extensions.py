@@ -4,6 +4,7 @@ Axes: B batch, L segment, d model width, H heads, N layers, n distances.
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +42,20 @@ class SlopesEncoding(Encoding):
         slopes = 2.0 ** (-8 * heads / n_heads)
         bias = -(slopes * self.log_factors.exp())[:, None] * distances  # (H, n)
         return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
+
+
+def _ignore(*_):
+    pass
+
+
+@dataclass
+class Watch:
+    """Functions that the encoding "watched" calls; they may raise what a test wants a command to meet there."""
+
+    on_terms: Callable[[int, int | None], None] = _ignore
+    """Called with n and max_distance whenever score terms are computed."""
+    on_embedding: Callable[[torch.Tensor], None] = _ignore
+    """Called with the embeddings (B, L, d) of every segment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +126,24 @@ def registered_encoding(name, cls):
 def registered_slopes():
     """Register SlopesEncoding as "slopes" inside a block."""
     return registered_encoding("slopes", SlopesEncoding)
+
+
+@contextlib.contextmanager
+def registered_watched():
+    """Register slopes that call the functions of a `Watch` as "watched" inside this block, and yield the watch."""
+    watch = Watch()
+
+    class WatchedEncoding(SlopesEncoding):
+        def add_to_embedding(self, embedded, positions):
+            watch.on_embedding(embedded)
+            return super().add_to_embedding(embedded, positions)
+
+        def score_terms(self, reach, *, max_distance, like):
+            watch.on_terms(reach, max_distance)
+            return super().score_terms(reach, max_distance=max_distance, like=like)
+
+    with registered_encoding("watched", WatchedEncoding):
+        yield watch
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import pytest
 
@@ -52,18 +53,20 @@ def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
 @pytest.mark.parametrize(
     ("total", "unit", "shown"),
     [
-        (8e6, "tokens", "reading: 50%, 2.0M tokens/s, 0:00:02 elapsed, 0:00:02 left\n"),
-        (1e7, "steps", "reading: step 4,000,000 of 10,000,000, 40%, 2.0M steps/s, 0:00:02 elapsed, 0:00:03 left\n"),
-        (None, "tokens", "reading: 4.0M tokens, 2.0M tokens/s\n"),
-        (None, "B", "reading: 4.0 MB, 2.0 MB/s\n"),
+        (40e6, "tokens", "reading: 50%, 2.0M tokens/s, 0:00:10 elapsed, 0:00:10 left\n"),
+        (50e6, "steps", "reading: step 20,000,000 of 50,000,000, 40%, 2.0M steps/s, 0:00:10 elapsed, 0:00:15 left\n"),
+        (None, "tokens", "reading: 20.0M tokens, 2.0M tokens/s\n"),
+        (None, "B", "reading: 20.0 MB, 2.0 MB/s\n"),
     ],
 )
 def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, capsys, total, unit, shown):
-    clock = iter([100.0, 102.0, 102.0])
-    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock, 102.0))
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with console.progress("reading", total=total, unit=unit) as step:
-        step.advance(4e6)
+        now = 109.0
+        step.advance(7e6)  # too early for a line
+        now = 110.0
+        step.advance(13e6)
     assert capsys.readouterr().err == shown
 
 

@@ -37,7 +37,7 @@ def library_text():
 
 def zipf_blocks(types):
     """Blocks of lines; the first one begins with every word once."""
-    words = np.array([_word(rank) for rank in range(types)])
+    words = np.array([word(rank) for rank in range(types)])
     yield _lines(words)
     random = np.random.default_rng(5)
     for _ in range(BLOCKS):
@@ -45,7 +45,7 @@ def zipf_blocks(types):
         yield _lines(words[ranks])
 
 
-def _word(rank):
+def word(rank):
     """Frequent words are short: the rank in base 26."""
     letters = ""
     while True:

@@ -2,7 +2,8 @@ import shutil
 
 import pytest
 
-from tests.commands.novel import prepare_and_train, write_texts
+from tests.commands.novel import prepare_and_train, train, write_texts
+from tests.extensions import registered_watched
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,11 @@ def untouched(tmp_path, monkeypatch):
     write_texts(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def watched(here):
+    """Train the run "watched", whose encoding calls the functions of the watch that this gives."""
+    with registered_watched() as watch:
+        train("model.position=watched", name="watched")
+        yield watch

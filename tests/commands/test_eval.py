@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from tests.commands.novel import (
     LONGEST_WAIT_S,
@@ -24,11 +25,7 @@ from tests.commands.novel import (
     train,
     txl,
 )
-from txlcli.core.model import backends
-from txlcli.data import loss_file
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import StoreError
-from txlcli.workflows.evaluation import lengths as scored_lengths
 
 LN2 = 0.6931471805599453
 KEYS = {
@@ -56,18 +53,17 @@ def only_row(*arguments, stdin=None):
 
 def count_attention(backend, monkeypatch):
     """Count the calls of an attention backend with and without gradients."""
-    calls, choose = {"gradient": 0, "no gradient": 0}, backends.choose
+    calls = {"gradient": 0, "no gradient": 0}
+    # Only the definition of attention pads scores by one column at the left (Appendix B).
+    name, rest = {"sdpa": ("scaled_dot_product_attention", None), "reference": ("pad", ((1, 0),))}[backend]
+    function = getattr(torch.nn.functional, name)
 
-    def choose_counted(name, workspace, *, recompute):
-        attend, product = choose(name, workspace, recompute=recompute)
+    def counted(tensor, *given, **options):
+        if rest in (None, given):
+            calls["gradient" if tensor.requires_grad else "no gradient"] += 1
+        return function(tensor, *given, **options)
 
-        def counted(query, *rest, **options):
-            calls["gradient" if query.requires_grad else "no gradient"] += 1
-            return attend(query, *rest, **options)
-
-        return (counted if name == backend else attend), product
-
-    monkeypatch.setattr(backends, "choose", choose_counted)
+    monkeypatch.setattr(torch.nn.functional, name, counted)
     return calls
 
 
@@ -425,15 +421,14 @@ def test_a_split_that_may_contain_training_data_is_reported_and_not_counted(here
     ],
 )
 def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options, lengths, label):
-    plotted = []
-    monkeypatch.setattr(
-        "txlcli.views.plots.plot_curves", lambda *arguments, **labels: plotted.append((*arguments, labels))
-    )
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     output = json_of("eval", "byte", *options, "--plot", "curve.svg")
-    ((_, curves, labels),) = plotted
+    ((axes,),) = (figure.axes for figure in figures)
     by_length = sorted(output["rows"], key=lambda row: row["mem_len"] or row["attn_len_max"] * ("stride" in row))
+    curves = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert curves == {"byte": (lengths, [row["bpc"] for row in by_length])}
-    assert labels["x_label"] == label
+    assert axes.get_xlabel() == label
 
 
 def test_the_most_recent_run_is_the_default_and_is_named(here):
@@ -599,6 +594,16 @@ def test_the_result_is_shown_even_if_the_losses_cannot_be_written(here):
     assert not list(here.glob("losses*"))
 
 
+def ending_at(mem_len, ending):
+    """Return a function that ends an evaluation where it begins to read with a memory of that length."""
+
+    def on_terms(reach, max_distance):
+        if reach >= mem_len:  # same_length = m; no shorter memory has windows or segments that reach as far
+            raise ending
+
+    return on_terms
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "message"),
     [
@@ -610,16 +615,10 @@ def test_the_result_is_shown_even_if_the_losses_cannot_be_written(here):
         ),
     ],
 )
-def test_an_interrupted_sweep_keeps_its_finished_rows(here, monkeypatch, ending, code, message):
-    def interrupt_at_thirteen(*arguments, **options):
-        if arguments[3].mem_len == 13:
-            raise ending
-        return score(*arguments, **options)
-
-    score = scored_lengths.score
-    monkeypatch.setattr(scored_lengths, "score", interrupt_at_thirteen)
+def test_an_interrupted_sweep_keeps_its_finished_rows(here, watched, ending, code, message):
+    watched.on_terms = ending_at(13, ending)
     outputs = ("--losses", "losses.h5", "--plot", "curve.svg")
-    ended = txl("eval", "byte", "--mem-len", "0,5,13,20", *outputs, "--json")
+    ended = txl("eval", "watched", "--mem-len", "0,5,13,20", *outputs, "--json")
     assert ended.exit_code == code
     assert ended.stderr.splitlines()[-1] == f"error: {message}"
     output = json.loads(ended.stdout)
@@ -628,9 +627,9 @@ def test_an_interrupted_sweep_keeps_its_finished_rows(here, monkeypatch, ending,
     with h5py.File("losses.h5") as file:
         assert set(file) == {"tokens", "mem_len_0", "mem_len_5"}
     assert (here / "curve.svg").exists()
-    kept = [json.loads(line) for line in (here / "runs/byte/evals.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (here / "runs/watched/evals.jsonl").read_text().splitlines()]
     assert [row["mem_len"] for row in kept] == [0, 5]
-    table = txl("eval", "byte", "--mem-len", "0,5,13,20")
+    table = txl("eval", "watched", "--mem-len", "0,5,13,20")
     assert [row[0] for row in cells(table)] == ["0", "5 *"]
     assert "Stopped before the last row." in table.stdout
 
@@ -644,21 +643,14 @@ def test_the_rows_are_recorded_even_if_stdout_is_closed(here):
     assert [row["mem_len"] for row in kept] == [0, 5]
 
 
-def test_the_interrupt_decides_the_exit_code_even_if_the_losses_cannot_be_written(here, monkeypatch):
-    def interrupt_at_five(*arguments, **options):
-        if arguments[3].mem_len == 5:
-            raise KeyboardInterrupt
-        return score(*arguments, **options)
-
-    def disk_full(*_):
-        raise StoreError("losses.h5: the losses cannot be written")
-
-    score = scored_lengths.score
-    monkeypatch.setattr(scored_lengths, "score", interrupt_at_five)
-    monkeypatch.setattr(loss_file, "write", disk_full)
-    ended = txl("eval", "byte", "--mem-len", "0,5", "--losses", "losses.h5")
+def test_the_interrupt_decides_the_exit_code_even_if_the_losses_cannot_be_written(here, watched):
+    watched.on_terms = ending_at(13, KeyboardInterrupt())
+    (here / ".losses.h5.new").mkdir()  # the name of the temporary file
+    ended = txl("eval", "watched", "--mem-len", "0,13", "--losses", "losses.h5")
     assert ended.exit_code == 130
-    assert ended.stderr.splitlines()[-2:] == ["losses.h5: the losses cannot be written", "error: interrupted"]
+    *_, told, error = ended.stderr.splitlines()
+    assert told.startswith("losses.h5: the losses cannot be written (")
+    assert error == "error: interrupted"
 
 
 def test_losses_replace_older_losses_and_nothing_else(here):

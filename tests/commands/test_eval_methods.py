@@ -1,15 +1,15 @@
 """txl eval without memory, with a cache, with dynamic evaluation."""
 
+import dataclasses
 import json
 
 import h5py
 import pytest
 
 from tests.commands.novel import HERE, cells, done, json_of, refusal, train
-from txlcli.errors import TrainingError
-from txlcli.runs import loading
+from txlcli.errors import TrainingError, UsageError
 from txlcli.workflows.evaluation.adapted import best_dynamic_settings
-from txlcli.workflows.evaluation.evaluate import evaluate
+from txlcli.workflows.evaluation.evaluate import evaluate, evaluate_opened
 from txlcli.workflows.evaluation.options import AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import SilentReporter
 from txlcli.workflows.workspace import Workspace
@@ -318,10 +318,13 @@ def test_an_impossible_adaptation_is_refused(here, options, message):
     assert refusal("eval", "byte", *options) == message
 
 
-def test_dynamic_evaluation_in_fp16_is_refused(here, monkeypatch):
-    monkeypatch.setattr(loading, "check_precision", lambda *_: None)  # as if on a GPU
-    message = refusal("eval", "byte", "--dynamic", "--precision", "fp16")
-    assert message == "--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32"
+def test_dynamic_evaluation_in_fp16_is_refused(here):
+    workspace = Workspace(**HERE)
+    as_on_a_gpu = dataclasses.replace(workspace.open_run("byte"), precision="fp16")  # a CPU refuses it before
+    with pytest.raises(UsageError) as caught:
+        evaluate_opened(as_on_a_gpu, EvalOptions(dynamic=True), workspace)
+    message = "--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32"
+    assert (str(caught.value), caught.value.exit_code) == (message, 2)
 
 
 @pytest.mark.parametrize(

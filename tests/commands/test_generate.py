@@ -1,7 +1,6 @@
 """txl generate: its context, sampling and output."""
 
 import copy
-import itertools
 import json
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, strategies
 from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text_of, txl
 from txlcli import corpora
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading import sampling
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.runs import loading
@@ -33,15 +31,17 @@ def test_the_text_continues_the_prompt(here):
     assert result.stderr == "generating with runs/word, after the prompt\n"
 
 
-def test_ctrl_c_ends_the_current_line(here, monkeypatch):
-    real = sampling.generate
+def test_ctrl_c_ends_the_current_line(watched):
+    generated = []
 
-    def interrupted(*arguments, **options):
-        yield from itertools.islice(real(*arguments, **options), 2)
-        raise KeyboardInterrupt
+    def on_embedding(embedded):
+        if embedded.shape[1] == 1:
+            generated.append(embedded)
+            if len(generated) == 2:
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(sampling, "generate", interrupted)
-    result = txl("generate", "byte", "--prompt", "the fox")
+    watched.on_embedding = on_embedding
+    result = txl("generate", "watched", "--prompt", "the fox")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "error: interrupted")
     assert result.stdout.startswith("the fox")
     assert result.stdout.endswith("\n")

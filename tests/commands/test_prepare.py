@@ -22,8 +22,9 @@ from txlcli.cli import app
 from txlcli.corpora.corpus import SPLITS, Download
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.planning import PrepareOptions
-from txlcli.workflows.preparation.preparing import WorkSizes, prepare
+from txlcli.workflows.preparation.planning import PrepareOptions, make_plan
+from txlcli.workflows.preparation.preparing import WorkSizes, prepare, run_plan
+from txlcli.workflows.reporter import SilentReporter
 
 LINES = [
     f"the {animal} {verb} over N lazy dogs\n" for animal in ("fox", "Cat", "owl") for verb in ("jumps", "flies")
@@ -32,8 +33,12 @@ BOOK = "".join(LINES)
 
 
 @pytest.fixture
-def txl(tmp_path, monkeypatch):
+def in_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def txl(in_folder):
     return lambda *arguments: CliRunner().invoke(app, ["prepare", *map(str, arguments)])
 
 
@@ -373,25 +378,34 @@ def site():
         yield site
 
 
-def offer(monkeypatch, name: str, downloads, digests=()) -> None:
-    monkeypatch.setitem(
-        corpora.CORPORA, name, replace(corpora.CORPORA[name], downloads=tuple(downloads), digests=dict(digests))
+def prepare_offered(name: str, downloads, digests=(), **options) -> None:
+    """Prepare a corpus from these downloads instead of the published ones."""
+    plan = make_plan(name, Path("data"), PrepareOptions(**options), force=False)
+    run_plan(
+        replace(plan, corpus=replace(plan.corpus, downloads=tuple(downloads), digests=dict(digests))), SilentReporter()
     )
 
 
 TEXT8 = b" ab" * 40
 
 
-def test_text8_is_downloaded_checked_and_unpacked(txl, tmp_path, monkeypatch, site):
-    offer(monkeypatch, "text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")])
-    result = txl("text8")
-    assert result.exit_code == 0, result.stderr
-    assert "downloaded to data/downloads/text8 and kept there" in result.stderr
+def test_text8_is_downloaded_checked_and_unpacked(tmp_path, in_folder, site):
+    downloads = [original(a_zip({"text8": TEXT8}), site, "text8.zip")]
+    prepare_offered("text8", downloads)
+    assert [path.name for path in (tmp_path / "data/downloads/text8").iterdir()] == ["text8.zip"]
     assert store(tmp_path, "text8").info("train").tokens == 108
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["downloads", "text8.h5"]
     requests = len(site.requests)
-    assert txl("text8", "--tokenizer", "byte").exit_code == 0
+    prepare_offered("text8", downloads, tokenizer="byte")
     assert len(site.requests) == requests
+
+
+def test_the_folder_that_keeps_downloads_is_announced(txl, tmp_path):
+    (tmp_path / "data/downloads").mkdir(parents=True)
+    (tmp_path / "data/downloads/text8").write_text("")  # a file, so that nothing is downloaded
+    result = txl("text8")
+    assert "downloaded to data/downloads/text8 and kept there" in result.stderr
+    assert result.exit_code == 1
 
 
 def test_a_source_archive_is_unpacked_too(txl, tmp_path):
@@ -458,12 +472,11 @@ def test_an_incomplete_zip_is_refused(txl, tmp_path):
     check_refused(txl("enwik8", "--source", folder), tmp_path, "expected one file enwik8, or one whose name begins so")
 
 
-def test_lm1b_downloads_an_archive_and_a_vocabulary_file(txl, tmp_path, monkeypatch, site):
+def test_lm1b_downloads_an_archive_and_a_vocabulary_file(tmp_path, in_folder, site):
     files = {path.name: path.read_bytes() for path in lm1b_folder(tmp_path).iterdir()}
     vocabulary = files.pop("1b_word_vocab.txt")
     archive = a_tgz({f"r13/{name}": content for name, content in files.items()})
-    offer(monkeypatch, "lm1b", [original(archive, site, "lm1b.tgz"), original(vocabulary, site, "1b_word_vocab.txt")])
-    assert txl("lm1b").exit_code == 0
+    prepare_offered("lm1b", [original(archive, site, "lm1b.tgz"), original(vocabulary, site, "1b_word_vocab.txt")])
     assert store(tmp_path, "lm1b").vocab.size == 6
 
 
@@ -474,32 +487,42 @@ def check_refused(result, tmp_path, message: str) -> None:
     assert not list((tmp_path / "data").glob(".*"))
 
 
-def test_a_failed_download_suggests_a_local_source(txl, tmp_path, monkeypatch, site):
-    offer(monkeypatch, "text8", [Download("text8.zip", (site.url("text8.zip"),))])
-    check_refused(txl("text8"), tmp_path, 'HTTP 404 Not Found); or "txl prepare text8 --source PATH" with the files')
+def check_offer_refused(tmp_path, message: str, downloads, digests=()) -> None:
+    with pytest.raises(CorpusInputError) as caught:
+        prepare_offered("text8", downloads, digests)
+    assert caught.value.exit_code == 1
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "data").glob("*.h5"))
+    assert not list((tmp_path / "data").glob(".*"))
 
 
-def test_a_wrong_digest_is_refused(txl, tmp_path, monkeypatch, site):
+def test_a_failed_download_suggests_a_local_source(tmp_path, in_folder, site):
+    message = 'HTTP 404 Not Found); or "txl prepare text8 --source PATH" with the files'
+    check_offer_refused(tmp_path, message, [Download("text8.zip", (site.url("text8.zip"),))])
+
+
+def test_a_wrong_digest_is_refused(tmp_path, in_folder, site):
     content = a_zip({"text8": TEXT8})
-    offer(monkeypatch, "text8", [original(content, site, "text8.zip", content[:-1] + b"?")])
-    check_refused(txl("text8"), tmp_path, "wrong digest: sha256")
+    downloads = [original(content, site, "text8.zip", content[:-1] + b"?")]
+    check_offer_refused(tmp_path, "wrong digest: sha256", downloads)
 
 
-def test_a_short_download_is_refused(txl, tmp_path, monkeypatch, site):
+def test_a_short_download_is_refused(tmp_path, in_folder, site):
     content = a_zip({"text8": TEXT8})
-    offer(monkeypatch, "text8", [original(content, site, "text8.zip", content[:50])])
-    check_refused(txl("text8"), tmp_path, f"50 bytes instead of {len(content)}")
+    downloads = [original(content, site, "text8.zip", content[:50])]
+    check_offer_refused(tmp_path, f"50 bytes instead of {len(content)}", downloads)
 
 
-def test_a_member_outside_the_folder_is_refused(txl, tmp_path, monkeypatch, site):
-    offer(monkeypatch, "text8", [original(a_zip({"../text8": TEXT8}), site, "text8.zip")])
-    check_refused(txl("text8"), tmp_path, 'the member "../text8" would leave the folder')
+def test_a_member_outside_the_folder_is_refused(tmp_path, in_folder, site):
+    downloads = [original(a_zip({"../text8": TEXT8}), site, "text8.zip")]
+    check_offer_refused(tmp_path, 'the member "../text8" would leave the folder', downloads)
     assert not list(tmp_path.glob("text8"))
 
 
-def test_an_unpacked_file_that_is_not_the_original_is_refused(txl, tmp_path, monkeypatch, site):
-    offer(monkeypatch, "text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")], {"text8": "md5:00"})
-    check_refused(txl("text8"), tmp_path, "wrong digest: md5")
+def test_an_unpacked_file_that_is_not_the_original_is_refused(tmp_path, in_folder, site):
+    downloads = [original(a_zip({"text8": TEXT8}), site, "text8.zip")]
+    check_offer_refused(tmp_path, "wrong digest: md5", downloads, {"text8": "md5:00"})
 
 
 def test_a_source_file_that_is_not_the_original_is_noted(txl, tmp_path):

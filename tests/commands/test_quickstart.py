@@ -1,13 +1,12 @@
 """txl quickstart: all steps, and the commands to repeat them."""
 
-import dataclasses
 import os
 import re
 import shlex
+import sysconfig
 import time
 
 from tests.commands.novel import RECIPE, done, refusal, txl
-from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.runs import run_folder
 
@@ -18,8 +17,9 @@ def small_library(folder, monkeypatch):
     for number in range(60):
         text = f"class Reader{number}:\n    def __init__(self, name):\n        self.name = name\n" * 3
         (folder / f"library/module_{number}.py").write_text(text)
-    known = dataclasses.replace(corpora.CORPORA["stdlib"], home=lambda: folder / "library")
-    monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
+    known = {"stdlib": str(folder / "library")}
+    get_path = sysconfig.get_path
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, *rest: known.get(name) or get_path(name, *rest))
 
 
 def small_recipe(folder):

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+import txlcli
 from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
+from txlcli.data.context_file import key_of
 from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions, measure
 from txlcli.workflows.workspace import Workspace
 
@@ -180,9 +182,14 @@ def test_other_weights_are_recomputed(here):
     assert json.loads(after.stdout)["models"][0]["loss_nats"] != before["loss_nats"]
 
 
-def test_another_version_of_txl_recomputes(here, monkeypatch):
+def test_another_version_of_txl_recomputes(here):
     done("recl", "byte", *SMALL)
-    monkeypatch.setattr("txlcli.__version__", "0.0.0")
+    with h5py.File("runs/recl.h5", "r+") as file:
+        ((key, group),) = file.items()
+        facts = json.loads(group.attrs["facts"])
+        assert (facts["txl"], key) == (txlcli.__version__, key_of(facts))
+        group.attrs["facts"] = json.dumps(facts | {"txl": "0.0.0"}, sort_keys=True)
+        file.move(key, key_of(facts | {"txl": "0.0.0"}))  # as another version has written it
     assert announced_cost(done("recl", "byte", *SMALL)).startswith("160 losses to compute")
 
 

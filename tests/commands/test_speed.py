@@ -1,14 +1,13 @@
 """txl speed: models that are timed, and consistency of the numbers."""
 
+from collections import defaultdict
+
 import pytest
 import torch
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
 from tests.commands.test_eval import count_attention
-from txlcli.core.reading import registry, windows
-from txlcli.core.reading.decoder import Decoder
-from txlcli.errors import UsageError
-from txlcli.workflows import speed
+from tests.extensions import registered_watched
 
 SLOWDOWN_KEYS = {
     "attn_len",
@@ -135,26 +134,25 @@ def test_another_attention_backend_is_timed(here, backend, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "limit"),
+    ("command", "attn_len", "limit"),
     [
-        (["speed", "byte", *QUICK], 10),  # the trained L + M
-        (["eval", "byte", "--mem-len", 5, "--max-distance", 3], 3),
+        (["speed", "watched", *QUICK], 11, 10),  # the trained L + M
+        (["eval", "watched", "--mem-len", 5, "--max-distance", 3], 5, 3),
     ],
     ids=["speed", "eval"],
 )
-def test_both_sides_of_the_slowdown_compute_the_same_function(here, command, limit, monkeypatch):
-    limits = {"with memory": set(), "windows": set()}
+def test_both_sides_of_the_slowdown_compute_the_same_function(watched, command, attn_len, limit):
+    limits = defaultdict(set)
 
-    class RecordingDecoder(Decoder):
-        def __init__(self, *args, **options):
-            side = "windows" if options.get("memory_start") == "empty" else "with memory"
-            limits[side].add(options["max_distance"])
-            super().__init__(*args, **options)
+    def on_terms(reach, max_distance):
+        if not torch.is_grad_enabled():  # not in training
+            limits[reach].add(max_distance)
 
-    for module in (windows, registry):
-        monkeypatch.setattr(module, "Decoder", RecordingDecoder)
+    watched.on_terms = on_terms
     json_of(*command)
-    assert limits == {"with memory": {limit}, "windows": {limit}}
+    with_memory, windows = attn_len, 2 * attn_len  # a window is read after an empty buffer of its length
+    assert (limits[with_memory], limits[windows]) == ({limit}, {limit})
+    assert set.union(*limits.values()) == {limit}
 
 
 LEARNED = ["--set", "model.position=learned", "--set"]
@@ -238,12 +236,19 @@ def test_a_recipe_without_a_published_vocabulary_size_needs_its_store(untouched)
     assert message == 'no token store at data/novel.h5; run "txl prepare PATH --name novel" first'
 
 
-def test_training_that_runs_out_of_memory_is_left_out(here, monkeypatch):
-    def out_of_memory(*_args, **_options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+def failing_in_training(error):
+    """Return a function that raises an error where a model is read for training."""
 
-    monkeypatch.setattr(speed, "time_training", out_of_memory)
-    timed = done("speed", "byte", *QUICK)
+    def on_terms(reach, max_distance):
+        if torch.is_grad_enabled():
+            raise error
+
+    return on_terms
+
+
+def test_training_that_runs_out_of_memory_is_left_out(watched):
+    watched.on_terms = failing_in_training(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"))
+    timed = done("speed", "watched", *QUICK)
     assert "one token at a time, L 1, M 5" in timed.stdout
     assert "training, 3" not in timed.stdout
     assert (
@@ -252,28 +257,33 @@ def test_training_that_runs_out_of_memory_is_left_out(here, monkeypatch):
     )
 
 
-def test_other_errors_of_the_training_are_raised(here, monkeypatch):
-    def fails(*_args, **_options):
-        raise RuntimeError("something else")
-
-    monkeypatch.setattr(speed, "time_training", fails)
-    assert isinstance(txl("speed", "byte", *QUICK).exception, RuntimeError)
+def test_other_errors_of_the_training_are_raised(watched):
+    error = RuntimeError("something else")
+    watched.on_terms = failing_in_training(error)
+    assert txl("speed", "watched", *QUICK).exception is error
 
 
-def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here, monkeypatch):
-    timed, real = [], speed.time_training
-    monkeypatch.setattr(speed, "time_training", lambda model, how, **o: timed.append(how) or real(model, how, **o))
+def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here):
+    batch_sizes = []
+
+    def on_embedding(embedded):
+        if torch.is_grad_enabled():
+            batch_sizes.append(len(embedded))
+
     (here / "parts.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
-    done("speed", "parts.toml", *QUICK, "--set", "train.accumulate=3")
-    assert [(one.batch_size, one.accumulate) for one in timed] == [(3, 3)]
+    with registered_watched() as watched:
+        watched.on_embedding = on_embedding
+        changes = ["--set", "train.accumulate=3", "--set", "model.position=watched"]
+        timed = done("speed", "parts.toml", *QUICK, *changes)
+    assert "training, 3 lanes, L 5, M 5" in timed.stdout
+    assert batch_sizes == [1] * 3 * 3  # three steps of three: to fill the memory, to warm up, and the timed one
 
 
 def test_a_missing_compiler_is_reported_before_timing(here, monkeypatch):
-    def missing(_device, subject, instead):
-        raise UsageError(f"{subject}: no compiler; install g++, or {instead}")
-
-    monkeypatch.setattr(speed, "check_compiler", missing)
-    monkeypatch.setattr(speed, "peak_flops_per_s", lambda *_args: pytest.fail("timed"))
+    torch._dynamo.reset()  # what was compiled before needs no compiler
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: pytest.fail("timed"))  # makes the factors of a product
     (here / "compiled.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
-    message = refusal("speed", "compiled.toml", *QUICK, "--set", "train.compile=true")
-    assert message == ("training: no compiler; install g++, or time a recipe with train.compile = false")
+    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}):
+        message = refusal("speed", "compiled.toml", *QUICK, "--set", "train.compile=true")
+    assert message.startswith("training: PyTorch finds no working compiler for cpu (")
+    assert message.endswith("; install g++, or time a recipe with train.compile = false")

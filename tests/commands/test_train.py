@@ -1,11 +1,11 @@
 """txl train: what it writes and shows, how it resumes, what it refuses."""
 
-import dataclasses
 import json
 import os
 import re
 import shutil
 import sys
+import sysconfig
 
 import pytest
 import torch
@@ -25,7 +25,6 @@ from tests.commands.novel import (
     reports,
     txl,
 )
-from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
@@ -545,8 +544,9 @@ def small_library(tmp_path, monkeypatch):
     library.mkdir()
     for number in range(40):
         (library / f"module_{number}.py").write_text(f"class Reader{number}:\n    def __init__(self):\n        pass\n")
-    known = dataclasses.replace(corpora.CORPORA["stdlib"], home=lambda: library)
-    monkeypatch.setitem(corpora.CORPORA, "stdlib", known)
+    get_path = sysconfig.get_path
+    known = {"stdlib": str(library)}
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, *rest: known.get(name) or get_path(name, *rest))
 
 
 def test_the_standard_library_is_prepared_automatically(untouched, monkeypatch):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, txl, wait_for
-from txlcli import __main__
 from txlcli.core.training import checkpoint
 
 
@@ -148,18 +147,25 @@ def test_an_interrupt_of_any_command_is_one_line(here, monkeypatch, words):
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
 
 
-def test_an_interrupt_while_txl_loads_is_one_line(monkeypatch, capsys):
-    class Loading:
-        def __getattr__(self, name):
-            raise KeyboardInterrupt
+MAIN = """
+import signal
+from txlcli.__main__ import main
+try:
+    main()
+finally:
+    print("ignored" if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else "handled")
+"""
 
-    before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setitem(sys.modules, "txlcli.cli", Loading())
-    try:
-        with pytest.raises(SystemExit) as ended:
-            __main__.main()
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+
+def test_an_interrupt_while_txl_loads_is_one_line(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")  # imported by txlcli.cli
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.run(
+        [sys.executable, "-c", MAIN],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=LONGEST_WAIT_S,
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (130, "ignored\n", "error: interrupted\n")

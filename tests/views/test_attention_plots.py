@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from tests.views.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
 from txlcli.options import FIGURE_FORMATS
-from txlcli.views import attention_plots, plots
+from txlcli.views import attention_plots
 from txlcli.views.attention_plots import HeadPicture
 
 N, H, DISTANCES = 3, 2, 7
@@ -41,7 +41,7 @@ def test_every_figure_is_written_in_the_format_of_the_extension(tmp_path, ending
 def figures_(monkeypatch):
     """Collect figures instead of writing them."""
     figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     return figures
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import FIGURE_FORMATS, check_figure
@@ -66,7 +67,7 @@ def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
 @pytest.mark.parametrize("length", [8, 28, 29, 60])
 def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, length):
     figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     curves = {f"{number}{'n' * (length - 1)}": ([1, 2], [3, 4]) for number in range(3)}
     plots.plot_curves(tmp_path / "curve.png", curves, x_label="steps", y_label="ppl", title="runs")
     figure = figures[0]

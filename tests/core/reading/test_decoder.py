@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import draw_tokens, make_decoder, read_segments, small_model
 from txlcli.core.reading.decoder import key_limit
@@ -21,6 +22,12 @@ def decode(model, tokens, *, seg_len, decoder=None, **how):
     """Log-probabilities (B, T, V) of a whole stream, `seg_len` tokens at a time."""
     decoder = decoder or make_decoder(model, batch_size=tokens.shape[0], seg_len=seg_len, **how)
     return decode_parts(model, tokens.split(seg_len, dim=1), decoder)
+
+
+def flops_of_read(decoder, segment):
+    with FlopCounterMode(display=False) as counter:
+        decoder.read(segment)
+    return counter.get_total_flops()
 
 
 @torch.no_grad()
@@ -64,10 +71,16 @@ def test_shared_distances_equal_the_model(max_distance):
 def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_length, max_distance, seg_len):
     model, tokens = small_model(), draw_tokens(B, 131)
     how = {"seg_len": seg_len, "mem_len": 47, "same_length": same_length, "max_distance": max_distance}
-    decoder = make_decoder(model, batch_size=B, **how)
-    assert decoder._terms[0].position_key.shape[1] == max_distance + seg_len
+    decoder, without_limit = (
+        make_decoder(model, batch_size=B, **how | limit) for limit in ({}, {"max_distance": None})
+    )
     expected = by_the_model(model, tokens, **how)
     torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected, rtol=0, atol=1e-10)
+    decode(model, tokens, seg_len=seg_len, decoder=without_limit)  # both memories are full now
+    saved = flops_of_read(without_limit, tokens[:, :seg_len]) - flops_of_read(decoder, tokens[:, :seg_len])
+    sizes = model.settings
+    per_distance = 2 * B * seg_len * sizes.n_layers * sizes.n_heads * sizes.d_head
+    assert saved == per_distance * (decoder.reach - (max_distance + seg_len))
 
 
 @settings(max_examples=15)

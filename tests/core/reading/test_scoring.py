@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import V, draw_tokens, small_model
+from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import EvalSettings
-from txlcli.core.reading import scoring
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in, score, scored_stream
 
 L, M = 5, 7
@@ -81,28 +82,26 @@ def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max
     assert scores.lanes == 1
 
 
-@pytest.fixture
-def readers(monkeypatch):
-    """What text is read with."""
-    made = []
-    make = scoring.make_reader
-    monkeypatch.setattr(scoring, "make_reader", lambda *given, **more: made.append(make(*given, **more)) or made[-1])
-    return made
-
-
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
-def test_the_buffer_is_no_longer_than_a_lane_can_fill(readers, same_length):
+def test_the_buffer_is_no_longer_than_a_lane_can_fill(same_length):
     model = small_model()
     inputs, targets = draw_stream(23)
     far = EvalSettings(seg_len=9_999_999, mem_len=9_999_999, batch_size=2, max_distance=4, same_length=same_length)
     whole = dataclasses.replace(far, seg_len=12, mem_len=29)
-    losses = [score(model, inputs, targets, how).losses_nats for how in (far, whole)]
-    assert np.array_equal(*losses)
-    assert [(reader.mem_len, reader.seg_len, reader.capacity) for reader in readers] == [(12, 12, 24)] * 2
+    fitting = dataclasses.replace(far, seg_len=12, mem_len=12)
+    assert make_reader(model, fitting, batch_size=2).capacity == 24
+    losses, allocated = [], []
+    for how in (far, whole, fitting):
+        with AllocationCounter() as counter:
+            losses.append(score(model, inputs, targets, how).losses_nats)
+        allocated.append(counter.bytes)
+    assert np.array_equal(losses[0], losses[1])
+    assert np.array_equal(losses[0], losses[2])
+    assert allocated == [allocated[2]] * 3
 
 
 @pytest.mark.parametrize(("same_length", "limit"), [("off", None), ("m", 37), ("m_plus_one", 38)])
-def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(readers, same_length, limit):
+def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(same_length, limit):
     model = small_model(memory_start="zeros")
     inputs, targets = draw_stream(11)
     log_probs, _ = oracle.read_segments(
@@ -112,7 +111,6 @@ def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(readers, same_leng
     scores = score(model, inputs, targets, how)
     expected = reference.cross_entropy_nats(log_probs[0], targets.tolist())
     np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
-    assert readers[0].mem_len == 37
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Optimizers against their update rules and against PyTorch's, from parameter groups to resumed runs."""
 
+import contextlib
 import math
 
 import pytest
@@ -264,12 +265,21 @@ def make_sign_descent(model, settings):
     )
 
 
+@contextlib.contextmanager
+def registered(name, entry):
+    """Register an optimizer inside this block."""
+    register_optimizer(name, entry, OptimizerTraits())
+    try:
+        yield
+    finally:
+        del OPTIMIZERS[name], config_optimizers.OPTIMIZERS[name]
+
+
 @pytest.fixture
 def sign_descent():
     """An optimizer that another package registers."""
-    register_optimizer("sign", OptimizerEntry(make_sign_descent, lambda *_: 1), OptimizerTraits())
-    yield {"optimizer": "sign", "lr": 0.001, "schedule": "cosine", "warmup_steps": 2, "clip": None}
-    del OPTIMIZERS["sign"], config_optimizers.OPTIMIZERS["sign"]
+    with registered("sign", OptimizerEntry(make_sign_descent, lambda *_: 1)):
+        yield {"optimizer": "sign", "lr": 0.001, "schedule": "cosine", "warmup_steps": 2, "clip": None}
 
 
 def test_an_optimizer_from_outside_trains_and_resumes(tmp_path, sign_descent):
@@ -298,11 +308,10 @@ def test_the_rate_of_a_group_is_its_factor_of_the_scheduled_rate(tmp_path, sign_
         before = after
 
 
-def test_an_optimizer_that_leaves_out_a_parameter_is_refused(sign_descent):
+def test_an_optimizer_that_leaves_out_a_parameter_is_refused():
     entry = OptimizerEntry(lambda model, _: SignDescent([parameter_group("weight", [model.weight])]), lambda *_: 1)
-    OPTIMIZERS["sign"] = entry
-    with pytest.raises(ValueError, match='optimizer "sign" has no group for bias'):
-        make_optimizer(nn.Linear(2, 3), train_settings(optimizer="sign"))
+    with registered("incomplete", entry), pytest.raises(ValueError, match='"incomplete" has no group for bias'):
+        make_optimizer(nn.Linear(2, 3), train_settings(optimizer="incomplete"))
 
 
 def test_a_name_can_be_registered_once(sign_descent):
