@@ -9,6 +9,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.scoring import Scores, score, scored_stream
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS
@@ -161,14 +162,20 @@ def test_while_memory_grows_layers_run_eagerly_and_without_flex_attention():
 
 
 def test_compiled_training_runs_eagerly_until_its_memory_is_full(tmp_path):
-    model = new_model(model_settings(), V, seed=1, device=CPU)
-    lengths, uncompiled = [], model.uncompiled
+    lengths = []
 
-    def noted():
-        lengths.append(training.memories[0][0].shape[1])
-        return uncompiled()
+    class Recording(TransformerXL):
+        """A model that needs no compiler, and records when it would not use it."""
 
-    model.compile_layers, model.uncompiled = lambda: None, noted
+        def compile_layers(self):
+            pass
+
+        def uncompiled(self):
+            lengths.append(training.memories[0][0].shape[1])
+            return super().uncompiled()
+
+    torch.manual_seed(1)
+    model = Recording(model_settings(), V)
     ids = draw_split(LANES * 6 * L + 1, seed=5)
     training = new_training(tmp_path, ids=ids, model=model, compile=True, valid=False, max_steps=5)
     for _ in range(5):

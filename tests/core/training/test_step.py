@@ -3,8 +3,6 @@
 A stand-in for CUDA graphs replays operations on the same memory (tests/core/tape.py). Real capture needs a GPU.
 """
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,8 @@ from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import capture
-from txlcli.core.training.loop import Training, new_model
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 
 CPU = torch.device("cpu")
@@ -28,14 +27,20 @@ MODELS = {
 }
 
 
+class ModelAsOnCuda(TransformerXL):
+    """A model that does not keep the memory of dropped gradients for the next step."""
+
+    def forget_gradients(self):
+        self.zero_grad(set_to_none=True)
+
+
 def trained(model_changes, *, steps=20, capture_graph=capture, **changed):
     """Return losses and gradient norms of the steps, and the weights and memory after them."""
     settings = TrainSettings(
         **{"seg_len": L, "mem_len": M, "batch_size": LANES, "max_steps": steps, "lr": 0.01, "clip": 0.5, **changed}
     )
-    model = new_model(model_settings(**model_changes), V, seed=1, device=CPU)
-    # As on CUDA: the memory of dropped gradients is not kept for the next step.
-    model.forget_gradients = partial(model.zero_grad, set_to_none=True)
+    torch.manual_seed(1)
+    model = ModelAsOnCuda(model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8)
     segments = TrainingSegments(ids, batch_size=LANES, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=None, identity={}, capture_graph=capture_graph)
