@@ -27,10 +27,10 @@ def test_lines_on_stderr_are_shown_as_they_are(capsys, text):
 
 
 @pytest.mark.parametrize("text", ODD)
-@pytest.mark.parametrize("place", ["title", "heading", "cell", "caption"])
+@pytest.mark.parametrize("place", ["title", "heading", "cell", "note"])
 def test_every_part_of_a_table_is_shown_as_it_is(capsys, text, place):
-    parts = {part: text if part == place else part for part in ("title", "heading", "cell", "caption")}
-    console.show_table(parts["title"], (parts["heading"], "b"), [(parts["cell"], "2")], parts["caption"])
+    parts = {part: text if part == place else part for part in ("title", "heading", "cell", "note")}
+    console.show_table(parts["title"], (parts["heading"], "b"), [(parts["cell"], "2")], [parts["note"]])
     assert capsys.readouterr().out.count(text) == 1
 
 
@@ -71,10 +71,19 @@ def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, 
 
 
 def test_a_long_title_is_not_cut_in_a_pipe(capsys):
-    console.show_table("a title " * 40, ("a", "b"), [("1", "2")], "a caption " * 40)
+    console.show_table("a title " * 40, ("a", "b"), [("1", "2")], ["a note " * 40])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("a title " * 40)
-    assert lines[-1].startswith("a caption " * 40)
+    assert lines[-1].startswith("a note " * 40)
+
+
+def test_two_notes_are_shown_and_the_others_with_verbose(capsys):
+    notes = ["first.", "second.", "third."]
+    console.show_table("", ("a",), [("1",)], notes)
+    short = capsys.readouterr().out
+    console.show_table("", ("a",), [("1",)], notes, verbose=True)
+    assert [line.strip() for line in short.splitlines()[-2:]] == ["first.", "second. More notes: --verbose."]
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[-3:]] == notes
 
 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])

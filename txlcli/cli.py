@@ -38,7 +38,7 @@ from txlcli.config import recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import torchrun
-from txlcli.system.memory import is_out_of_memory
+from txlcli.system.memory import is_out_of_memory, requested_size
 
 CTRL_C, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 SECONDS_FOR_RANK_0 = 10.0
@@ -122,9 +122,9 @@ class TxlGroup(TyperGroup):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            size = re.search(r"(tried|unable) to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-            detail = f" ({size[0][0].lower()}{size[0][1:]})" if size else ""
-            console.complain(f"out of memory{detail}; use a smaller batch size, shorter lengths or a smaller model")
+            console.complain(
+                f"out of memory{requested_size(error)}; use a smaller batch size, shorter lengths or a smaller model"
+            )
             sys.exit(TxlError.exit_code)
         finally:
             signal.signal(signal.SIGTERM, before)

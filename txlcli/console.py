@@ -18,6 +18,8 @@ from txlcli.errors import TxlError
 from txlcli.system import torchrun
 
 MAX_WIDTH = 10_000  # columns; more than any table needs
+MOST_NOTES = 2
+"""Lines under a table without --verbose."""
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
 
 
@@ -96,12 +98,24 @@ def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None
 
 
 def show_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", *, ruled: bool = False
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
+    *,
+    verbose: bool = False,
+    ruled: bool = False,
 ) -> None:
-    """Write a table to stdout, the first column left-aligned, the others right-aligned; `ruled` adds lines."""
+    """Write a table to stdout, the first column left-aligned, the others right-aligned; `ruled` adds lines.
+
+    Args:
+        notes: lines below the table, the most important first; without `verbose` only the first MOST_NOTES.
+    """
+    if len(notes) > MOST_NOTES and not verbose:
+        notes = [*notes[: MOST_NOTES - 1], f"{notes[MOST_NOTES - 1]} More notes: --verbose."]
     table = Table(
         title=title,
-        caption=caption or None,
+        caption="\n".join(notes) or None,
         title_justify="left",
         caption_justify="left",
         show_header=any(columns),
@@ -114,7 +128,7 @@ def show_table(
     out = _plain(sys.stdout)
     # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
     out.size = (MAX_WIDTH, out.height)
-    out.width = max(out.measure(table).maximum, len(title), len(caption))
+    out.width = max(out.measure(table).maximum, len(title), *map(len, notes))
     with _to_stdout():
         out.print(table, crop=False)
 

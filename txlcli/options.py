@@ -19,13 +19,12 @@ PrecisionName = Literal["fp32", "bf16", "fp16"]
 
 Run = Annotated[
     str | None,
-    Argument(
-        metavar="[RUN]", help="Name or folder of a run [default: the most recent].", autocompletion=completion.runs
-    ),
+    Argument(metavar="RUN", help="Name or folder of a run [default: the most recent].", autocompletion=completion.runs),
 ]
 DataDir = Annotated[Path, Option("--data-dir", envvar=command_lines.DATA_VARIABLE, help="Folder of the token stores.")]
 RunsDir = Annotated[Path, Option("--runs-dir", envvar=command_lines.RUNS_VARIABLE, help="Folder of the training runs.")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Print all notes under a table.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Option("--device", help="Device; auto uses CUDA if available.")]
 Precision = Annotated[
     PrecisionName | None, Option("--precision", help="Precision of matrix products [default: as trained].")

@@ -129,7 +129,7 @@ def show(results, workers):
     ]
     caption = "memory: at most; the peak of the first process and, as often as there are workers, of the largest one."
     headings = ("tokens", "count", "V", "tokens/s", "target", "of which", "memory", "target")
-    console.show_table(f"txl prepare, {workers} workers", headings, lines, caption)
+    console.show_table(f"txl prepare, {workers} workers", headings, lines, [caption])
 
 
 def main(

@@ -157,14 +157,14 @@ def show(results, *, repeat, quick):
                 f">= {result['share_target']:.0%}" if result.get("share_target") else "-",
             ]
         )
-    caption = (
-        "ms: per token. MiB: the most that two steps held above what the model held before.\n"
-        f"Median (lowest-highest) of {repeat} turns; the peer in fp32 throughout, since it has no usable bf16.\n"
-        "of peak: operations by formula over a 2048 x 2048 matrix product of the same precision, measured in each turn."
-    )
+    notes = [
+        "ms: per token. MiB: the most that two steps held above what the model held before.",
+        f"Median (lowest-highest) of {repeat} turns; the peer in fp32 throughout, since it has no usable bf16.",
+        "of peak: operations by formula over a 2048 x 2048 matrix product of the same precision in each turn.",
+    ]
     headings = ("work", "precision", "txl", "peer", "ratio", "target", "of peak", "target")
     title = "small models: the numbers mean nothing" if quick else "txl and Hugging Face's TransfoXL 4.36.2"
-    console.show_table(f"{title}, {torch.get_num_threads()} threads", headings, lines, caption)
+    console.show_table(f"{title}, {torch.get_num_threads()} threads", headings, lines, notes, verbose=True)
 
 
 def main(

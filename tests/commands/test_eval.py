@@ -363,7 +363,7 @@ def test_a_memory_longer_than_the_text_is_reported_and_truncated(here):
     assert long["loss_nats"] == short["loss_nats"]
     assert [long[key] for key in ("mem_len", "attn_len_min", "attn_len_max", "slowdown")] == [9999999, 30, 30, None]
     assert short["slowdown"] is not None
-    table = done("eval", *options, "--mem-len", "30,9999999", "--seg-len", 9999999)
+    table = done("eval", *options, "--mem-len", "30,9999999", "--seg-len", 9999999, "--verbose")
     assert [row[1] for row in cells(table)] == ["30", "30"]
     assert "M is longer than the text in some rows" in table.stdout
     assert "M is longer" not in done("eval", *options, "--mem-len", 30).stdout
@@ -681,7 +681,7 @@ def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
     card["settings"]["published"] |= {"vocab_size": 27, "parameters": card["parameters"]}
     path.write_text(json.dumps(card))
     assert json_of("eval", "own")["paper"] == 1.06
-    assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "own").stdout
+    assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "own", "--verbose").stdout
     assert json_of("eval", "own", "--split", "valid")["paper"] is None
     for key, value in (("parameters", 1), ("vocab_size", 28)):
         other = json.loads(json.dumps(card))
@@ -689,7 +689,7 @@ def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
         path.write_text(json.dumps(other))
         assert json_of("eval", "own")["paper"] is None
     path.write_text(json.dumps(card | {"recipe": "enwik8"}))  # the model of another corpus
-    assert "paper's result" not in done("eval", "own").stdout
+    assert "paper's result" not in done("eval", "own", "--verbose").stdout
 
 
 def test_lanes_that_are_short_compared_with_the_memory_are_reported(here):

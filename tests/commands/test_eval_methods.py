@@ -81,7 +81,7 @@ def test_windows_longer_than_the_text_are_truncated_and_reported(here):
     ]  # fmt: skip
     with h5py.File("losses.h5") as file:
         assert {"attn_len_50", "attn_len_70", "attn_len_90"} <= set(file)
-    result = done("eval", "byte", "--attn-len", "50,70", *SHORT)
+    result = done("eval", "byte", "--attn-len", "50,70", *SHORT, "--verbose")
     assert [[cell.removesuffix(" *") for cell in row[:2]] for row in cells(result)] == [["50", "50"], ["70", "60"]]
     assert "N is longer than the text in some rows: no query sees that many tokens.\n" in result.stdout
     strided = json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)["rows"][0]
@@ -155,7 +155,7 @@ def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
     assert set(cache["adaptation"]) == {"theta", "lambda", "searched_on"}
     assert set(dynamic["adaptation"]) == {"lr", "decay", "searched_on"}
     assert dynamic["loss_nats"] != model["loss_nats"]
-    table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT).stdout
+    table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT, "--verbose").stdout
     assert "cache 30: theta = " in table
     assert f"searched on {cache['adaptation']['searched_on']:,} tokens of valid." in table
     assert "M = 5, L = 5, same_length = m, max_distance = 10, fp32; 2 lanes, 1 of them start without context." in table

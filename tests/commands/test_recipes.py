@@ -171,7 +171,8 @@ def test_copy_to_a_file_that_cannot_be_written_is_refused_on_one_line():
 def test_an_unknown_recipe_is_refused_with_a_suggestion(folder, command, word):
     file = ["mine.toml"] if command[0] == "copy" else []
     message = refusal("recipes", *command, word, *file)
-    assert message == f'unknown recipe "{word}"; did you mean "enwik8"? ("txl recipes" lists all)'
+    assert message.startswith(f'unknown recipe "{word}"; did you mean "enwik8"? (')
+    assert '"txl recipes" lists' in message
     assert list(folder.iterdir()) == []
 
 

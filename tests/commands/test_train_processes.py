@@ -51,7 +51,7 @@ def test_two_processes_train_the_same_run_as_one(here):
     names = [sorted(path.name for path in Path(f"runs/{run}").iterdir()) for run in ("one", "two")]
     assert names[0] == names[1]
     assert stdout.count("7 of 7") == 1
-    assert stderr[0].endswith("fp32, 2 processes, cpu (1 threads) each, into runs/two")
+    assert stderr[0].endswith("fp32, 2 processes, cpu (1 thread) each, into runs/two")
     assert [line.partition(",")[0] for line in stderr[1:]] == ["step 4", "step 7"]
     assert done("eval", "two", "--mem-len", "0,5").stdout
 

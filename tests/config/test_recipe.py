@@ -92,7 +92,8 @@ def test_an_unknown_recipe_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError) as caught:
         recipe.load("recipes/enwik.toml")
     assert str(caught.value).startswith(
-        'unknown recipe "recipes/enwik.toml"; did you mean "enwik8"? ("txl recipes" lists all)'
+        'unknown recipe "recipes/enwik.toml"; did you mean "enwik8"? '
+        '(no such file; "txl recipes" lists the packaged ones)'
     )
     assert caught.value.exit_code == 2
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txlcli.system.memory import is_out_of_memory
+from txlcli.system.memory import is_out_of_memory, requested_size
 
 
 def raised(work):
@@ -29,3 +29,16 @@ def test_cuda_errors_are_recognized_by_their_class():
 def test_other_errors_are_not_out_of_memory():
     assert not is_out_of_memory(raised(lambda: torch.ones(2) @ torch.ones(3)))
     assert not is_out_of_memory(KeyError("memory"))
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", " (tried to allocate 2.00 GiB)"),
+        ("can't allocate memory: you tried to allocate 3221225472 bytes.", " (tried to allocate 3.0 GiB)"),
+        ("Unable to allocate 7.5 MiB for an array", " (tried to allocate 7.5 MiB)"),
+        ("", ""),
+    ],
+)
+def test_the_size_of_a_request_is_stated_in_a_readable_unit(message, text):
+    assert requested_size(MemoryError(message)) == text

@@ -3,10 +3,12 @@
 import dataclasses
 import html.parser
 import json
+import shlex
+import subprocess
 
 import pytest
 
-from txlcli.views.reproduction_report import to_html, to_markdown
+from txlcli.views.reproduction_report import to_html, to_markdown, to_script
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
 SECTION = Section(
@@ -78,7 +80,7 @@ def test_the_page_contains_all_text_and_the_figure(page):
         "as in the paper: one is ahead (here 1 and 2)",
         "NOT as in the paper: two is ahead (here 3 and 2)",
         "code: ``` x < y ```",
-        "1.5 minutes on a machine, without trainings that had already finished. Commands",
+        "1.5 minutes on a machine. Finished trainings were reused, not counted. Commands",
         "txl eval runs/stdlib",
         "the end",
     ):
@@ -100,3 +102,26 @@ def test_markdown_contains_all_text_and_escapes_it():
 
 def test_a_section_survives_json():
     assert Section.from_table(json.loads(json.dumps(SECTION.to_table()))) == SECTION
+
+
+def test_a_script_states_shared_options_once_and_runs_the_same_commands():
+    steps = "--seed 1111 --set train.max_steps=50"
+    commands = [
+        "txl prepare stdlib",
+        f"txl train stdlib --name a {steps} --set 'model.cutoffs=[]' --set train.max_steps=500",
+        "txl eval runs/a --split valid --positions 20",
+        "txl eval runs/a --split test --positions 20",
+        f"txl train vanilla-stdlib --name b {steps} --set 'model.cutoffs=[]'",
+        "txl eval runs/b --split test",
+    ]
+    script = to_script(commands)
+    assert script.count("--seed 1111") == 1
+    assert script.count("\n") == len(commands) - 1  # a line more for the options, a line less for the loop
+    shell = subprocess.run(["sh", "-c", 'txl() { echo "$@"; }\n' + script], check=True, capture_output=True, text=True)
+    for ran, command in zip(shell.stdout.splitlines(), commands, strict=True):
+        assert sorted(ran.split()) == sorted(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("commands", [["txl speed enwik8"], ["txl train a --seed 1", "txl train b --seed 2"]])
+def test_commands_that_share_nothing_are_a_script_as_they_are(commands):
+    assert to_script(commands) == "\n".join(commands)

@@ -1,6 +1,7 @@
 """`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,7 +9,20 @@ from typer import Option
 
 from txlcli import console
 from txlcli.errors import RunError, UnknownNameError, UsageError
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Force, Json, Precision, Run, RunsDir, Seed, Unfinished
+from txlcli.options import (
+    DATA_DIR,
+    RUNS_DIR,
+    DataDir,
+    Device,
+    Force,
+    Json,
+    Precision,
+    Run,
+    RunsDir,
+    Seed,
+    Unfinished,
+    Verbose,
+)
 from txlcli.runs import history, run_folder
 
 FOLDER = "figures"
@@ -40,6 +54,7 @@ def attention(
     precision: Precision = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Plot where attention heads look.
@@ -92,7 +107,7 @@ def attention(
     for number, path in paths.items():
         attention_result.plot_figure(measured, number, path)
     result = {**attention_result.to_json(measured), "files": [str(path) for path in paths.values()]}
-    console.show_result(result, attention_result.show, json=json)
+    console.show_result(result, partial(attention_result.show, verbose=verbose), json=json)
 
 
 def _check_free(paths: list[Path]) -> None:

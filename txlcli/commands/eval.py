@@ -1,5 +1,6 @@
 """`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from txlcli.options import (
     Precision,
     Run,
     RunsDir,
+    Verbose,
     parse_lengths,
     read_stdin,
 )
@@ -73,6 +75,7 @@ def evaluate(
     attention: Attention = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Evaluate a run.
@@ -114,7 +117,7 @@ def evaluate(
     evaluation = workflow.evaluate(run_name, options, workspace)
     evaluation.record()  # first, since stdout may have been closed
     try:
-        console.show_result(evaluation.result, eval_table.show, json=json)
+        console.show_result(evaluation.result, partial(eval_table.show, verbose=verbose), json=json)
         if losses is not None:  # after the result, which a full disk must not cost
             evaluation.write_losses(losses)
         if plot is not None:
@@ -128,7 +131,11 @@ def evaluate(
 
 def _read_text(file: str) -> UserText:
     try:
-        return UserText(file, read_stdin() if file == "-" else Path(file).read_bytes(), label=f"--text {file}")
+        return UserText(
+            "stdin" if file == "-" else file,
+            read_stdin() if file == "-" else Path(file).read_bytes(),
+            label=f"--text {file}",
+        )
     except OSError as error:
         raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
 

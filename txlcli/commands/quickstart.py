@@ -8,7 +8,7 @@ from typer import Option
 
 from txlcli import console
 from txlcli.config import recipe
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir
+from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir, Verbose
 from txlcli.runs import history
 from txlcli.system.command_lines import command_line
 
@@ -29,6 +29,7 @@ def quickstart(
     device: Device = "auto",
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
+    verbose: Verbose = False,
 ) -> None:
     """Run all main steps on Python's own source files.
 
@@ -64,7 +65,7 @@ def quickstart(
     announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
     evaluation = evaluate(run, EvalOptions(mem_len=MEM_LENS), workspace)
     evaluation.record()
-    eval_table.show(evaluation.result)
+    eval_table.show(evaluation.result, verbose=verbose)
     evaluation.raise_pending()
     announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
     speed_table.show(speed.measure(run, speed.SpeedOptions(attn_lens=ATTN_LENS), workspace))

@@ -20,7 +20,7 @@ from txlcli.system.atomic_files import check_folder, replacing
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 SCHEMA_LINE = "#:schema schema.json"
 """First line of a packaged recipe, from which editors know the keys."""
-CAPTION = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"
+NOTE = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"
 
 Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=completion.recipes)]
 
@@ -51,7 +51,7 @@ def list_(json: Json = False) -> None:
     if json:
         console.show_json({"recipes": listed})
     else:
-        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], CAPTION)
+        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], [NOTE])
 
 
 @app.command("show")
@@ -94,7 +94,7 @@ def copy(
 
 @app.command("keys")
 def keys(
-    section: Annotated[str | None, Argument(metavar="[SECTION]", help="Section of a recipe, such as train.")] = None,
+    section: Annotated[str | None, Argument(metavar="SECTION", help="Section of a recipe, such as train.")] = None,
     json: Json = False,
 ) -> None:
     """List every setting with its default, its range and its meaning.

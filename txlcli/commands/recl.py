@@ -1,5 +1,6 @@
 """`txl recl`: relative effective context length (RECL) of a group of runs (section 4.3, Appendix C)."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from txlcli.options import (
     RunsDir,
     Seed,
     Unfinished,
+    Verbose,
     check_figure,
 )
 from txlcli.runs import run_folder
@@ -59,6 +61,7 @@ def recl(
     precision: Precision = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure how much context models use (RECL).
@@ -90,7 +93,7 @@ def recl(
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
     result = measure(run_names, options, workspace, losses=losses)
-    console.show_result(result, recl_table.show, json=json)
+    console.show_result(result, partial(recl_table.show, verbose=verbose), json=json)
     if plot is not None:
         recl_table.plot_gains(plot, result)
     if plot_ppl is not None:

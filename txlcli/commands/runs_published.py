@@ -7,7 +7,7 @@ from typer import Argument
 
 from txlcli import completion, console
 from txlcli.errors import UsageError
-from txlcli.options import RUNS_DIR, Json, RunsDir
+from txlcli.options import RUNS_DIR, Json, RunsDir, Verbose
 from txlcli.paper import metrics, published
 from txlcli.paper.published import Result, Table
 from txlcli.runs import history, run_folder
@@ -23,12 +23,13 @@ def published_(
     subject: Annotated[
         str | None,
         Argument(
-            metavar="[RUN|CORPUS]",
+            metavar="RUN|CORPUS",
             help="Run, or corpus of the paper [default: most recent run].",
             autocompletion=completion.runs,
         ),
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Compare a run with the paper's Tables 1 to 5.
@@ -56,7 +57,7 @@ def published_(
     if json:
         console.show_json(metrics.without_infinities(result))
     else:
-        run_tables.show_rank(result)
+        run_tables.show_rank(result, verbose=verbose)
 
 
 def _result(table: Table[Result], run_history: History | None, rank: PublishedRank | None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def speed(
     subject: Annotated[
         str | None,
         Argument(
-            metavar="[RUN|RECIPE]",
+            metavar="RUN|RECIPE",
             help="Run, or recipe with random weights, to time [default: the most recent run].",
             autocompletion=completion.runs_and_recipes,
         ),

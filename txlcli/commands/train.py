@@ -36,7 +36,7 @@ def train(
     recipe_source: Annotated[
         str | None,
         Argument(
-            metavar="[RECIPE]",
+            metavar="RECIPE",
             help="A recipe file, the name of a packaged recipe, or of a token store.",
             autocompletion=completion.recipes_and_stores,
         ),

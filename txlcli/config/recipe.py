@@ -68,7 +68,9 @@ def packaged(recipe: str) -> tuple[str, str]:
     """
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
-        raise UnknownNameError("recipe", recipe, names, like=name, listing='"txl recipes" lists all')
+        is_file = recipe.endswith(".toml")
+        listing = 'no such file; "txl recipes" lists the packaged ones' if is_file else '"txl recipes" lists all'
+        raise UnknownNameError("recipe", recipe, names, like=name, listing=listing)
     return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 

@@ -1,5 +1,7 @@
 """Recognizes errors that mean that memory ran out."""
 
+import re
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if PyTorch or Python could not allocate memory.
@@ -9,3 +11,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     names = {cls.__name__ for cls in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
+def requested_size(error: BaseException) -> str:
+    """Return the size that such an error states, as ` (tried to allocate 2.0 GiB)`, or an empty text."""
+    size = re.search(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", str(error), re.IGNORECASE)
+    if size is None:
+        return ""
+    amount = f"{float(size[1]) / 2**30:,.1f} GiB" if size[2] == "bytes" else f"{size[1]} {size[2]}"
+    return f" (tried to allocate {amount})"

@@ -110,7 +110,7 @@ def _head_picture(result: AttentionResult, layer_and_head: Head) -> HeadPicture:
     return HeadPicture(f"head {layer}.{head} (layer.head), {width:.0f} tokens wide", attention, strongest(attention))
 
 
-def show(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any], *, verbose: bool = False) -> None:
     """Write the table to stdout, of the object that `to_json` returns."""
     rows = []
     for layer in dict.fromkeys(head["layer"] for head in result["heads"]):
@@ -128,27 +128,27 @@ def show(result: dict[str, Any]) -> None:
         )
     columns = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
     title = f"Attention of {result['run']} on {result['text']}, {result['positions']:,} tokens"
-    console.show_table(title, columns, rows, caption=_caption(result))
+    console.show_table(title, columns, rows, _notes(result), verbose=verbose)
 
 
 def _mean(heads: list[dict[str, Any]], key: str) -> float:
     return sum(head[key] for head in heads) / len(heads)
 
 
-def _caption(result: dict[str, Any]) -> str:
+def _notes(result: dict[str, Any]) -> list[str]:
     limit = f"max_distance = {result['max_distance']}, " if limits_distance(result["position"]) else ""
-    lines = [
+    notes = [
         f"L = {result['seg_len']}, M = {result['mem_len']}, up to {result['attn_len_max']:,} keys per query, "
         f"same_length = {result['same_length']}, {limit}{result['precision']}.",
-        "Means over a layer's heads. Distances and widths in tokens; width: number of distances over which a head's",
-        "average attention is spread (exp of its entropy); in memory: share of the attention beyond the segment.",
+        "Means over a layer's heads, distances and widths in tokens; in memory: share of the attention to the memory.",
     ]
     if result["figure6"] is not None:
         heads = ", ".join(f"{head['layer']}.{head['head']}" for head in result["figure6"]["heads"])
-        lines.append(f"Figure 6: heads {heads} from token {result['figure6']['at']:,} on.")
+        notes.append(f"Figure 6: heads {heads} from token {result['figure6']['at']:,} on.")
     terms = ENCODINGS[result["position"]].score_terms
     if result["figure7"] is not None and terms == ("a", "b"):
-        lines.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
+        notes.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
     if not terms:
-        lines.append(f'Figure 7: none; the score of position = "{result["position"]}" is term (a) alone.')
-    return "\n".join(lines)
+        notes.append(f'Figure 7: none; the score of position = "{result["position"]}" is term (a) alone.')
+    notes.append("width: number of distances over which a head's average attention is spread (exp of its entropy).")
+    return notes

@@ -6,13 +6,11 @@ from typing import Any
 
 from txlcli import console
 from txlcli.paper import metrics
+from txlcli.workflows.evaluation.lengths import SHORT_LANE
 from txlcli.workflows.evaluation.record import describe_settings
 
-SHORT_LANE = 10
-"""A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
 
-
-def show(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any], *, verbose: bool = False) -> None:
     """Write the table to stdout."""
     rows = result["rows"]
     names = metrics.wanted_measures(result["unit"], rows[0])
@@ -30,7 +28,7 @@ def show(result: dict[str, Any]) -> None:
         for row in rows
     ]
     title = f"{result['run']} on {result['text']}, {rows[0]['tokens']:,} tokens scored"
-    console.show_table(title, columns, lines, caption=_caption(result))
+    console.show_table(title, columns, lines, _notes(result), verbose=verbose)
 
 
 def _slowdown_cells(row: dict[str, Any]) -> list[str]:
@@ -64,29 +62,31 @@ def _attention(fewest: int | None, most: int | None) -> str:
     return f"{most}" if fewest == most else f"{fewest}-{most}"
 
 
-def _caption(result: dict[str, Any]) -> str:
+def _notes(result: dict[str, Any]) -> list[str]:
+    """Return the notes, the most important first: settings, what limits the result, how it was obtained."""
     rows = result["rows"]
     star = "* best. " if len(rows) > 1 else ""
-    lines = [f"{star}{describe_settings(result)}", *_adaptations(result)]
+    notes = [f"{star}{describe_settings(result)}"]
     if not result["complete"]:
-        lines.append("Stopped before the last row.")
-    if _has_slowdown(result):
-        lines += [
-            "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
-            f"{result['slowdown_windows']} windows);",
-            "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
-        ]
+        notes.append("Stopped before the last row.")
+    if result["search"] is not None:
+        notes.append(_describe_search(result["search"]))
     if any(_has_short_lanes(row) for row in rows):
-        lines.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
+        notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
     if any(_exceeds_text(row) for row in rows):
         windows = "stride" in rows[0]
         length, ending = ("N", ".") if windows else ("M", ", and no slowdown is measured.")
-        lines.append(f"{length} is longer than the text in some rows: no query sees that many tokens{ending}")
+        notes.append(f"{length} is longer than the text in some rows: no query sees that many tokens{ending}")
+    notes += _adaptations(result)
     if result["paper"] is not None:
-        lines.append(f"The paper's result for this recipe: {result['paper']} {result['metric']}.")
-    if result["search"] is not None:
-        lines.append(_describe_search(result["search"]))
-    return "\n".join([*lines, *(f"{key}: {value}" for key, value in result["conventions"].items())])
+        notes.append(f"The paper's result for this recipe: {result['paper']} {result['metric']}.")
+    if _has_slowdown(result):
+        notes += [
+            "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
+            "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
+            f"{result['slowdown_windows']} windows).",
+        ]
+    return [*notes, *(f"{key}: {value}" for key, value in result["conventions"].items())]
 
 
 def _exceeds_text(row: dict[str, Any]) -> bool:

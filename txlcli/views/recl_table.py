@@ -7,7 +7,7 @@ from txlcli import console
 from txlcli.runs import run_folder
 
 
-def show(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any], *, verbose: bool = False) -> None:
     """Write the table to stdout: a row per model, a column per r."""
     shares = [point["top_r"] for point in result["models"][0]["recl"]]
     lines = [
@@ -15,27 +15,28 @@ def show(result: dict[str, Any]) -> None:
         for name, model in zip(_names(result), result["models"], strict=True)
     ]
     title = f"RECL on {result['text']}, {result['positions']:,} positions"
-    console.show_table(title, ("model", "parameters", *(f"r = {share:g}" for share in shares)), lines, _caption(result))
+    columns = ("model", "parameters", *(f"r = {share:g}" for share in shares))
+    console.show_table(title, columns, lines, _notes(result), verbose=verbose)
 
 
 def _length(point: dict[str, Any]) -> str:
     return f"{'>= ' if point['grid_ended'] else ''}{point['recl_tokens']:,}"
 
 
-def _caption(result: dict[str, Any]) -> str:
-    lines = [
+def _notes(result: dict[str, Any]) -> list[str]:
+    notes = [
         f"RECL: context length in tokens beyond which {result['step_tokens']:,} more improve perplexity by less than "
-        f"{100 * result['threshold']:g} %,",
-        "on the hardest positions, a share r of all, compared with the best model of the group (Appendix C).",
+        f"{100 * result['threshold']:g} %."
     ]
     points = [point for model in result["models"] for point in model["recl"]]
     shortest = result["context_tokens"][0]
     if any(point["grid_ended"] for point in points):
-        lines.append(">=: every step improved perplexity; give a larger --longest.")
+        notes.append(">=: every step improved perplexity; give a larger --longest.")
     if any(point["recl_tokens"] == shortest for point in points):
-        lines.append(f"{shortest:,}: no step improved perplexity, so RECL may be less; give a smaller --start.")
+        notes.append(f"{shortest:,}: no step improved perplexity, so RECL may be less; give a smaller --start.")
+    notes.append("r: share of the positions, the hardest for the best model of the group (Appendix C).")
     models = zip(_names(result), result["models"], strict=True)
-    return "\n".join(lines + [f"{name}: {_context(model)}" for name, model in models])
+    return notes + [f"{name}: {_context(model)}" for name, model in models]
 
 
 def _context(model: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from txlcli.views.training import duration
 from txlcli.workflows.reproduction.costs import Costs
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Section
+from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 
 MARKDOWN, HTML = "report.md", "report.html"
 CLASSES = {True: "held", False: "failed", None: "note"}
@@ -47,7 +48,7 @@ def show(folder: Path, sections: Sequence[Section]) -> None:
     """Write tables and claims to stdout."""
     for section in sections:
         for grid in section.grids:
-            console.show_table(section.title, grid.columns, grid.rows, grid.caption)
+            console.show_table(section.title, grid.columns, grid.rows, [grid.caption] if grid.caption else ())
         for claim in section.claims:
             console.show_text(f"{claim.verdict}: {claim.text} ({claim.detail})")
         if section.grids or section.claims:
@@ -67,12 +68,13 @@ def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> No
         ]
         for row in rows
     ]
-    caption = (
-        f"{scale.description}\nTime: of the missing trainings, at {costs.share:.0%} of the {costs.peak / 1e9:,.0f} "
-        "GFLOP/s that a matrix product has just\nreached. Models that several items need count for each. Evaluation "
-        "is not included."
-    )
-    console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, caption)
+    notes = [
+        scale.description,
+        "Time: of the missing trainings, without evaluation, from timed steps, or if these take too long from "
+        f"{SHARE_OF_PEAK:.0%} of the {costs.peak / 1e9:,.0f} GFLOP/s of a matrix product. Models that several items "
+        "need count for each.",
+    ]
+    console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, notes)
 
 
 def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
@@ -94,7 +96,7 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
         for name, text in section.texts:
             parts += [f"### {name}", "", _fenced(text), ""]
         parts += [*(f"- Evaluation: {sentence}" for sentence in section.readings), ""] if section.readings else []
-        parts += [f"{_cost(section)} Commands:", "", _fenced("\n".join(section.commands), "sh"), ""]
+        parts += [f"{_cost(section)} Commands:", "", _fenced(to_script(section.commands), "sh"), ""]
     return "\n".join([*parts, footer, ""])
 
 
@@ -130,11 +132,44 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
             parts.append(f"<h3>{esc(name)}</h3><pre>{esc(text)}</pre>")
         if section.readings:
             parts.append("".join(f'<p class="note">Evaluation: {esc(text)}</p>' for text in section.readings))
-        commands = esc("\n".join(section.commands))
+        commands = esc(to_script(section.commands))
         parts.append(
             f'<details><summary class="note">{esc(_cost(section))} Commands</summary><pre>{commands}</pre></details>'
         )
     return "\n".join([*parts, f'<p class="note">{esc(footer)}</p></body></html>', ""])
+
+
+def to_script(commands: Sequence[str]) -> str:
+    """Return commands as a shell script that states the options of all trainings once, and loops over splits."""
+    trainings = [line for line in commands if line.startswith("txl train ")]
+    first = trainings[0] if len(trainings) > 1 else ""
+    shared = [option for option in _options(first) if all(option in _options(line) for line in trainings)]
+    if not shared:
+        return "\n".join(_loop_over_splits(commands))
+    lines = []
+    for line in commands:
+        if line in trainings:
+            options = "|".join(map(re.escape, shared))
+            lines.append(re.sub(rf" (?:{options})(?= |$)", "", line) + " $shared")
+        else:
+            lines.append(line)
+    return "\n".join([f'shared="{" ".join(shared)}"', *_loop_over_splits(lines)])
+
+
+def _options(line: str) -> list[str]:
+    """Return the options of a command that need no quotes, with their values: `--seed 1111`."""
+    return [f"{option} {value}" for option, value in re.findall(r"(--[a-z-]+) ([\w.=,+-]+)(?= |$)", line)]
+
+
+def _loop_over_splits(lines: Sequence[str]) -> list[str]:
+    """Replace two commands in a row that differ by the split alone by a loop."""
+    merged: list[str] = []
+    for line in lines:
+        if merged and "--split test" in line and merged[-1] == line.replace("--split test", "--split valid"):
+            merged[-1] = f"for split in valid test; do {line.replace('--split test', '--split $split')}; done"
+        else:
+            merged.append(line)
+    return merged
 
 
 def _image(path: Path, caption: str) -> str:
@@ -157,4 +192,4 @@ def _fenced(text: str, language: str = "") -> str:
 
 
 def _cost(section: Section) -> str:
-    return f"{section.seconds / 60:.1f} minutes on {section.hardware}, without trainings that had already finished."
+    return f"{section.seconds / 60:.1f} minutes on {section.hardware}. Finished trainings were reused, not counted."

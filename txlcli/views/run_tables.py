@@ -11,7 +11,7 @@ from txlcli.paper import metrics
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
 
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
-LIST_CAPTION = "valid: best in training; test: best score. Details: txl runs show RUN"
+LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 ONCE_OTHER_SETTINGS = "The settings are the same now; a run had other settings before."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
@@ -22,7 +22,7 @@ MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step 
 def show_list(entries: Sequence[dict[str, Any]], runs_dir: Path) -> None:
     """Write the table to stdout."""
     title = f"{len(entries)} run{'s' if len(entries) > 1 else ''} in {runs_dir}"
-    console.show_table(title, LIST_COLUMNS, [_list_row(entry) for entry in entries], LIST_CAPTION)
+    console.show_table(title, LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
 
 
 def _list_row(entry: dict[str, Any]) -> list[str]:
@@ -91,11 +91,11 @@ def show_comparison(result: dict[str, Any]) -> None:
     changed = any(run["changes"] for run in runs)
     if changed:
         rows.append(["changed settings", *("\n".join(map(_describe_change, run["changes"])) or "-" for run in runs)])
-    caption = []
+    notes = []
     if not result["settings"]:
-        caption.append(ONCE_OTHER_SETTINGS if changed else SAME_SETTINGS)
-    caption += [] if result["same_text"] else [OTHER_TEXTS]
-    console.show_table("runs compared", ["", *(run["name"] for run in runs)], rows, "\n".join(caption))
+        notes.append(ONCE_OTHER_SETTINGS if changed else SAME_SETTINGS)
+    notes += [] if result["same_text"] else [OTHER_TEXTS]
+    console.show_table("runs compared", ["", *(run["name"] for run in runs)], rows, notes)
 
 
 def _losses(runs: Sequence[dict[str, Any]], key: str, metric: str | None) -> list[str]:
@@ -146,11 +146,12 @@ def plot_curves(
     )
 
 
-def show_rank(result: dict[str, Any]) -> None:
+def show_rank(result: dict[str, Any], *, verbose: bool = False) -> None:
     """Write the table to stdout."""
     title = f"Table {result['table']} of the paper: {result['title']}, {result['metric']}, the best first"
     columns = ("system", "#param", "valid", "test")
-    console.show_table(title, columns, [_rank_row(row) for row in result["rows"]], _rank_caption(result))
+    rows = [_rank_row(row) for row in result["rows"]]
+    console.show_table(title, columns, rows, _rank_notes(result), verbose=verbose)
 
 
 def _rank_row(row: dict[str, Any]) -> list[str]:
@@ -161,23 +162,23 @@ def _rank_row(row: dict[str, Any]) -> list[str]:
     return [label, row["parameters"] or "-", *numbers]
 
 
-def _rank_caption(result: dict[str, Any]) -> str:
-    lines = []
+def _rank_notes(result: dict[str, Any]) -> list[str]:
+    notes = []
     ours = result["ours"]
     if ours is not None and ours["comparable"]:
         for split, source in ours["sources"].items():
-            lines.append(f"> {split}: {source or f'none yet; {_eval_command(split, ours)}'}")
+            notes.append(f"> {split}: {source or f'none yet; {_eval_command(split, ours)}'}")
         if not ours["sources"]["test"]:
-            lines.append("> ranked by its validation result.")
+            notes.append("> ranked by its validation result.")
     elif ours is not None:
         next_step = "" if ours["reasons"] else f" yet; {_eval_command('test', ours)}"
-        lines.append(f"{ours['run']} is not in the table{next_step}")
+        notes.append(f"{ours['run']} is not in the table{next_step}")
     if ours is not None:
-        lines += [f"not comparable: {reason}" for reason in ours["reasons"]]
+        notes += [f"not comparable: {reason}" for reason in ours["reasons"]]
     if not all(row["same_symbols"] for row in result["rows"]):
-        lines.append(f"{OTHER_SYMBOLS} not comparable: the released code drops symbols that others keep.")
-    lines += [f"{mark} {text}" for mark, text in MARKS.items() if any(row["mark"] == mark for row in result["rows"])]
-    return "\n".join(lines)
+        notes.append(f"{OTHER_SYMBOLS} not comparable: the released code drops symbols that others keep.")
+    notes += [f"{mark} {text}" for mark, text in MARKS.items() if any(row["mark"] == mark for row in result["rows"])]
+    return notes
 
 
 def _eval_command(split: str, ours: dict[str, Any]) -> str:

@@ -26,12 +26,12 @@ def _show_slowdown(result: dict[str, Any]) -> None:
         ]
         for row in result["slowdown"]
     ]
-    caption = (
-        f"Table 9. XL: one lane, M = attention, L = {result['slowdown'][0]['seg_len']}. vanilla: the same weights\n"
-        "without memory, recomputing one window per prediction.\n"
-        f"Median (low-high) of {result['repeat']}."
-    )
-    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), lines, caption)
+    notes = [
+        f"Table 9, median (low-high) of {result['repeat']}. XL: one lane, M = attention, "
+        f"L = {result['slowdown'][0]['seg_len']}.",
+        "vanilla: the same weights without memory, recomputing one window per prediction.",
+    ]
+    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), lines, notes)
     others = [
         [
             f"{row['attn_len']:,}",
@@ -43,10 +43,8 @@ def _show_slowdown(result: dict[str, Any]) -> None:
         for row in result["slowdown"]
     ]
     headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
-    caption = (
-        "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
-    )
-    console.show_table("vanilla batched, and XL one token at a time, ms/token", headings, others, caption)
+    note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
+    console.show_table("vanilla batched, and XL one token at a time, ms/token", headings, others, [note])
     rates = [
         [
             f"{row['attn_len']:,}",
@@ -72,14 +70,14 @@ def _show_throughput(result: dict[str, Any]) -> None:
         ]
         for row in result["throughput"]
     ]
-    caption = (
-        f"Peak: {result['peak_gflops_per_s']:,.0f} GFLOP/s in a large matrix product, measured just now.\n"
-        "of peak: share of it, counting operations on visible keys and distinct distances only.\n"
-        "peak MiB: the whole process on a CPU, tensors on CUDA."
-    )
+    notes = [
+        f"of peak: share of the {result['peak_gflops_per_s']:,.0f} GFLOP/s of a large matrix product, counting visible "
+        "keys and distinct distances only.",
+        "peak MiB: the whole process on a CPU, tensors on CUDA.",
+    ]
     headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
     title = "throughput" if result["slowdown"] else f"{result['model']} on {result['device']}, {result['precision']}"
-    console.show_table(title, headings, works, caption)
+    console.show_table(title, headings, works, notes)
 
 
 def _in_mib(size: int | None) -> str:

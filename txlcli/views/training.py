@@ -27,15 +27,19 @@ def show_forecast(forecast: dict[str, Any]) -> None:
     rows += [
         [f"the paper's {split} result", f"{published[split]}"] for split in ("valid", "test") if split in published
     ]
-    console.show_table("", ("", ""), rows, _caption(forecast))
+    console.show_table("", ("", ""), rows, _notes(forecast))
 
 
-def _caption(forecast: dict[str, Any]) -> str:
+def _notes(forecast: dict[str, Any]) -> list[str]:
     peak = f"{forecast['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s"
-    lines = [f"Expected: {forecast['share_of_peak']:.0%} of the {peak} of a matrix product measured just now."]
+    timed = ", as in training steps timed just now" if forecast["step_was_timed"] else " measured just now"
+    notes = [
+        f"Expected: {forecast['share_of_peak']:.0%} of the {peak} of a matrix product{timed}. "
+        "Memory: without the workspace of single operations."
+    ]
     if forecast["tails"]:
-        lines.append(f"Share of tokens in each tail band: from {forecast['tails_by']}.")
-    return "\n".join([*lines, "Workspace of single operations is not counted in the memory."])
+        notes.append(f"Share of tokens in each tail band: from {forecast['tails_by']}.")
+    return notes
 
 
 def _bytes(size: float) -> str:

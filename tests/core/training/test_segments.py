@@ -130,7 +130,7 @@ def test_a_text_too_short_for_the_lanes_is_refused(count, lanes):
     with pytest.raises(TrainingError) as caught:
         TrainingSegments(np.arange(count), batch_size=lanes, seg_len=5)
     assert str(caught.value) == (
-        f"the training split has {count} tokens, too few for {lanes} lanes; "
+        f"the training split has {count} tokens, too few for train.batch_size = {lanes}; "
         "lower train.batch_size or prepare a longer text"
     )
 

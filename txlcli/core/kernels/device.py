@@ -134,7 +134,8 @@ def describe(device: torch.device) -> str:
     """Describe a device for the user: `cpu (2 threads)`, or the name of the card."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu ({torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
 
 
 def describe_machine(device: torch.device) -> str:

@@ -55,8 +55,8 @@ class TrainingSegments:
         """Predictions of a lane in an epoch."""
         if self.lane_len < 1:
             raise TrainingError(
-                f"the training split has {len(ids)} tokens, too few for {batch_size} lanes; "
-                "lower train.batch_size or prepare a longer text"
+                f"the training split has {len(ids):,} tokens, too few for train.batch_size = {batch_size:,}; "
+                "lower that setting or prepare a longer text"
             )
 
     @property

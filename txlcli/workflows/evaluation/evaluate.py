@@ -15,7 +15,7 @@ from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import record, texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
-from txlcli.workflows.evaluation.lengths import RowAndLosses, over_memory, over_windows
+from txlcli.workflows.evaluation.lengths import RowAndLosses, lanes, over_memory, over_windows
 from txlcli.workflows.evaluation.options import EvalOptions, first_option
 from txlcli.workflows.evaluation.record import Row
 from txlcli.workflows.evaluation.search import search
@@ -94,6 +94,9 @@ def evaluate_opened(opened: OpenRun, options: EvalOptions, workspace: Workspace)
     settings = options.apply_to(run.settings.evaluation_settings())
     if options.text is not None:
         text = texts.encode_text(opened, options.text, options.positions, reporter)
+        if options.batch_size is None:
+            longest = max((settings.seg_len, *(options.mem_lens or [settings.mem_len])))
+            settings = dataclasses.replace(settings, batch_size=lanes(settings.batch_size, len(text.targets), longest))
     else:
         text = texts.split_text(opened, options.split or "test", options.positions, workspace)
     selected = None

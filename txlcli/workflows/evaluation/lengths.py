@@ -12,8 +12,15 @@ from txlcli.core.reading.windows import score_windows
 from txlcli.workflows.evaluation.record import NO_SLOWDOWN, SLOWDOWN_WINDOWS, Row, make_row
 from txlcli.workflows.evaluation.texts import Scoring
 
+SHORT_LANE = 10
+"""A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
 RowAndLosses = tuple[Row, NDArray[np.float32]]
 """Row of the result, and the loss of each token, (T,)."""
+
+
+def lanes(batch_size: int, tokens: int, mem_len: int) -> int:
+    """Return how many lanes, `batch_size` at most, a text of so many tokens can be cut into without short ones."""
+    return max(1, min(batch_size, tokens // (SHORT_LANE * max(mem_len, 1))))
 
 
 def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Iterator[RowAndLosses]:

@@ -19,7 +19,7 @@ class UserText:
     """Text of the user's."""
 
     name: str
-    """File, as given on the command line; - is standard input."""
+    """File, as given on the command line, or stdin."""
     data: bytes
     label: str
     """How an error names it."""

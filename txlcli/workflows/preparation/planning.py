@@ -78,7 +78,8 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
     suffix = f"-vocab-{vocab.fingerprint[:8]}" if vocab else _suffix(options, corpus, tokenizer, vocab_size)
     store = data_dir / f"{_store_name(options, corpus, source, suffix)}.h5"
     if store.exists() and not force:
-        raise StoreError(f"{store} exists already; add --force to overwrite it, or give another --name")
+        other = f"--name {store.stem}-{tokenizer}" if options.name is None else "another --name"
+        raise StoreError(f"{store} exists already; add --force to overwrite it, or give {other}")
     return Plan(
         corpus=corpus,
         source=source,

@@ -9,31 +9,32 @@ from txlcli.runs import history, run_folder
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import FIRST_SEED
 from txlcli.workflows.reproduction.scales import Model, Scale
-from txlcli.workflows.training.forecast import SHARE_OF_PEAK
+from txlcli.workflows.training.forecast import SHARE_OF_PEAK, timed_share_of_peak
 from txlcli.workflows.workspace import Workspace
 
 BYTES = 256
 
 
 class Costs:
-    """Costs at a scale on this machine, whose peak rate is measured once."""
+    """Costs at a scale on this machine, whose peak rate is measured once; small models are timed, once per shape."""
 
     def __init__(self, scale: Scale, workspace: Workspace, *, seeds: int) -> None:
         self._scale, self._workspace, self._seeds = scale, workspace, seeds
-        self.peak = peak_flops_per_s(pick_device(workspace.device), "fp32")
-        self.share = SHARE_OF_PEAK
+        self._device = pick_device(workspace.device)
+        self.peak = peak_flops_per_s(self._device, "fp32")
+        self._shares: dict[tuple[object, ...], float] = {}
 
     def of(self, item: str) -> dict[str, Any]:
         """Return the number of trainings of an item, of missing ones, and the cost of these."""
         parts, seeds = ITEMS[item].parts, range(FIRST_SEED, FIRST_SEED + self._seeds)
         missing = [part for part in parts for seed in seeds if not self._is_finished(part, seed)]
-        flops = sum(self._flops(self._scale.models[part]) for part in missing)
+        costs = [self._flops_and_seconds(self._scale.models[part]) for part in missing]
         return {
             "item": item,
             "models": len(parts) * self._seeds,
             "missing": len(missing),
-            "training_flops": flops,
-            "seconds": flops / (self.share * self.peak),
+            "training_flops": sum(flops for flops, _ in costs),
+            "seconds": sum(seconds for _, seconds in costs),
         }
 
     def _is_finished(self, part: str, seed: int) -> bool:
@@ -42,17 +43,20 @@ class Costs:
             return False
         return history.read(run_folder.open_run(runs_dir / name)).state == "finished"
 
-    def _flops(self, model: Model) -> float:
-        settings = model.settings()
+    def _flops_and_seconds(self, model: Model) -> tuple[float, float]:
+        """Return the operations and the time of a training."""
+        settings, vocab_size = model.settings(), self._vocab_size(model)
         train = settings.train
-        per_token = training_flops_per_token(
-            settings.model,
-            self._vocab_size(model),
-            seg_len=train.seg_len,
-            mem_len=train.mem_len,
-            batch_size=train.batch_size,
+        batch_size, seg_len, mem_len = train.batch_size, train.seg_len, train.mem_len
+        flops_per_token = training_flops_per_token(
+            settings.model, vocab_size, seg_len=seg_len, mem_len=mem_len, batch_size=batch_size
         )
-        return train.max_steps * train.batch_size * train.seg_len * per_token
+        flops = train.max_steps * batch_size * seg_len * flops_per_token
+        shape = (settings.model, vocab_size, batch_size, seg_len, mem_len)
+        if shape not in self._shares:
+            share = timed_share_of_peak(settings.model, vocab_size, train, device=self._device, peak=self.peak)
+            self._shares[shape] = share or SHARE_OF_PEAK
+        return flops, flops / (self._shares[shape] * self.peak)
 
     def _vocab_size(self, model: Model) -> int:
         """Return the V of the store, or without a store that of the benchmark or of the options of `txl prepare`.

@@ -7,11 +7,13 @@ import torch
 
 from txlcli.config import recipe
 from txlcli.config.bands import bands
-from txlcli.config.settings import Settings
+from txlcli.config.model_settings import ModelSettings
+from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.measures.cost import counted_shares, training_flops_per_token
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
-from txlcli.core.measures.timing import peak_flops_per_s
+from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.data_parallel import micro_batches
+from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
@@ -22,7 +24,12 @@ from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
 
 SHARE_OF_PEAK = 0.5
-"""Share of the rate of a large matrix product that a training is expected to reach; `txl speed` measures it."""
+"""Share of the rate of a large matrix product that a training step is expected to reach if it is too large to time."""
+MOST_TIMED_S = 4.0
+"""Longest time that the timing of training steps may be expected to take."""
+MOST_TIMED_BYTES = 2**30
+"""Most memory that a timed training step may need."""
+TIMED_STEPS = 3
 
 
 def forecast(
@@ -81,8 +88,9 @@ def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: in
         shares=shares,
     )
     peak = peak_flops_per_s(device, train.precision)
+    share = timed_share_of_peak(settings.model, vocab_size, of_one_process, device=device, peak=peak)
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
-    rate = devices * SHARE_OF_PEAK * peak / flops
+    rate = devices * (share or SHARE_OF_PEAK) * peak / flops
     tokens = steps * train.batch_size * train.seg_len
     return {
         "parameters_by_part": parameters_by_part(settings.model, vocab_size),
@@ -92,8 +100,38 @@ def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: in
         "tails_by": "the store's text" if store else "Zipf's law",
         "training_flops": tokens * flops,
         "peak_flops_per_s": peak,
-        "share_of_peak": SHARE_OF_PEAK,
+        "share_of_peak": share or SHARE_OF_PEAK,
+        "step_was_timed": share is not None,
         "tokens_per_s": rate,
         "seconds": tokens / rate,
         "published": recipe.to_keys(settings.published),
     }
+
+
+def timed_share_of_peak(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device, peak: float
+) -> float | None:
+    """Time training steps of a model, and return the share that they reach of the rate of a large matrix product.
+
+    Args:
+        model: sizes of the model.
+        vocab_size: V.
+        train: batch size, lengths, precision and optimizer of one process.
+        device: where to time.
+        peak: operations per second of the matrix product.
+
+    Returns:
+        None if the steps are too large to be timed within MOST_TIMED_S and MOST_TIMED_BYTES.
+    """
+    if train.cuda_graph or train.compile:  # preparing these takes longer than a forecast may
+        return None
+    flops = training_flops_per_token(
+        model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, batch_size=train.batch_size
+    )
+    step_flops = train.batch_size * train.seg_len * flops
+    n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
+    is_long = n_steps * step_flops > MOST_TIMED_S * SHARE_OF_PEAK * peak
+    if is_long or sum(step_bytes(model, vocab_size, train, device=device).values()) > MOST_TIMED_BYTES:
+        return None
+    timing = time_training(new_model(model, vocab_size, seed=train.seed, device=device), train, repeat=TIMED_STEPS)
+    return flops / (timing.low / 1e3) / peak

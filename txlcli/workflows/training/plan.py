@@ -73,7 +73,7 @@ def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
     try:
         return registry.count_parameters(settings.model, vocab_size)
     except RecipeError as error:
-        raise RecipeError(f"{error}; that size is from {source}, for {settings.corpus.store}") from error
+        raise RecipeError(f'{source}: {error}, or none: --set "model.cutoffs=[]"') from error
 
 
 def checked_device(settings: Settings, device: str, *, processes: int) -> "torch.device":

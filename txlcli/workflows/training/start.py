@@ -138,6 +138,7 @@ def new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenSt
     Without a store it has the vocabulary size of [published], and no vocabulary.
     """
     vocab_size = store.vocab.size if store else settings.published.vocab_size
+    source = f"the store {store.path}" if store else "published.vocab_size"
     assert vocab_size is not None
     return Run(
         folder=folder,
@@ -145,7 +146,7 @@ def new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenSt
         settings=settings,
         vocab_fingerprint=store.fingerprint if store else "",
         vocab_size=vocab_size,
-        parameters=plan.count_parameters(settings, vocab_size, f"the store {store.path}" if store else "[published]"),
+        parameters=plan.count_parameters(settings, vocab_size, source),
         metric=store.metric if store else "",
     )
 
