@@ -15,6 +15,7 @@ from filelock import FileLock
 
 import txlcli
 from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
+from tests.hdf5_files import unsealed
 from txlcli.data.context_file import key_of
 from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions, measure
 from txlcli.workflows.workspace import Workspace
@@ -108,7 +109,7 @@ def test_a_run_trained_without_memory_is_evaluated_by_windows(here):
 
 
 def test_the_table_is_laid_out_like_table_8(group):
-    result = done("recl", *group, *SMALL, "--threshold", 1e-9)
+    result = done("recl", *group, *SMALL, "--threshold", 1e-9, "--verbose")
     assert result.stdout.startswith("RECL on novel test, 40 positions\n")
     assert [word in result.stdout for word in ("r = 0.1", "r = 0.5", "r = 1", "byte", "window", "state")] == [True] * 6
     assert "byte: L = 5, M = 5, same_length = m, max_distance = 10; fp32" in result.stdout
@@ -145,7 +146,7 @@ def test_another_r_or_threshold_computes_nothing(group):
 
 def test_saved_losses_are_reused(here):
     json_of("recl", "byte", *SMALL)
-    with h5py.File("runs/recl.h5", "r+") as file:
+    with unsealed(Path("runs/recl.h5")) as file:
         (part,) = file.values()
         part["context_7"]["losses_nats"][:] = 1.5
     assert json_of("recl", "byte", *SMALL)["models"][0]["loss_nats"][1] == 1.5
@@ -184,7 +185,7 @@ def test_other_weights_are_recomputed(here):
 
 def test_another_version_of_txl_recomputes(here):
     done("recl", "byte", *SMALL)
-    with h5py.File("runs/recl.h5", "r+") as file:
+    with unsealed(Path("runs/recl.h5")) as file:
         ((key, group),) = file.items()
         facts = json.loads(group.attrs["facts"])
         assert (facts["txl"], key) == (txlcli.__version__, key_of(facts))
