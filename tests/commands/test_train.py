@@ -653,6 +653,14 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(here, val
     done("train", "--resume", "byte", "--set", "train.lr=1e-3", "--set", "train.max_steps=9")
 
 
+def test_steps_that_are_not_finite_are_skipped_as_often_as_allowed(here):
+    before = (here / "runs/byte/last.safetensors").read_bytes()
+    wild = ["--set", "train.lr=1e30", "--set", "train.max_steps=90", "--set", "train.valid_every=50"]
+    message = refusal("train", "--resume", "byte", *wild, "--skip-nonfinite", 2, code=1)
+    assert message.startswith("the loss is not finite at 3 steps in a row up to step 11; the last good checkpoint is ")
+    assert (here / "runs/byte/last.safetensors").read_bytes() == before
+
+
 def test_a_perplexity_beyond_all_numbers_is_null_in_json(here):
     result = done("train", "tiny.toml", "--json", "--set", "corpus.store=word", "--set", "model.init_std=100")
     lines = [json.loads(line, parse_constant=pytest.fail) for line in result.stdout.splitlines()]

@@ -64,6 +64,10 @@ def train(
         bool, Option("--compile", help="Compile the layers with torch.compile; intended for CUDA.")
     ] = False,
     seed: Annotated[int | None, Option(min=0, max=MOST_SEED, help="Random seed.")] = None,
+    skip_nonfinite: Annotated[
+        int | None,
+        Option(metavar="N", min=0, help="Skip up to N steps in a row whose loss or gradient is not finite."),
+    ] = None,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
@@ -81,6 +85,7 @@ def train(
         *([f"train.attention={attention}"] if attention else []),
         *(["train.compile=true"] if compiled else []),
         *([f"train.seed={seed}"] if seed is not None else []),
+        *([f"train.skip_nonfinite={skip_nonfinite}"] if skip_nonfinite is not None else []),
         *([f"log.every={log_every}"] if log_every else []),
     ]
     # All that is wrong with the command line is reported before PyTorch is imported.

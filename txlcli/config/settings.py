@@ -119,6 +119,10 @@ class TrainSettings:
     """average = "exponential": decay per step; at most (1 + n) / (10 + n) at step n, which is smaller at first."""
     clip: PositiveFloat | None = 0.25
     """Largest norm of the gradient of all weights together; "none" turns clipping off."""
+    skip_nonfinite: NaturalInt = 0
+    """Steps in a row with a non-finite loss or gradient that are skipped before the training ends. A skipped step
+    leaves the weights as they are, passes over its segment and empties the memory. On CUDA the check waits for every
+    step."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of matrix products; weights and optimizer state stay fp32."""
     seed: Seed = 1111

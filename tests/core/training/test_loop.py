@@ -456,6 +456,65 @@ def test_if_steps_are_not_checked_a_report_checks_the_gradients_of_all(tmp_path)
     assert training.step == 3
 
 
+class BadLosses(TransformerXL):
+    """A model whose loss in training is a NaN in some forward passes, counted from 1."""
+
+    bad_passes, passes = (), 0
+
+    def objective(self, *inputs, **options):
+        self.passes += 1
+        objective, loss, memory = super().objective(*inputs, **options)
+        return objective, loss * (math.nan if self.passes in self.bad_passes else 1.0), memory
+
+
+def skipping(folder, what, steps, **changed):
+    """Return a training without dropout whose loss or gradient is not finite at these steps."""
+    torch.manual_seed(TrainSettings.seed)
+    model = BadLosses(model_settings(), V)
+    training = new_training(folder, model=model, valid=False, max_steps=6, **changed)
+    if what == "loss":
+        model.bad_passes = steps
+    else:
+        multiply_gradients(training, math.inf, steps=steps)
+    return training
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_skipped_step_changes_no_weight_passes_over_its_segment_and_empties_the_memory(tmp_path, what):
+    training = skipping(tmp_path, what, [3], skip_nonfinite=1)
+    run(training, until=2)
+    before, position = weights(training), training.position
+    assert training.update() is None
+    assert training.step == 3
+    assert training.position == training.segments.next_position(position)
+    assert all(torch.equal(one, before[name]) for name, one in weights(training).items())
+    assert [layer.shape[1] for memory in training.memories for layer in memory] == [
+        layer.shape[1] for memory in new_training(tmp_path / "new").memories for layer in memory
+    ]
+    reports = steps_of(run(training))
+    assert [(report.step, report.skipped_steps) for report in reports] == [(4, 1), (5, 0), (6, 0)]
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_more_skipped_steps_in_a_row_than_allowed_end_the_training(tmp_path, what):
+    training = skipping(tmp_path, what, [2, 4, 5, 6], skip_nonfinite=2)
+    with pytest.raises(TrainingError, match=rf"^the {what} is not finite at 3 steps in a row up to step 6"):
+        run(training)
+
+
+def test_skipped_steps_do_not_change_the_steps_that_follow_an_epochs_start(tmp_path):
+    # With a skipped step at the end of the first epoch, the next epoch starts without memory in both trainings.
+    ids = draw_split(LANES * 2 * L + 1, seed=5)  # two segments per epoch
+    skipped = skipping(tmp_path / "skipped", "loss", [2], ids=ids, skip_nonfinite=1, schedule="constant")
+    run(skipped)
+    expected = new_training(tmp_path / "expected", ids=ids, valid=False, max_steps=6, schedule="constant")
+    expected.update()
+    expected.position = expected.segments.next_position(expected.position)
+    expected.step = 2
+    run(expected)
+    assert all(torch.equal(one, weights(expected)[name]) for name, one in weights(skipped).items())
+
+
 def test_in_fp16_gradients_that_always_overflow_end_the_training(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=60)
     multiply_gradients(training, math.inf)

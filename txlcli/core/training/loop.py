@@ -86,6 +86,7 @@ class Training:
         """The step of the last validation."""
         self.best_nats = math.inf
         self.memories = self._empty_memories()
+        self._skipped = self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu" and world.is_rank_zero
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
         self._objective = Objective(model, world)
@@ -151,7 +152,8 @@ class Training:
                     break
                 if validation_is_due and self.valid is not None:
                     self.save_last()
-                self._interval.add(*self.update())
+                if (taken := self.update()) is not None:
+                    self._interval.add(*taken)
                 if self.step % report_every == 0 or self.step == last_step:
                     yield from self._report_steps()
             yield from self._report_steps()  # steps since the last report, if a stop came between two reports
@@ -188,19 +190,30 @@ class Training:
         """Return the learning rate of step number `step`."""
         return scheduled_lr(self.settings, step) * self.plateau.scale
 
-    def update(self) -> tuple[Tensor, Tensor, int]:
-        """Take one optimizer step; return mean loss (0-d), gradient norm before clipping (0-d), number of tokens."""
+    def update(self) -> tuple[Tensor, Tensor, int] | None:
+        """Take one optimizer step; return mean loss (0-d), gradient norm before clipping (0-d), number of tokens.
+
+        None for a step that is skipped (train.skip_nonfinite).
+        """
         self.world.send_command(Command.update, self.plateau.scale)
         return self._update()
 
-    def _update(self) -> tuple[Tensor, Tensor, int]:
+    def _update(self) -> tuple[Tensor, Tensor, int] | None:
         if self.position.segment == 0:
             self.memories = self._empty_memories()  # every epoch starts without memory
         loss, tokens = self._accumulate_gradients()
+        may_skip = self.settings.skip_nonfinite > 0
+        if may_skip and not loss.isfinite():
+            self._skip("loss")
+            return None
         if self.checks_every_step and not loss.isfinite():
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
-        self.step += 1
         grad_norm = self.optimizer_step.clip()
+        if may_skip and not self.optimizer_step.skips_steps and not grad_norm.isfinite():
+            self._skip("gradient")
+            return None
+        self._skipped_in_a_row = 0
+        self.step += 1
         if self.checks_every_step:
             self._check_gradients(grad_norm)
         self.optimizer_step.step(self.lr(self.step))
@@ -208,11 +221,27 @@ class Training:
         self.position = self.segments.next_position(self.position)
         return loss, grad_norm, tokens
 
+    def _skip(self, what: str) -> None:
+        """Pass over the segment without an update; the next step begins without memory.
+
+        Raises:
+            TrainingError: more steps in a row than train.skip_nonfinite.
+        """
+        self.step += 1
+        self._skipped += 1
+        self._skipped_in_a_row += 1
+        self.model.forget_gradients()
+        self.memories = self._empty_memories()
+        self.position = self.segments.next_position(self.position)
+        if self.world.is_rank_zero and self._skipped_in_a_row > self.settings.skip_nonfinite:
+            steps = f"{self._skipped_in_a_row} steps in a row up to step {self.step}"
+            raise self._not_finite(f"the {what} is not finite at {steps}")
+
     def _accumulate_gradients(self) -> tuple[Tensor, int]:
         """Add the gradients of all micro-batches; return the mean loss of all processes (0-d) and their tokens."""
         self.model.train()
         own = range(self._parts[0].start, self._parts[-1].stop)
-        inputs, targets = self._read(own)
+        inputs, targets = self._read(own, self.position)
         progress = self.step / self.settings.max_steps
         total = torch.zeros((), device=self.device)
         for number, part in enumerate(self._parts):
@@ -223,9 +252,9 @@ class Training:
         self.world.all_reduce(total)
         return total, self.settings.batch_size * inputs.shape[1]
 
-    def _read(self, lanes: range) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets of the next step, (lanes, L) each."""
-        on_host = torch.from_numpy(self.segments.at(self.position, lanes))  # (lanes, L + 1)
+    def _read(self, lanes: range, position: StreamPosition) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets at a position, (lanes, L) each."""
+        on_host = torch.from_numpy(self.segments.at(position, lanes))  # (lanes, L + 1)
         on_device = send(on_host, self.device)
         targets = on_host if self.model.targets_device.type == "cpu" else on_device
         return on_device[:, :-1], targets[:, 1:]
@@ -244,7 +273,9 @@ class Training:
             raise self._not_finite(f"the loss is not finite at step {self.step}")
         self._check_gradients(interval.max_grad_norm)
         grad_norm = float(interval.grad_norm)
-        yield StepReport(self.step, self.epoch, loss_nats, self.lr(self.step), grad_norm, tokens_per_s)
+        lr = self.lr(self.step)
+        yield StepReport(self.step, self.epoch, loss_nats, lr, grad_norm, tokens_per_s, self._skipped)
+        self._skipped = 0
         self._interval = Interval(self.device, self.clock)
 
     def _check_gradients(self, max_norm: Tensor) -> None:
@@ -331,13 +362,22 @@ class Training:
         if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
-        if not self._forward_backward.loss(*self._read(self._parts[0]), self.memories[0]).isfinite():
+        if not self._next_loss_is_finite():
             raise self._not_finite(f"the loss is not finite after step {self.step}")
         optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer_step.optimizer)
         groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.weights}
         tensors = [checkpoint.grouped(name, group) for name, group in groups.items()]
         self._save(self.last_path, {name: tensor for group in tensors for name, tensor in group.items()})
         self._mark_saved()
+
+    def _next_loss_is_finite(self) -> bool:
+        """Return True if the weights give a finite loss on one of the next segments that are not all skipped."""
+        position = self.position
+        for _ in range(1 + self.settings.skip_nonfinite):
+            if self._forward_backward.loss(*self._read(self._parts[0], position), self.memories[0]).isfinite():
+                return True
+            position = self.segments.next_position(position)
+        return False
 
     def _gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return memories and random generators of all processes on rank 0."""

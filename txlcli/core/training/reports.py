@@ -22,6 +22,8 @@ class StepReport:
     grad_norm: float
     """Norm of the whole gradient of the last step, before clipping."""
     tokens_per_s: float
+    skipped_steps: int = 0
+    """Steps without an update, because the loss or the gradient was not finite (train.skip_nonfinite)."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,9 @@ class TrainingLog:
         value = metrics.format_measure(metrics.in_metric(report.loss_nats, metric))
         if report.kind == "train":
             rate = f"lr {line['lr']:.2g}, {line['tokens_per_s']:,.0f} tokens/s"
+            if skipped := line.get("skipped_steps"):
+                steps = "step was" if skipped == 1 else "steps were"
+                self._reporter.say(f"{skipped} {steps} skipped up to step {report.step:,}: loss or gradient not finite")
             self._detail = f"train {value} {metric}{self._valid}, {rate}"
             self._progress.reach(report.step, self._detail)
             return
@@ -79,6 +82,8 @@ class TrainingLog:
 def as_line(report: Report, metric: str) -> Line:
     """Return a report as one flat JSON object with units in its keys, and the corpus's metric beside the nats."""
     line: Line = {"kind": report.kind, **dataclasses.asdict(report)}
+    if not line.get("skipped_steps"):
+        line.pop("skipped_steps", None)
     line[metric] = metrics.in_metric(report.loss_nats, metric)
     # JSON has no infinity, which a perplexity can be, and the gradient norm of a step that fp16 skips.
     return dict(metrics.without_infinities(line))
