@@ -4,6 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.hdf5_files import unsealed
 from txlcli.data.context_file import ContextFile, key_of
 from txlcli.errors import UsageError
 
@@ -79,7 +80,7 @@ def test_another_hdf5_file_is_refused(tmp_path):
 def test_a_damaged_part_is_refused(tmp_path):
     path = tmp_path / "recl.h5"
     filled(path).save()
-    with h5py.File(path, "r+") as file:
+    with unsealed(path) as file:
         del file[KEY]["context_100"]["positions"]
     with pytest.raises(UsageError, match=r"holds no losses of txl recl"):
         ContextFile(path)

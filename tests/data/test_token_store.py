@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.hdf5_files import unsealed
 from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, prepare_command, stores_in, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError
@@ -113,7 +114,7 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_a_newer_format_is_refused(tmp_path):
-    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+    with unsealed(write(tmp_path / "tiny.h5")) as file:
         file.attrs["version"] = 2
     with pytest.raises(StoreError, match="has format 2, this txl reads up to 1; upgrade txl"):
         TokenStore.open(tmp_path / "tiny.h5")
@@ -130,14 +131,14 @@ def test_a_store_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
 
 
 def test_an_incomplete_header_is_reported_as_damage(tmp_path):
-    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+    with unsealed(write(tmp_path / "tiny.h5")) as file:
         del file.attrs["facts"]
     with pytest.raises(StoreError, match=r'is damaged .*; run "txl prepare PATH --name tiny --force" again'):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
 def test_a_damaged_vocabulary_is_refused(tmp_path):
-    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+    with unsealed(write(tmp_path / "tiny.h5")) as file:
         file["vocabulary"][0] = 0
     with pytest.raises(StoreError, match=r"tiny\.h5: this is no vocabulary of txl"):
         _ = TokenStore.open(tmp_path / "tiny.h5").vocab
@@ -152,7 +153,7 @@ def test_a_truncated_store_is_refused(tmp_path, kept):
 
 
 def test_changed_ids_are_detected(tmp_path):
-    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+    with unsealed(write(tmp_path / "tiny.h5")) as file:
         file["splits/train/ids"][3] = 1
     store = TokenStore.open(tmp_path / "tiny.h5")
     assert store.ids("test").tolist() == [3, 0]

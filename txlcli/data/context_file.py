@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.data.loss_file import replacing_file
+from txlcli.data.sealed_hdf5 import DamagedFileError, reading_hdf5
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_folder
 
@@ -58,7 +58,7 @@ class ContextFile:
     def _read(self) -> None:
         refused = UsageError(f"--losses {self.path}: holds no losses of txl recl; give another name or remove it")
         try:
-            with h5py.File(self.path, "r") as file:
+            with reading_hdf5(self.path) as file:
                 if file.attrs.get("format") != FORMAT or file.attrs["version"] > VERSION:
                     raise refused
                 for key, group in file.items():
@@ -67,6 +67,8 @@ class ContextFile:
                         int(name.removeprefix("context_")): (part["positions"][()], part["losses_nats"][()])
                         for name, part in group.items()
                     }
+        except DamagedFileError as error:
+            raise UsageError(f"--losses {self.path}: is damaged ({error}); remove it or give another name") from error
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise refused from error
 

@@ -1,6 +1,5 @@
 """The HDF5 file with the loss of each token, written by `txl eval --losses`."""
 
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.data.sealed_hdf5 import replacing_hdf5
 from txlcli.errors import StoreError, UsageError
-from txlcli.system.atomic_files import check_folder, replacing
+from txlcli.system.atomic_files import check_folder
 
 FORMAT = 1
 
@@ -82,19 +82,14 @@ def _set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[h5py.File]:
-    """Yield an HDF5 file in memory, which is written atomically if the block succeeds.
-
-    If the disk is full, HDF5 cannot close a file of its own and crashes the process.
+    """Yield a new HDF5 file with a seal, which is written atomically if the block succeeds.
 
     Raises:
         StoreError: the file cannot be written; an existing file is unchanged.
     """
-    content = io.BytesIO()
-    with h5py.File(content, "w") as file:
-        yield file
     try:
-        with replacing(path) as beside:
-            beside.write_bytes(content.getbuffer())
+        with replacing_hdf5(path, path.with_name(f".{path.name}.new")) as file:
+            yield file.hdf5
     except OSError as error:
         raise StoreError(
             f"{path}: the losses cannot be written ({error.strerror}); check the folder and the free space"

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS
+from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, reading_hdf5, replacing_hdf5
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
-from txlcli.system.atomic_files import sync_file
 
 FORMAT = "txl token store"
 VERSION = 1
@@ -73,13 +73,15 @@ class StoreFacts:
 class TokenStore:
     """An open token store."""
 
-    def __init__(self, path: Path, facts: StoreFacts, vocabulary: str, splits: dict[str, SplitInfo]) -> None:
+    def __init__(
+        self, path: Path, facts: StoreFacts, vocabulary: str, fingerprint: str, splits: dict[str, SplitInfo]
+    ) -> None:
         self.path, self.facts, self.splits = path, facts, splits
         self.name, self.corpus, self.tokenizer = facts.name, facts.corpus, facts.tokenizer
         self.unit, self.metric = facts.unit, facts.metric
         self.conventions, self.notes = dict(facts.conventions), facts.notes
         self.source_digest, self.every_byte_scored = facts.source_digest, facts.every_byte_scored
-        self._vocabulary = vocabulary
+        self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._open: dict[str, NDArray[Any]] = {}
 
     @classmethod
@@ -93,7 +95,7 @@ class TokenStore:
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:
-            with h5py.File(path, "r") as file:
+            with reading_hdf5(path) as file:
                 return cls(path, *_read_header(path, file))
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
@@ -104,9 +106,12 @@ class TokenStore:
     def vocab(self) -> Vocab:
         """Vocabulary of the store."""
         try:
-            return Vocab.from_json(self._vocabulary)
+            vocab = Vocab.from_json(self._vocabulary)
         except VocabularyError as error:
             raise StoreError(f"{self.path}: {error}; {_again(self.path)}") from error
+        if vocab.fingerprint != self._fingerprint:
+            raise StoreError(f"{self.path}: the vocabulary is damaged (wrong fingerprint); {_again(self.path)}")
+        return vocab
 
     @property
     def fingerprint(self) -> str:
@@ -141,12 +146,31 @@ class TokenStore:
         """Return the digest of a split; None if the store does not have it."""
         return self.splits[split].sha256 if split in self.splits else None
 
+    def verify(self) -> None:
+        """Check the checksums of all tokens and sentences, and the vocabulary.
+
+        Raises:
+            StoreError: a part is damaged.
+        """
+        for split in self.splits:
+            self.ids(split)
+            self.sentence_starts(split)
+        assert self.vocab
+
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
         """Return the offset of each sentence in the stream; None unless the corpus consists of unrelated sentences."""
         self.info(split)
         with self._file() as file:
             group = file["splits"][split]
-            return group["sentence_starts"][()] if "sentence_starts" in group else None
+            if "sentence_starts" not in group:
+                return None
+            starts: NDArray[Any] = group["sentence_starts"][()]
+            digest = group.attrs.get("sentence_starts_sha256")  # absent in files of earlier versions
+        if digest not in (None, _digest(starts)):
+            raise StoreError(
+                f"{self.path}: sentences of the {split} split are damaged (wrong checksum); {_again(self.path)}"
+            )
+        return starts
 
     def _map(self, split: str) -> NDArray[Any]:
         info = self.info(split)
@@ -166,13 +190,13 @@ class TokenStore:
     @contextmanager
     def _file(self) -> Iterator[h5py.File]:
         try:
-            with h5py.File(self.path, "r") as file:
+            with reading_hdf5(self.path) as file:
                 yield file
-        except (OSError, KeyError, RuntimeError) as error:
+        except (OSError, KeyError, RuntimeError, DamagedFileError) as error:
             raise StoreError(f"{self.path} cannot be read ({_short(error)}); {_again(self.path)}") from error
 
 
-def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, dict[str, SplitInfo]]:
+def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, str, dict[str, SplitInfo]]:
     if file.attrs.get("format") != FORMAT:
         raise StoreError(f"{path} is an HDF5 file, but no token store of txl; give another --data-dir or move it away")
     version = int(file.attrs["version"])
@@ -184,7 +208,8 @@ def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, dict[str
     facts["notes"] = tuple(facts["notes"])
     splits = {name: SplitInfo(**json.loads(group.attrs["info"])) for name, group in file["splits"].items()}
     order = sorted(splits, key=SPLITS.index)
-    return StoreFacts(**facts), bytes(file["vocabulary"][()]).decode(), {name: splits[name] for name in order}
+    vocabulary, fingerprint = bytes(file["vocabulary"][()]).decode(), str(file.attrs["fingerprint"])
+    return StoreFacts(**facts), vocabulary, fingerprint, {name: splits[name] for name in order}
 
 
 def _again(path: Path) -> str:
@@ -221,19 +246,21 @@ def _digest(ids: NDArray[Any]) -> str:
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: h5py.File, dtype: np.dtype[Any]) -> None:
-        self._splits = file.create_group("splits")
+    def __init__(self, file: NewFile, dtype: np.dtype[Any]) -> None:
+        self._file, self._splits = file, file.hdf5.create_group("splits")
         self.dtype = dtype
 
     def add(self, split: str, counts: SplitCounts, blocks: Iterable[NDArray[Any]]) -> None:
         """Write one split from consecutive blocks of ids, `counts.tokens` ids in total."""
         group = self._splits.create_group(split)
         dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.dtype)
+        self._file.leave_unsealed(dataset)
         digest, done = hashlib.sha256(), 0
         for block in blocks:
             ids = np.ascontiguousarray(block, dtype=self.dtype)
             if ids.size:
                 dataset.write_direct(ids, dest_sel=np.s_[done : done + ids.size])
+                self._file.raise_error()
             digest.update(ids.data)
             done += ids.size
         info = SplitInfo(**vars(counts), sha256=digest.hexdigest())
@@ -241,7 +268,9 @@ class StoreWriter:
 
     def add_sentence_starts(self, split: str, starts: NDArray[Any]) -> None:
         """Write the offsets of the sentences of a split."""
-        self._splits[split].create_dataset("sentence_starts", data=starts)
+        group = self._splits[split]
+        self._file.leave_unsealed(group.create_dataset("sentence_starts", data=starts))
+        group.attrs["sentence_starts_sha256"] = _digest(starts)
 
 
 @contextmanager
@@ -259,21 +288,23 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
+    alignment = {"alignment_threshold": 1, "alignment_interval": _ALIGNMENT}
     try:
-        with h5py.File(draft, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as file:
-            file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
-            file.attrs["facts"] = json.dumps({**vars(facts), "conventions": dict(facts.conventions)})
-            file.attrs["fingerprint"] = vocab.fingerprint
-            file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
+        with replacing_hdf5(path, draft, check=_check_everything, **alignment) as file:
+            hdf5 = file.hdf5
+            hdf5.attrs["format"], hdf5.attrs["version"] = FORMAT, VERSION
+            hdf5.attrs["facts"] = json.dumps({**vars(facts), "conventions": dict(facts.conventions)})
+            hdf5.attrs["fingerprint"] = vocab.fingerprint
+            hdf5["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
             yield StoreWriter(file, smallest_dtype(vocab.size))
-        sync_file(draft)
-        os.replace(draft, path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, DamagedFileError) as error:
         raise StoreError(
             f"could not write {path} ({_reason(error)}); free some space or give another --data-dir"
         ) from error
-    finally:
-        draft.unlink(missing_ok=True)
+
+
+def _check_everything(path: Path) -> None:
+    TokenStore.open(path).verify()
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,144 @@
+"""Sealed HDF5 files: no damage goes unnoticed, and a failing disk costs neither the old file nor the process."""
+
+import subprocess
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.data.test_token_store import FACTS, VOCAB
+from tests.data.test_token_store import write as write_store
+from tests.hdf5_files import flip, unsealed
+from txlcli.data.sealed_hdf5 import USER_BLOCK, DamagedFileError, reading_hdf5, replacing_hdf5, verify_seal
+from txlcli.data.token_store import TokenStore, writing
+from txlcli.errors import StoreError
+
+
+def write(path, numbers=(2, 3, 5, 7)):
+    with replacing_hdf5(path, path.with_name("draft")) as new:
+        new.hdf5["numbers"] = np.array(numbers)
+    return path
+
+
+def test_a_sealed_file_is_read_by_txl_and_by_any_hdf5_program(tmp_path):
+    path = write(tmp_path / "a.h5")
+    assert verify_seal(path)
+    with reading_hdf5(path) as file, h5py.File(path) as same:
+        assert file["numbers"][()].tolist() == same["numbers"][()].tolist() == [2, 3, 5, 7]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.h5"]
+
+
+def test_a_file_without_seal_is_read_without_this_check(tmp_path):
+    path = write(tmp_path / "a.h5")
+    with unsealed(path):
+        pass
+    assert not verify_seal(path)
+    with reading_hdf5(path) as file:
+        assert file["numbers"][()].tolist() == [2, 3, 5, 7]
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    path = write(tmp_path / "a.h5")
+    for place in range(0, path.stat().st_size, 5):
+        flip(path, place, bit=place % 8)
+        with pytest.raises((DamagedFileError, OSError)):
+            verify_seal(path)
+        flip(path, place, bit=place % 8)
+    assert verify_seal(path)
+
+
+def test_every_flipped_bit_of_a_store_is_found(tmp_path):
+    path = write_store(tmp_path / "tiny.h5", {"train": [2, 3, 0, 1] * 50, "test": [3, 0]})
+    for place in range(0, path.stat().st_size, 17):
+        flip(path, place, bit=place % 8)
+        with pytest.raises(StoreError, match=r"tiny\.h5"):
+            TokenStore.open(path).verify()
+        flip(path, place, bit=place % 8)
+    TokenStore.open(path).verify()
+
+
+@pytest.mark.parametrize("fill", [b"\0", b"\xff"])
+def test_a_bad_page_is_found_before_hdf5_reads_it(tmp_path, fill):
+    path = write_store(tmp_path / "tiny.h5", {"train": [2, 3, 0, 1] * 5000, "test": [3, 0]})
+    whole = path.read_bytes()
+    for start in range(0, len(whole) - 511, 512):
+        path.write_bytes(whole[:start] + fill * 512 + whole[start + 512 :])
+        if path.read_bytes() != whole:
+            with pytest.raises(StoreError, match=r"tiny\.h5"):
+                TokenStore.open(path).verify()
+
+
+@pytest.mark.parametrize("size", [0, 1, USER_BLOCK - 1, USER_BLOCK, USER_BLOCK + 1, -1])
+def test_a_truncated_file_is_refused(tmp_path, size):
+    path = write(tmp_path / "a.h5")
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises((DamagedFileError, OSError)):
+        verify_seal(path)
+
+
+def test_a_longer_file_is_refused(tmp_path):
+    path = write(tmp_path / "a.h5")
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DamagedFileError, match=r"it has [\d,]+ bytes instead of [\d,]+"):
+        verify_seal(path)
+
+
+def test_a_vocabulary_that_is_not_the_stores_is_refused_without_a_seal(tmp_path):
+    path = write_store(tmp_path / "tiny.h5")
+    with unsealed(path) as file:
+        file.attrs["fingerprint"] = "0" * 64
+    with pytest.raises(StoreError, match=r"tiny\.h5: the vocabulary is damaged \(wrong fingerprint\)"):
+        _ = TokenStore.open(path).vocab
+
+
+def test_a_draft_that_fails_its_check_does_not_replace_the_file(tmp_path):
+    path = write(tmp_path / "a.h5")
+    before = path.read_bytes()
+
+    def refuse(draft):
+        raise DamagedFileError(f"{draft.name} is refused")
+
+    with (
+        pytest.raises(DamagedFileError, match="draft is refused"),
+        replacing_hdf5(path, tmp_path / "draft", check=refuse) as new,
+    ):
+        new.hdf5["numbers"] = [11]
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.h5"]
+
+
+LIMITED = """
+    import resource, sys
+    from pathlib import Path
+    import numpy as np
+    from tests.data.test_sealed_hdf5 import store_of
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+    from txlcli.errors import StoreError
+    try:
+        store_of(Path(sys.argv[1]), 30_000)
+    except StoreError as error:
+        print(error)
+"""
+
+
+def store_of(path, tokens):
+    """Write a store of so many tokens in blocks."""
+    from txlcli.data.token_store import SplitCounts
+
+    with writing(path, FACTS, VOCAB) as writer:
+        counts = SplitCounts(tokens=tokens, words=1, bytes=1, unknown=0, types=1)
+        writer.add("train", counts, np.array_split(np.zeros(tokens, dtype=np.uint8), 7))
+
+
+@pytest.mark.parametrize("size", [*range(0, 36_864, 4096)])
+def test_wherever_space_ends_the_old_store_stays_and_the_error_is_one_line(tmp_path, size):
+    path = write_store(tmp_path / "tiny.h5")
+    before = path.read_bytes()
+    command = [sys.executable, "-c", textwrap.dedent(LIMITED), str(path), str(size)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == f"could not write {path} (File too large); free some space or give another --data-dir\n"
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.h5"]
