@@ -80,10 +80,13 @@ def test_a_long_title_is_not_cut_in_a_pipe(capsys):
 def test_two_notes_are_shown_and_the_others_with_verbose(capsys):
     notes = ["first.", "second.", "third."]
     console.show_table("", ("a",), [("1",)], notes)
-    short = capsys.readouterr().out
+    short = capsys.readouterr()
     console.show_table("", ("a",), [("1",)], notes, verbose=True)
-    assert [line.strip() for line in short.splitlines()[-2:]] == ["first.", "second. More notes: --verbose."]
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()[-3:]] == notes
+    whole = capsys.readouterr()
+    assert [line.strip() for line in short.out.splitlines()[-2:]] == ["first.", "second."]
+    assert short.err == "more notes with --verbose\n"
+    assert [line.strip() for line in whole.out.splitlines()[-3:]] == notes
+    assert whole.err == ""
 
 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])

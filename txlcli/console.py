@@ -111,11 +111,10 @@ def show_table(
     Args:
         notes: lines below the table, the most important first; without `verbose` only the first MOST_NOTES.
     """
-    if len(notes) > MOST_NOTES and not verbose:
-        notes = [*notes[: MOST_NOTES - 1], f"{notes[MOST_NOTES - 1]} More notes: --verbose."]
+    shown = notes if verbose else notes[:MOST_NOTES]
     table = Table(
         title=title,
-        caption="\n".join(notes) or None,
+        caption="\n".join(shown) or None,
         title_justify="left",
         caption_justify="left",
         show_header=any(columns),
@@ -128,9 +127,11 @@ def show_table(
     out = _plain(sys.stdout)
     # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
     out.size = (MAX_WIDTH, out.height)
-    out.width = max(out.measure(table).maximum, len(title), *map(len, notes))
+    out.width = max(out.measure(table).maximum, len(title), *map(len, shown))
     with _to_stdout():
         out.print(table, crop=False)
+    if len(shown) < len(notes):
+        say("more notes with --verbose")
 
 
 class Step:

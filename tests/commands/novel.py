@@ -11,11 +11,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from tests.cards import read_card
 from txlcli.cli import app
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.runs import run_folder
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
@@ -200,15 +202,15 @@ def reports(folder):
 
 
 def card(folder):
-    return json.loads((Path(folder) / "run.json").read_text())
+    return read_card(folder)
 
 
 def change_weights(run, change):
     """Change the weights of the checkpoint that is evaluated."""
-    path = f"runs/{run}/best.safetensors"
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    save_file({name: change(name, tensor) for name, tensor in load_file(path).items()}, path, metadata)
+    path = Path(f"runs/{run}/best.safetensors")
+    saved = checkpoint.load(path)
+    changed = {name: change(name, tensor) for name, tensor in saved.tensors.items()}
+    checkpoint.save(path, Checkpoint(changed, saved.state))
 
 
 @dataclass(frozen=True)

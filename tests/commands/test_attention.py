@@ -62,7 +62,7 @@ def test_three_figures_are_written_to_the_run_folder(here):
 
 
 def test_the_table_shows_what_the_json_says(here):
-    table, output = done("attention", "byte", "--out", "a"), json_of("attention", "byte", "--out", "b")
+    table, output = done("attention", "byte", "--out", "a", "--verbose"), json_of("attention", "byte", "--out", "b")
     assert headings(table) == ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
     for row, layer in zip(cells(table), (1, 2), strict=True):
         heads = [head for head in output["heads"] if head["layer"] == layer]
@@ -241,13 +241,13 @@ def test_the_workflow_and_the_view_make_figures_without_the_command(here):
 
 
 def test_shaw_positions_have_two_terms(other):
-    result = done("attention", "shaw")
+    result = done("attention", "shaw", "--verbose")
     assert "Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d)." in result.stdout
     assert list(json_of("attention", "shaw", "--force")["figure7"]) == ["a", "b"]
 
 
 def test_a_score_of_one_term_has_no_figure_7(other):
-    result = done("attention", "sinusoid")
+    result = done("attention", "sinusoid", "--verbose")
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
     assert 'Figure 7: none; the score of position = "sinusoid" is term (a) alone.' in result.stdout
     assert "same_length = m, fp32." in result.stdout

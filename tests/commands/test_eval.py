@@ -11,6 +11,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from tests.cards import read_card
 from tests.commands.novel import (
     LONGEST_WAIT_S,
     card,
@@ -73,7 +74,7 @@ def headings(result):
 
 
 def test_the_table_shows_what_the_json_says(here):
-    table = done("eval", "byte", "--mem-len", "0,5,13")
+    table = done("eval", "byte", "--mem-len", "0,5,13", "--verbose")
     output = json_of("eval", "byte", "--mem-len", "0,5,13")
     assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token", "one lane", "vanilla", "slowdown"]
     assert [row[1:4] for row in cells(table)] == [
@@ -212,15 +213,24 @@ def test_positions_scores_the_beginning_of_the_split(here):
 
 def test_a_text_file_scores_as_the_same_split(here):
     for kind in ("byte", "char", "word", "sentencepiece"):
-        split, text = only_row(kind), only_row(kind, "--text", "novel/test.txt")
+        one_lane = ("--batch-size", 1)
+        split, text = only_row(kind, *one_lane), only_row(kind, "--text", "novel/test.txt", *one_lane)
         for key in ("tokens", "loss_nats", "ppl"):
             assert text[key] == pytest.approx(split[key], rel=1e-6)
 
 
 def test_standard_input_scores_as_a_file(here):
-    output = json_of("eval", "byte", "--text", "-", stdin=text_of("valid"))
-    assert output["text"] == "-"
-    assert output["rows"][0]["loss_nats"] == pytest.approx(only_row("byte", "--split", "valid")["loss_nats"], rel=1e-6)
+    output = json_of("eval", "byte", "--text", "-", "--batch-size", 1, stdin=text_of("valid"))
+    assert output["text"] == "stdin"
+    of_split = only_row("byte", "--split", "valid", "--batch-size", 1)
+    assert output["rows"][0]["loss_nats"] == pytest.approx(of_split["loss_nats"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "mem_len", "lanes"), [(99, 5, 1), (101, 5, 2), (1000, 5, 3), (1000, 51, 1)])
+def test_a_text_is_cut_into_as_many_lanes_as_are_long_enough(here, tokens, mem_len, lanes):
+    (here / "text.txt").write_bytes(b"abcde fghij" * 100)
+    row = only_row("byte", "--text", "text.txt", "--positions", tokens, "--mem-len", mem_len)
+    assert row["lanes"] == lanes  # three in the recipe, each at least ten memory lengths long
 
 
 @pytest.mark.parametrize("by_stdin", [False, True])
@@ -676,7 +686,7 @@ def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
     assert json_of("eval", "own")["paper"] is None
 
     path = here / "runs/own/run.json"
-    card = json.loads(path.read_text())
+    card = read_card(path.parent)
     card["recipe"] = "text8"
     card["settings"]["published"] |= {"vocab_size": 27, "parameters": card["parameters"]}
     path.write_text(json.dumps(card))

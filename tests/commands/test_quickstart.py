@@ -41,7 +41,7 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
         "data/stdlib.h5: stdlib, unit byte, V = 256",
         "7 of 7",
         "runs/stdlib on stdlib test",
-        "Table 9.",
+        "Table 9, median",
         "    def __init__(self, ",
     ]
     positions = [result.stdout.index(part) for part in parts]

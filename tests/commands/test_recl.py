@@ -14,6 +14,7 @@ import pytest
 from filelock import FileLock
 
 import txlcli
+from tests.cards import read_card
 from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
 from tests.hdf5_files import unsealed
 from txlcli.data.context_file import key_of
@@ -208,7 +209,7 @@ def test_another_text_or_setting_is_recomputed(here, edit, options):
     done("recl", "byte", *SMALL)
     if edit:
         path = here / "runs/byte/run.json"
-        card = json.loads(path.read_text())
+        card = read_card(path.parent)
         card["settings"]["eval"][edit[0]] = edit[1]
         path.write_text(json.dumps(card))
     assert announced_cost(done("recl", "byte", *SMALL, *options)).startswith("160 losses to compute")
@@ -218,7 +219,7 @@ def test_windows_with_another_max_distance_are_recomputed(here):
     train("train.mem_len=0", "eval.mem_len=0", name="vanilla")
     done("recl", "vanilla", *SMALL)
     path = here / "runs/vanilla/run.json"
-    card = json.loads(path.read_text())
+    card = read_card(path.parent)
     card["settings"]["eval"]["max_distance"] = 2
     path.write_text(json.dumps(card))
     assert announced_cost(done("recl", "vanilla", *SMALL)).startswith("160 losses to compute")
@@ -310,7 +311,7 @@ def test_runs_of_two_corpora_are_refused(here):
 def test_runs_of_two_vocabularies_are_refused(here):
     path = here / "runs/other/run.json"
     shutil.copytree("runs/byte", "runs/other")
-    card = json.loads(path.read_text())
+    card = read_card(path.parent)
     path.write_text(json.dumps({**card, "vocab_fingerprint": "0" * 64}))
     message = refusal("recl", "byte", "other", *SMALL, code=1)
     assert message == (

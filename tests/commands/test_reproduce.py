@@ -127,8 +127,8 @@ def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk):
     note()
     store.splits["valid"] = dataclasses.replace(store.splits["valid"], sha256="another")
     note()
-    vocabulary = Vocab(tokenizer="char", symbols=["a", "b"]).to_json()
-    conventions, store = store.conventions, TokenStore(store.path, store.facts, vocabulary, store.splits)
+    vocab, conventions = Vocab(tokenizer="char", symbols=["a", "b"]), store.conventions
+    store = TokenStore(store.path, store.facts, vocab.to_json(), vocab.fingerprint, store.splits)
     store.conventions.update(conventions)
     note()
     note(code="another")
@@ -300,8 +300,8 @@ def test_a_store_with_too_few_words_for_a_model_is_refused(untouched):
     done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
     assert refusal("reproduce", "table1", "--scale", "paper") == (
-        f"[model] cutoffs [20000, 40000, 200000] reach beyond the vocabulary of {size}; each must be less; "
-        "that size is from the store data/wt103.h5, for wt103"
+        f"the store data/wt103.h5: [model] cutoffs [20000, 40000, 200000] reach beyond the vocabulary of {size}; "
+        'each must be less, or none: --set "model.cutoffs=[]"'
     )
 
 

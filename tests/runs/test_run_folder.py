@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cards import read_card
 from txlcli.config import recipe
 from txlcli.errors import RunError, UnknownNameError
 from txlcli.runs import run_folder
@@ -63,7 +64,7 @@ def test_run_json_is_plain_json(runs_dir):
 
 def test_max_distance_of_a_run_with_absolute_positions_is_ignored(runs_dir):
     folder = create(runs_dir).folder
-    card = json.loads((folder / "run.json").read_text())
+    card = read_card(folder)
     card["settings"]["model"]["position"] = "sinusoid"
     card["settings"]["eval"]["max_distance"] = 820
     (folder / "run.json").write_text(json.dumps(card))
@@ -183,7 +184,7 @@ def test_a_folder_that_is_not_a_run_is_refused(runs_dir, word):
 
 def card_of(run, change):
     path = run.folder / "run.json"
-    card = json.loads(path.read_text())
+    card = read_card(run.folder)
     change(card)
     path.write_text(json.dumps(card))
     return refusal(run_folder.open_run, run.folder)
@@ -366,6 +367,6 @@ def test_runs_of_the_same_name_are_labelled_by_their_folders():
 )
 def test_changes_of_another_structure_are_refused(runs_dir, changes):
     run = create(runs_dir)
-    card = json.loads((run.folder / "run.json").read_text())
+    card = read_card(run.folder)
     (run.folder / "run.json").write_text(json.dumps(card | {"changes": changes}))
     assert refusal(run_folder.open_run, run.folder).startswith("runs/enwik8/run.json: damaged (")

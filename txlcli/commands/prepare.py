@@ -46,6 +46,7 @@ def prepare(
     ] = None,
     force: Force = False,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Compare an existing store with its checksums.")] = False,
     data_dir: DataDir = DATA_DIR,
     json: Json = False,
 ) -> None:
@@ -71,6 +72,11 @@ def prepare(
         vocab=vocab,
         workers=workers,
     )
+    if verify:
+        if what is None or listed or options != PrepareOptions() or force:
+            raise UsageError("--verify checks one existing store: txl prepare --verify STORE")
+        _verify(what, data_dir, json=json)
+        return
     if listed:
         if what is not None or options != PrepareOptions() or force:
             raise UsageError("--list shows the existing stores; combine it with --data-dir and --json only")
@@ -86,6 +92,14 @@ def prepare(
         console.show_json(store_table.store_as_json(store))
     else:
         store_table.show_store(store)
+
+
+def _verify(name: str, data_dir: Path, *, json: bool) -> None:
+    from txlcli.views import verification as view
+    from txlcli.workflows.verification import verify_store
+
+    path = Path(name) if name.endswith(".h5") else data_dir / f"{name}.h5"
+    view.show([verify_store(path)], json=json)
 
 
 def _show_list(data_dir: Path, json: bool) -> None:

@@ -1,12 +1,13 @@
-"""`txl runs`: list runs, compare them, compare a run with the paper."""
+"""`txl runs`: list, compare and verify runs."""
 
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.commands import runs_compare, runs_published
 from txlcli.config import recipe
 from txlcli.errors import RunError, TxlError, UsageError
@@ -22,7 +23,7 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_com
 
 @app.callback()
 def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
-    """List runs, compare them, or compare one with the paper.
+    """List, compare or verify runs.
 
     Without a subcommand, lists the runs, the most recent first.
 
@@ -66,6 +67,27 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
         console.show_json(metrics.without_infinities({**entry, "settings": table}))
     else:
         run_tables.show_run(entry, recipe.changed_keys(run.settings))
+
+
+@app.command("verify")
+def verify(
+    run_name: Annotated[
+        str | None,
+        Argument(metavar="RUN", help="Name or folder of a run [default: all].", autocompletion=completion.runs),
+    ] = None,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Compare the files of a run, or of all runs, with their checksums.
+
+    "readable": the file has no checksum and can be read, such as a log.
+
+    Example: txl runs verify stdlib
+    """
+    from txlcli.views import verification as view
+    from txlcli.workflows.verification import verify_runs
+
+    view.show(verify_runs(run_name, runs_dir), json=json)
 
 
 app.command("compare")(runs_compare.compare)

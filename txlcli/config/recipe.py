@@ -1,7 +1,6 @@
 """Reads recipes, packaged or the user's own, as Settings, with --set overrides."""
 
 import dataclasses
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -13,6 +12,7 @@ from txlcli.config.ranges import item_words_of, plain_options, words_of
 from txlcli.config.settings import Settings
 from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError
 from txlcli.suggestions import did_you_mean, meant_setting
+from txlcli.system.plain_json import parse_toml
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
@@ -54,8 +54,8 @@ def read_text(recipe: str) -> tuple[str, str]:
 def _cannot_be_recipe(path: Path) -> bool:
     """Return True if a file is not TOML, such as the corpus enwik8, which has the name of a recipe."""
     try:
-        tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        parse_toml(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
         return True
     return False
 
@@ -96,8 +96,8 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
         RecipeError: see `load`.
     """
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise RecipeError(f"{name}: not a TOML file ({error})") from error
     changes = list(overrides)
     return resolve(override(table, changes), where=with_changes(name, changes))
@@ -133,8 +133,8 @@ def _parse_value(text: str, *, is_text: bool) -> Any:
     if text.lower() in OFF_WORDS and not is_text:
         return text.lower()  # the type of the field decides if this is a word or None
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text  # a bare word: --set model.norm=pre
     return text if is_text and not isinstance(value, str) else value
 

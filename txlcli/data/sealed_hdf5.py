@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import h5py
 
 from txlcli.system.atomic_files import sync_file
+from txlcli.system.plain_json import parse_json
 
 MAGIC = b"txl seal 1\n"
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -169,7 +170,7 @@ def verify_seal(path: Path) -> bool:
         digest, _, padding = rest.partition(b"\n")
         if hashlib.sha256(line).hexdigest().encode() != digest or padding.strip(b"\0"):
             raise DamagedFileError("its seal has a wrong checksum")
-        content = json.loads(line)
+        content = parse_json(line)
         size = file.seek(0, os.SEEK_END)
         if size != content["bytes"]:
             raise DamagedFileError(f"it has {size:,} bytes instead of {content['bytes']:,}")

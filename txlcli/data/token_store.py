@@ -20,6 +20,7 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, reading_hdf5, replacing_hdf5
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
+from txlcli.system.plain_json import parse_json
 
 FORMAT = "txl token store"
 VERSION = 1
@@ -204,9 +205,9 @@ def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, str, dic
         raise StoreError(
             f"{path} has format {version}, this txl reads up to {VERSION}; upgrade txl, or prepare the store again"
         )
-    facts = json.loads(file.attrs["facts"])
+    facts = parse_json(file.attrs["facts"])
     facts["notes"] = tuple(facts["notes"])
-    splits = {name: SplitInfo(**json.loads(group.attrs["info"])) for name, group in file["splits"].items()}
+    splits = {name: SplitInfo(**parse_json(group.attrs["info"])) for name, group in file["splits"].items()}
     order = sorted(splits, key=SPLITS.index)
     vocabulary, fingerprint = bytes(file["vocabulary"][()]).decode(), str(file.attrs["fingerprint"])
     return StoreFacts(**facts), vocabulary, fingerprint, {name: splits[name] for name in order}

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.errors import VocabularyError
+from txlcli.system.plain_json import parse_json
 
 if TYPE_CHECKING:
     from txlcli.data.sentencepiece_model import SentencePieceModel
@@ -191,7 +192,7 @@ class Vocab:
             VocabularyError: the text is not a vocabulary.
         """
         try:
-            facts = json.loads(text)
+            facts = parse_json(text)
             if facts["kind"] == "byte":
                 return cls.of_bytes(facts["bytes"], dropped=bytes(facts["dropped"]))
             named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}

@@ -15,6 +15,8 @@ from txlcli.errors import RunError
 from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
+from txlcli.system.checkpoint_header import read_header
+from txlcli.system.plain_json import parse_json
 
 Report = dict[str, Any]
 STATES = ("finished", "unfinished", "interrupted", "imported")
@@ -182,16 +184,32 @@ def lowest(reports: Iterable[Report]) -> Report | None:
     return min(finite, key=lambda report: report["loss_nats"]) if finite else None
 
 
+def read_reports(run: Run) -> tuple[Report, ...]:
+    """Return the lines of metrics.jsonl.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    return tuple(_lines(run.folder / run_folder.METRICS, ("kind", "step", "loss_nats")))
+
+
+def read_evals(run: Run) -> tuple[Report, ...]:
+    """Return the lines of evals.jsonl.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    return tuple(_lines(run.folder / run_folder.EVALS, ("loss_nats",), skip_truncated=True))
+
+
 def read(run: Run) -> History:
     """Read the history of a run.
 
     Raises:
         RunError: a line of metrics.jsonl or evals.jsonl, or a checkpoint, is damaged.
     """
-    reports = tuple(_lines(run.folder / run_folder.METRICS, ("kind", "step", "loss_nats")))
-    evals = tuple(_lines(run.folder / run_folder.EVALS, ("loss_nats",), skip_truncated=True))
     saved = _metadata(run.folder / run_folder.LAST) or _metadata(run.folder / run_folder.BEST)
-    return History(run, reports, evals, saved, _metadata(run.best_or_last).get("step"))
+    return History(run, read_reports(run), read_evals(run), saved, _metadata(run.best_or_last).get("step"))
 
 
 def check_finished(run: Run) -> None:
@@ -246,7 +264,7 @@ def _lines(path: Path, keys: tuple[str, ...], *, skip_truncated: bool = False) -
 def _is_truncated(line: str) -> bool:
     """Return True if a line begins like a JSON object but is not one."""
     try:
-        json.loads(line)
+        parse_json(line)
     except ValueError:
         return line.startswith("{")
     return False
@@ -254,7 +272,7 @@ def _is_truncated(line: str) -> bool:
 
 def _line(path: Path, number: int, line: str, keys: tuple[str, ...]) -> Report:
     try:
-        report = json.loads(line)
+        report = parse_json(line)
         values = {key: report[key] for key in keys}
     except (ValueError, KeyError, TypeError, IndexError):
         values = None
@@ -281,10 +299,10 @@ def _metadata(path: Path) -> Report:
             length = int.from_bytes(file.read(8), "little")
             if length > path.stat().st_size:
                 raise ValueError("the header is truncated")
-            header = json.loads(file.read(length))
-        state = json.loads(header["__metadata__"]["txl"])
+            header = parse_json(file.read(length))
+        state, _ = read_header(header["__metadata__"])
         return {**state, "step": int(state["step"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
 
 

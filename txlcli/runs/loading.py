@@ -83,7 +83,7 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
     torch_device = pick_device(device)
     precision = precision or run.settings.train.precision
     check_precision(precision, torch_device)
-    vocab = _vocabulary(run)
+    vocab = read_vocabulary(run)
     path = run.best_or_last
     saved = checkpoint.load(path, to_evaluate=True)
     check_checkpoint(run, saved, path)
@@ -92,8 +92,12 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
     return OpenRun(run, model.to(torch_device).eval(), vocab, saved, precision)
 
 
-def _vocabulary(run: Run) -> Vocab:
-    """Read the run's vocabulary and check that it is the one of the weights."""
+def read_vocabulary(run: Run) -> Vocab:
+    """Read the run's vocabulary and check that it is the one of the weights.
+
+    Raises:
+        RunError, VocabularyError: it cannot be read, is damaged, or is another one.
+    """
     path = run.folder / run_folder.VOCAB
     try:
         vocab = Vocab.from_json(run.vocab_text())

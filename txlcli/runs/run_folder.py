@@ -26,10 +26,14 @@ from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
+from txlcli.system.checkpoint_header import digest
+from txlcli.system.plain_json import parse_json
 
 FORMAT = 1
 CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
 EVALS = "evals.jsonl"
+DIGEST = "checksum"
+"""Key of run.json."""
 LOCKS = ".locks"
 
 
@@ -69,6 +73,8 @@ class Run:
     """Unit of displayed losses: "bpc" or "ppl"."""
     changes: tuple[Change, ...] = ()
     """Changes of settings, ordered by step."""
+    has_checksum: bool = True
+    """False if an earlier version, or the user, wrote run.json."""
 
     @property
     def name(self) -> str:
@@ -118,7 +124,7 @@ class Run:
 def _is_before(line: str, *, step: int, validated: int) -> bool:
     """Return True if the report belongs to these steps; a truncated last line does not."""
     try:
-        report = json.loads(line)
+        report = parse_json(line)
         return float(report["step"]) <= (validated if report.get("kind") == "valid" else step)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -250,7 +256,12 @@ def update(run: Run) -> None:
         "metric": run.metric,
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
     }
-    _write_text(run.folder / CARD, json.dumps(card, indent=2) + "\n")
+    _write_text(run.folder / CARD, json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n")
+
+
+def _digest_of(card: dict[str, Any]) -> str:
+    """Return the checksum of run.json without the checksum itself."""
+    return digest(json.dumps({key: value for key, value in card.items() if key != DIGEST}, sort_keys=True).encode())
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -272,18 +283,21 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
         RunError: there is no run, the folder is not a run, or it was written by a newer version.
         UnknownNameError: no run has that name.
     """
+    return open_run(find_folder(run_name, runs_dir))
+
+
+def find_folder(run_name: str | None, runs_dir: Path) -> Path:
+    """Find the folder of a run; see `find`."""
     if run_name is None:
         folders = list(_trained_folders(runs_dir))
         if not folders:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
-        return open_run(max(folders, key=last_written))
+        return max(folders, key=last_written)
     folders = [folder for folder in (Path(run_name), runs_dir / run_name) if folder.is_dir()]
-    for folder in folders:  # another folder of that name, such as a corpus, must not hide the run
-        if (folder / CARD).is_file():
-            return open_run(folder)
-    if folders:
-        return open_run(folders[0])
-    raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
+    if not folders:
+        raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
+    # Another folder of that name, such as a corpus, must not hide the run.
+    return next((folder for folder in folders if (folder / CARD).is_file()), folders[0])
 
 
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
@@ -366,9 +380,14 @@ def open_run(folder: Path) -> Run:
     if not path.is_file():
         raise RunError(f"{folder} is not a run: it has no {CARD}; name a folder that txl train wrote")
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
+        card = parse_json(path.read_text(encoding="utf-8"))
         if card["format"] > FORMAT:
             raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
+        if card.get(DIGEST) not in (None, _digest_of(card)):  # None: an earlier version wrote it
+            raise RunError(
+                f"{path}: damaged (wrong checksum); restore it from a copy, or delete its line '{DIGEST}' if you "
+                "changed the file yourself"
+            )
         return Run(
             folder=folder,
             recipe_name=card["recipe"],
@@ -378,6 +397,7 @@ def open_run(folder: Path) -> Run:
             parameters=card["parameters"],
             metric=card["metric"],
             changes=tuple(Change.from_entry(entry) for entry in card.get("changes", [])),
+            has_checksum=DIGEST in card,
         )
     except RecipeError as error:
         raise RunError(f"{error}; the run's settings are damaged, restore {path.name} from a copy") from error

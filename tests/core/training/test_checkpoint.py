@@ -75,7 +75,9 @@ def test_a_checkpoint_is_a_safetensors_file_with_json(path):
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     assert set(header) == {*TENSORS, "__metadata__"}
-    assert json.loads(header["__metadata__"]["txl"]) == {"format": 1, **STATE}
+    state = json.loads(header["__metadata__"]["txl"])
+    assert state.pop("checksums")["tensors"].keys() == TENSORS.keys()
+    assert state == {"format": 1, **STATE}
 
 
 def test_a_checkpoint_replaces_the_older_one_and_leaves_no_other_file(path):
@@ -221,3 +223,41 @@ def test_a_tensor_of_another_shape_is_named(path):
     assert "embedding.tables.0" in message
     assert f"[{V}, 14]" in message
     assert f"[{V + 4}, 14]" in message
+
+
+def test_every_flipped_bit_is_found_or_changes_nothing(path):
+    checkpoint.save(path, Checkpoint(TENSORS, STATE))
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        try:
+            loaded = checkpoint.load(path)
+        except RunError:
+            continue
+        assert {key: loaded.state[key] for key in STATE} == STATE
+        assert loaded.tensors.keys() == TENSORS.keys()
+        assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_a_group_read_alone_is_compared_with_its_checksums(path):
+    tensors = {"model.a": torch.arange(7.0), "optimizer.a": torch.arange(5.0)}
+    checkpoint.save(path, Checkpoint(tensors, STATE))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # in the last tensor, which the optimizer reads
+    assert torch.equal(checkpoint.load(path, to_evaluate=True).tensors["model.a"], tensors["model.a"])
+    with pytest.raises(RunError, match=r"damaged checkpoint \(optimizer\.a has a wrong checksum\)"):
+        checkpoint.load(path)
+
+
+def test_a_file_of_an_earlier_version_has_no_checksums(path):
+    save_file(TENSORS, path, {"txl": json.dumps({"format": 1, **STATE})})
+    loaded = checkpoint.load(path)
+    assert not loaded.verified
+    assert loaded.state == {"format": 1, **STATE}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 1, "a": ' + "9" * 5000 + "}"], ids=["deep", "long number"])
+def test_metadata_that_no_parser_accepts_is_refused(path, text):
+    save_file({"a": torch.ones(2)}, path, {"txl": text})
+    with pytest.raises(RunError, match="not a checkpoint of txl"):
+        checkpoint.load(path)

@@ -131,7 +131,7 @@ def test_a_text_too_short_for_the_lanes_is_refused(count, lanes):
         TrainingSegments(np.arange(count), batch_size=lanes, seg_len=5)
     assert str(caught.value) == (
         f"the training split has {count} tokens, too few for train.batch_size = {lanes}; "
-        "lower train.batch_size or prepare a longer text"
+        "lower that setting or prepare a longer text"
     )
 
 

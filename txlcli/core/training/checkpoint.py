@@ -9,7 +9,6 @@ those of rank 0 `DEVICE`. So a run can resume with another number of processes.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +26,7 @@ from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import World
 from txlcli.errors import RunError
 from txlcli.system.atomic_files import replacing
-
-FORMAT = 1
-KEY = "txl"
+from txlcli.system.checkpoint_header import FORMAT, digest, read_header, write_header
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,8 @@ class Checkpoint:
     """All tensors by full name."""
     state: dict[str, Any] = field(default_factory=dict)
     """Plain data: step, position in the text, best loss."""
+    verified: bool = True
+    """False for the file of an earlier version, which has no checksums."""
 
     def group(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a group by their names within the group."""
@@ -75,8 +74,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         RunError: the disk is full or the folder cannot be written; the older checkpoint is not changed.
     """
-    metadata = {KEY: json.dumps({"format": FORMAT, **checkpoint.state})}
-    tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    metadata = write_header(checkpoint.state, {name: _digest_of(name, tensor) for name, tensor in tensors.items()})
     try:
         with replacing(path) as beside:
             save_file(tensors, beside, metadata)
@@ -84,6 +83,12 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         raise RunError(
             f"{path}: the checkpoint cannot be written ({error}); the previous checkpoint is not changed"
         ) from error
+
+
+def _digest_of(name: str, tensor: Tensor) -> str:
+    """Return the checksum of a tensor in host memory, with its name, dtype and shape."""
+    content = tensor.flatten().view(torch.uint8).numpy().data
+    return digest(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), content)
 
 
 def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
@@ -103,8 +108,8 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     try:
         path.open("rb").close()  # safetensors reports an unreadable file as missing
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(KEY)
-            names = list(file.keys())
+            metadata, all_names = file.metadata(), list(file.keys())
+            names = all_names
             if to_evaluate:
                 group = _evaluated(names)
                 names = [name for name in names if name.startswith(f"{group}.")]
@@ -113,18 +118,28 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
+        raise _damaged(path, str(error)) from error
     try:
-        state = json.loads(text or "")
-        is_newer = state["format"] > FORMAT
-    except (ValueError, KeyError, TypeError) as error:
+        state, digests = read_header(metadata)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    except LookupError as error:
         raise RunError(
             f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or convert it to a run "
             "with txl import"
         ) from error
-    if is_newer:
+    if state["format"] > FORMAT:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
+    if digests is None:
+        return Checkpoint(tensors, state, verified=False)
+    wrong = [name for name in tensors if digests.get(name) != _digest_of(name, tensors[name])]
+    if wrong or digests.keys() != set(all_names):
+        raise _damaged(path, f"{wrong[0]} has a wrong checksum" if wrong else "tensors are missing")
     return Checkpoint(tensors, state)
+
+
+def _damaged(path: Path, reason: str) -> RunError:
+    return RunError(f"{path}: damaged checkpoint ({reason}); restore it from a copy or train again")
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -402,16 +402,25 @@ class Training:
         """Resume exactly where a checkpoint was written; the model has its weights already.
 
         Raises:
-            RunError: the file holds only weights to evaluate, not the resume state.
+            RunError: the file holds only weights to evaluate, not the resume state, or this state is damaged.
             RecipeError: the run was trained with another train.average.
         """
-        state = saved.state
         if not saved.group("rng"):
             raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
-        self.step = state["step"]
-        self.position = StreamPosition(**state["place"])
-        self.validated = state["validated"]
-        self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
+        try:
+            self._restore(saved)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RunError(f"{self.last_path}: damaged checkpoint ({reason}); restore it from a copy") from error
+
+    def _restore(self, saved: Checkpoint) -> None:
+        state = saved.state
+        self.step, self.validated = int(state["step"]), int(state["validated"])
+        self.position = StreamPosition(**{name: int(number) for name, number in state["place"].items()})
+        self.best_nats = math.inf if state["best_nats"] is None else float(state["best_nats"])
+        segment, per_epoch = self.position.segment, self.segments.per_epoch
+        if not (0 <= self.validated <= self.step and self.position.epoch >= 0 and 0 <= segment < per_epoch):
+            raise ValueError(f"step {self.step}, validated {self.validated}, segment {segment} of {per_epoch}")
         self.plateau.restore(state["plateau"])
         self.optimizer_step.restore(state["scaler"])
         self._restore_average(saved)

@@ -8,6 +8,7 @@ from pathlib import Path
 from txlcli.errors import RunError, TxlError, UsageError
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
+from txlcli.system.plain_json import parse_json
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import Runner
 from txlcli.workflows.reproduction.section import Section
@@ -71,7 +72,7 @@ def _read_sections(folder: Path, scale_name: str, render: Render) -> dict[str, S
         _write(folder, scale_name, {}, render)
         return {}
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
         sections = {name: Section.from_table(table) for name, table in stored["sections"].items()}
         stored_scale = str(stored["scale"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,0 +1,63 @@
+"""The text in a checkpoint's header: plain state, and checksums of the state and of every tensor.
+
+The checksums (XXH3, 128 bits) find damage, not intent: who can change a file can change its checksums, too. They cost
+less than a tenth of the time that reading the tensors takes.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from txlcli.system.plain_json import parse_json
+
+FORMAT = 1
+STATE = "txl"
+"""The only key of the metadata, since safetensors writes several in any order."""
+CHECKSUMS = "checksums"
+
+
+def digest(*parts: Any) -> str:
+    """Return the checksum of consecutive bytes."""
+    total = xxhash.xxh3_128()
+    for part in parts:
+        total.update(part)
+    return str(total.hexdigest())
+
+
+def write_header(state: Mapping[str, Any], tensor_digests: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a safetensors file."""
+    complete = {"format": FORMAT, **state}
+    checksums = {"state": _digest_of(complete), "tensors": dict(tensor_digests)}
+    return {STATE: json.dumps({**complete, CHECKSUMS: checksums})}
+
+
+def _digest_of(state: Mapping[str, Any]) -> str:
+    return digest(json.dumps(state).encode())
+
+
+def read_header(metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """Return the state and the checksums of the tensors; None for a file of an earlier version, which has none.
+
+    Raises:
+        LookupError: the metadata is not that of a checkpoint of txl.
+        ValueError: the state is damaged.
+    """
+    try:
+        state = parse_json((metadata or {})[STATE])
+        format_ = state["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LookupError("not a checkpoint of txl") from error
+    if not isinstance(format_, int):
+        raise LookupError("not a checkpoint of txl")
+    checksums = state.pop(CHECKSUMS, None)
+    if checksums is None or format_ > FORMAT:  # the caller refuses a newer format
+        return state, None
+    try:
+        expected, tensors = checksums["state"], dict(checksums["tensors"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("its checksums are damaged") from error
+    if _digest_of(state) != expected:
+        raise ValueError("its state has a wrong checksum")
+    return state, tensors

@@ -1,0 +1,94 @@
+"""Compares files of runs and token stores with their checksums."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from txlcli.core.training import checkpoint
+from txlcli.data.context_file import ContextFile
+from txlcli.data.sealed_hdf5 import verify_seal
+from txlcli.data.token_store import TokenStore
+from txlcli.errors import TxlError
+from txlcli.runs import history, loading, run_folder
+from txlcli.runs.run_folder import Run
+from txlcli.workflows.recl.measure import LOSSES
+
+FileState = Literal["intact", "readable", "damaged"]
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """Result of the check of one file."""
+
+    path: Path
+    state: FileState
+    """intact: equal to its checksums; readable: it has none."""
+    error: str = ""
+    """Message for a damaged file."""
+
+
+def verify_store(path: Path) -> FileCheck:
+    """Check the header, the vocabulary and all tokens of a store.
+
+    Raises:
+        StoreError: there is no such file.
+    """
+
+    def check() -> bool:
+        TokenStore.open(path).verify()
+        return verify_seal(path)
+
+    if not path.is_file():
+        TokenStore.open(path)
+    return _checked(path, check)
+
+
+def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
+    """Check all files of a run, or of all runs and of `txl recl`.
+
+    Raises:
+        RunError, UnknownNameError: see `run_folder.find`.
+    """
+    if run_name is not None:
+        return list(_verify_run(run_folder.find_folder(run_name, runs_dir)))
+    folders = sorted(run_folder.newest_first(runs_dir))
+    checks = [check for folder in folders for check in _verify_run(folder)]
+    if not folders:
+        run_folder.find_folder(None, runs_dir)
+    losses = runs_dir / LOSSES
+    if losses.is_file():
+        checks.append(_checked(losses, lambda: ContextFile(losses).path == losses and verify_seal(losses)))
+    return checks
+
+
+def _verify_run(folder: Path) -> Iterator[FileCheck]:
+    card = _checked(folder / run_folder.CARD, lambda: run_folder.open_run(folder).has_checksum)
+    yield card
+    if card.state != "damaged":
+        run = run_folder.open_run(folder)
+        yield _checked(folder / run_folder.VOCAB, lambda: loading.read_vocabulary(run) is not None)
+        for name, read in ((run_folder.METRICS, history.read_reports), (run_folder.EVALS, history.read_evals)):
+            if (folder / name).is_file():
+                yield _checked(folder / name, partial(_is_read, read, run))
+    for name in (run_folder.BEST, run_folder.LAST):
+        if (folder / name).is_file():
+            yield _checked(folder / name, partial(_is_verified, folder / name))
+
+
+def _is_read(read: Callable[[Run], object], run: Run) -> bool:
+    read(run)
+    return False  # logs have no checksums
+
+
+def _is_verified(path: Path) -> bool:
+    return checkpoint.load(path).verified
+
+
+def _checked(path: Path, has_checksums: Callable[[], bool]) -> FileCheck:
+    """Return the result of a check, which raises an error if the file is damaged."""
+    try:
+        return FileCheck(path, "intact" if has_checksums() else "readable")
+    except (TxlError, OSError, ValueError) as error:
+        return FileCheck(path, "damaged", str(error))
