@@ -106,6 +106,30 @@ def test_sigterm_removes_unfinished_files(tmp_path):
     assert list(tmp_path.glob("data/.*")) == []
 
 
+STARTING = """
+import os, signal, sys
+
+class Terminating:
+    module = sys.argv[1]
+
+    def find_spec(self, name, *_):
+        if name == self.module:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Terminating())
+sys.argv[:] = ["txl", "info"]
+from txlcli.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["txlcli.cli", "typer", "h5py", "torch"])
+def test_sigterm_during_start_up_ends_with_one_line_and_143(tmp_path, module):
+    command = [sys.executable, "-c", STARTING, module]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "error: terminated\n")
+
+
 def test_the_wheel_holds_every_package():
     root = Path(__file__).parents[1]
     with (root / "pyproject.toml").open("rb") as file:

@@ -1,11 +1,20 @@
 """Run the command line, as `txl` or as `python -m txlcli`."""
 
+import os
 import signal
 import sys
+from types import FrameType
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """End the process at once: nothing has been started that must be cleaned up."""
+    os.write(2, b"error: terminated\n")
+    os._exit(128 + number)
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with one line even while modules are imported."""
+    """Run the command line; Ctrl-C and SIGTERM end it with one line even while modules are imported."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         from txlcli import console
         from txlcli.cli import app
@@ -16,7 +25,8 @@ def main() -> None:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the cleanup of libraries is left
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # only the cleanup of libraries is left
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
 from txlcli.config import recipe
 from txlcli.errors import TxlError, UsageError
+from txlcli.runs import recovery
 from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import torchrun
 from txlcli.system.memory import is_out_of_memory, requested_size
@@ -56,11 +57,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and er
 
 
 def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the option --quiet."""
+    """Give a command the option --quiet, and recover interrupted runs before it begins."""
 
     @functools.wraps(command)
     def run(*, quiet: bool = False, **values: Any) -> None:
         console.set_quiet(quiet)
+        if "runs_dir" in values and torchrun.is_main():
+            recovery.recover(values["runs_dir"], console.say)
         command(**values)
 
     signature = inspect.signature(command)
@@ -110,6 +113,9 @@ class TxlGroup(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             console.complain("interrupted")
             sys.exit(CTRL_C)
+        except Terminated:
+            console.complain("terminated")
+            raise
         except typer.TyperException as error:
             console.complain(_explain(error))
             sys.exit(error.exit_code)
@@ -131,8 +137,12 @@ class TxlGroup(TyperGroup):
         sys.exit(result if isinstance(result, int) else 0)
 
 
+class Terminated(SystemExit):
+    """SIGTERM has arrived."""
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
-    sys.exit(TERMINATED)
+    raise Terminated(TERMINATED)
 
 
 def _explain(error: typer.TyperException) -> str:

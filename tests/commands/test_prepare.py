@@ -263,6 +263,30 @@ def test_stdlib_needs_no_download(tmp_path):
     assert made.info("train").tokens == made.info("train").bytes
 
 
+class Meanwhile(SilentReporter):
+    """Prepares the same store from another process when the text is read."""
+
+    def __init__(self, command):
+        self.command, self.others = command, []
+
+    def progress(self, *arguments, **options):
+        if not self.others:
+            self.others.append(subprocess.run(self.command, check=False, capture_output=True, text=True))
+        return super().progress(*arguments, **options)
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_of_two_preparations_of_one_store_the_second_is_refused(in_folder, book, tmp_path, force):
+    command = [sys.executable, "-m", "txlcli", "prepare", str(book), "--tokenizer", "word", *force]
+    reporter = Meanwhile(command)
+    made = prepare(str(book), Path("data"), PrepareOptions(tokenizer="char"), force=bool(force), reporter=reporter)
+    (other,) = reporter.others
+    assert other.returncode == 1
+    assert other.stderr.splitlines()[-1].startswith("error: data/my-book.h5 is being prepared by another process; ")
+    assert made.tokenizer == "char"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["my-book.h5"]
+
+
 def test_nothing_is_overwritten_without_force(txl, book, tmp_path):
     txl(book)
     before = (tmp_path / "data/my-book.h5").read_bytes()

@@ -15,7 +15,7 @@ from txlcli.errors import RunError
 from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
-from txlcli.system.checkpoint_header import read_header
+from txlcli.system.checkpoint_header import read_state
 from txlcli.system.plain_json import parse_json
 
 Report = dict[str, Any]
@@ -293,14 +293,8 @@ def _metadata(path: Path) -> Report:
     """Read the metadata of a checkpoint without its tensors; empty if there is no checkpoint."""
     if not path.exists():
         return {}
-    # A safetensors file begins with the length of its JSON header. Reading it directly avoids importing torch.
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError("the header is truncated")
-            header = parse_json(file.read(length))
-        state, _ = read_header(header["__metadata__"])
+        state = read_state(path)
         return {**state, "step": int(state["step"])}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error

@@ -26,7 +26,7 @@ from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
-from txlcli.system.checkpoint_header import digest
+from txlcli.system.checkpoint_header import digest, read_state
 from txlcli.system.plain_json import parse_json
 
 FORMAT = 1
@@ -134,7 +134,7 @@ def free_folders(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
     """Yield folders for a new run: the recipe's name, then with -2, -3 ... appended; each is free at that moment."""
     for number in itertools.count(1):
         folder = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
-        if not folder.exists() and not _aside(folder).exists():
+        if not folder.exists() and not aside(folder).exists():
             yield folder
 
 
@@ -190,19 +190,19 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
 
 def _put_back(folder: Path) -> None:
     """Rename a run that was set aside to its own name, if its replacement has no folder any more."""
-    if not folder.exists() and _aside(folder).exists():
-        os.replace(_aside(folder), folder)
+    if not folder.exists() and aside(folder).exists():
+        os.replace(aside(folder), folder)
 
 
 def _set_aside(folder: Path) -> None:
     """Rename the run in this folder, if there is one, to make room for a new run."""
     if not folder.exists():
         return
-    if _aside(folder).exists() and not has_weights(folder):
+    if aside(folder).exists() and not has_weights(folder):
         shutil.rmtree(folder)  # left by a killed replacement; the run that was set aside is the one to keep
     else:
-        shutil.rmtree(_aside(folder), ignore_errors=True)
-        os.replace(folder, _aside(folder))
+        shutil.rmtree(aside(folder), ignore_errors=True)
+        os.replace(folder, aside(folder))
 
 
 def locked(folder: Path) -> AbstractContextManager[None]:
@@ -226,12 +226,12 @@ def locked(folder: Path) -> AbstractContextManager[None]:
 
 def replaces(run: Run) -> bool:
     """Return True if an earlier run was set aside for this one."""
-    return _aside(run.folder).exists()
+    return aside(run.folder).exists()
 
 
 def delete_replaced(run: Run) -> None:
     """Delete the earlier run that was set aside: the new run has weights."""
-    shutil.rmtree(_aside(run.folder), ignore_errors=True)
+    shutil.rmtree(aside(run.folder), ignore_errors=True)
 
 
 def restore_replaced(run: Run) -> None:
@@ -240,8 +240,23 @@ def restore_replaced(run: Run) -> None:
     _put_back(run.folder)
 
 
-def _aside(folder: Path) -> Path:
+def aside(folder: Path) -> Path:
+    """Return where a run is set aside while another one replaces it."""
     return folder.with_name(f".{folder.name}.replaced")
+
+
+def folder_of_aside(replaced: Path) -> Path:
+    """Return the folder that a run was in before it was set aside."""
+    return replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+
+
+def checkpoint_state(folder: Path) -> dict[str, Any] | None:
+    """Return the state in the last checkpoint of a run, or in the best one; None if it is damaged or missing."""
+    path = folder / LAST if (folder / LAST).exists() else folder / BEST
+    try:
+        return read_state(path)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def update(run: Run) -> None:

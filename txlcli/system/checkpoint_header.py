@@ -6,6 +6,7 @@ less than a tenth of the time that reading the tensors takes.
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -35,6 +36,21 @@ def write_header(state: Mapping[str, Any], tensor_digests: Mapping[str, str]) ->
 
 def _digest_of(state: Mapping[str, Any]) -> str:
     return digest(json.dumps(state).encode())
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read the state of a checkpoint file without its tensors, and without importing PyTorch.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError, LookupError, TypeError: it is damaged, or not a checkpoint of txl.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")  # of the JSON header
+        if length > path.stat().st_size:
+            raise ValueError("the header is truncated")
+        header = parse_json(file.read(length))
+    return read_header(header["__metadata__"])[0]
 
 
 def read_header(metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str] | None]:

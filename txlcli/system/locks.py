@@ -36,6 +36,19 @@ def exclusive(lock: Path, busy: str) -> Iterator[None]:
 
 
 @contextmanager
+def if_free(lock: Path) -> Iterator[bool]:
+    """Hold a lock file while the block runs, and yield True, if no other process holds it for certain."""
+    held = FileLock(lock)
+    with contextlib.suppress(Timeout, OSError, NotImplementedError):
+        if lock.parent.is_dir():
+            held.acquire(blocking=False)
+    try:
+        yield held.is_locked
+    finally:
+        held.release()
+
+
+@contextmanager
 def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Create an empty folder in `parent` and remove it when the block ends.
 

@@ -47,8 +47,19 @@ class Plan:
     bpe: bool
     read: ReadOptions
     workers: int
+    force: bool
+    """True if an existing store may be replaced."""
     vocab: Vocab | None = None
     """An existing vocabulary; None if it is built from the text."""
+
+    def check_free(self, other: str = "another --name") -> None:
+        """Refuse to replace an existing store without --force; `other` is the option that avoids it.
+
+        Raises:
+            StoreError: the store exists.
+        """
+        if self.store.exists() and not self.force:
+            raise StoreError(f"{self.store} exists already; add --force to overwrite it, or give {other}")
 
     @property
     def downloads(self) -> Path:
@@ -77,10 +88,7 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         raise UsageError(f"--data-dir {data_dir} is a file; give a folder")
     suffix = f"-vocab-{vocab.fingerprint[:8]}" if vocab else _suffix(options, corpus, tokenizer, vocab_size)
     store = data_dir / f"{_store_name(options, corpus, source, suffix)}.h5"
-    if store.exists() and not force:
-        other = f"--name {store.stem}-{tokenizer}" if options.name is None else "another --name"
-        raise StoreError(f"{store} exists already; add --force to overwrite it, or give {other}")
-    return Plan(
+    plan = Plan(
         corpus=corpus,
         source=source,
         store=store,
@@ -91,8 +99,11 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         bpe=bpe,
         read=ReadOptions(released=options.released_convention, shares=_parse_shares(options.split)),
         workers=_at_least(1, "--workers", options.workers) or default_workers(),
+        force=force,
         vocab=vocab,
     )
+    plan.check_free(other=f"--name {store.stem}-{tokenizer}" if options.name is None else "another --name")
+    return plan
 
 
 def _given_vocabulary(options: PrepareOptions) -> Vocab | None:

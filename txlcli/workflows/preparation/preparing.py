@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenS
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, StoreError
 from txlcli.paper.metrics import metric_of
-from txlcli.system.locks import temporary_folder
+from txlcli.system.locks import exclusive, temporary_folder
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunk_encoder import ChunkEncoder, EncodedChunk, Job, decode
 from txlcli.workflows.preparation.chunks import CHUNK, align_to_characters, cut_into_chunks, read_chunk
@@ -71,7 +72,7 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
     folder = plan.store.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(folder, ".preparing-") as work:
+        with _only_process(plan), temporary_folder(folder, ".preparing-") as work:
             return _Preparation(plan, work, reporter, sizes or WorkSizes()).run()
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
@@ -90,6 +91,23 @@ class _EncodedSplit:
     ids: SpooledIds
     words: int
     bytes: int
+
+
+@contextmanager
+def _only_process(plan: Plan) -> Iterator[None]:
+    """Hold the lock of the store while the block runs.
+
+    Raises:
+        BusyError: another process prepares the store.
+        StoreError: another process has prepared it meanwhile.
+    """
+    lock = plan.store.with_name(f".{plan.store.name}.lock")
+    with exclusive(lock, f"{plan.store} is being prepared by another process; wait for it, or give another --name"):
+        try:
+            plan.check_free()
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 class _Preparation:

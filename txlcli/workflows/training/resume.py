@@ -8,6 +8,7 @@ from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, RunError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
+from txlcli.runs.recovery import remove_drafts
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
@@ -43,7 +44,8 @@ def resume(
     run = run_folder.find(run_name, workspace.runs_dir)
     with run_folder.locked(run.folder):
         run, training = _restore(run, changes, limits, workspace)
-        run_folder.delete_replaced(run)  # a replacement that was killed is resumed, so its run is the one to keep
+        run_folder.delete_replaced(run)  # left where locks do not work
+        remove_drafts(run.folder)
         return execution.execute(run, training, workspace, limits, on_report)
 
 

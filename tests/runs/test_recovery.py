@@ -1,0 +1,98 @@
+"""States that a kill can leave in the folder of the runs are completed or rolled back, and no checkpoint is lost."""
+
+import pytest
+import torch
+
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.runs.recovery import recover
+from txlcli.system import locks
+
+
+@pytest.fixture
+def runs_dir(tmp_path):
+    (tmp_path / "runs" / ".locks").mkdir(parents=True)
+    return tmp_path / "runs"
+
+
+def make(folder, *files, step=None, **state):
+    """Make a run folder with empty files, and with a checkpoint of a step."""
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text(folder.name)
+    if step is not None:
+        checkpoint.save(folder / "last.safetensors", Checkpoint({"a": torch.ones(2)}, {"step": step, **state}))
+    return folder
+
+
+def recovered(runs_dir):
+    lines = []
+    recover(runs_dir, lines.append)
+    return lines
+
+
+def test_a_replacement_without_a_folder_is_rolled_back(runs_dir):
+    make(runs_dir / ".a.replaced", "run.json", step=5)
+    assert recovered(runs_dir) == [
+        f"restored the run {runs_dir}/a, whose replacement was interrupted before its first checkpoint"
+    ]
+    assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == 5
+    assert not (runs_dir / ".a.replaced").exists()
+
+
+@pytest.mark.parametrize(
+    "files", [[], ["vocab.json"], ["vocab.json", "run.json", "metrics.jsonl", ".last.safetensors.new"]]
+)
+@pytest.mark.parametrize("step", [None, 0])
+def test_a_replacement_without_progress_is_rolled_back(runs_dir, files, step):
+    make(runs_dir / ".a.replaced", "run.json", step=5)
+    make(runs_dir / "a", *files, step=step)
+    assert recovered(runs_dir)[0].startswith(f"restored the run {runs_dir}/a, ")
+    assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == 5
+    assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
+
+
+@pytest.mark.parametrize("state", [{"step": 1}, {"step": 0, "imported_from": "model.pt"}])
+def test_a_replacement_with_progress_is_completed(runs_dir, state):
+    make(runs_dir / ".a.replaced", "run.json", step=5)
+    make(runs_dir / "a", "run.json", **state)
+    assert recovered(runs_dir) == [
+        f"deleted the earlier run {runs_dir}/a, whose replacement was interrupted after its first checkpoint"
+    ]
+    assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == state["step"]
+    assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
+
+
+def test_a_start_without_run_json_is_removed(runs_dir):
+    make(runs_dir / "a", "vocab.json", ".run.json.new")
+    (runs_dir / ".locks/a").touch()
+    assert recovered(runs_dir) == [f"removed {runs_dir}/a, which an interrupted start left without run.json"]
+    assert not (runs_dir / "a").exists()
+
+
+@pytest.mark.parametrize("files", [["notes.txt"], ["vocab.json", "notes.txt"]])
+def test_a_folder_with_other_files_is_left_alone(runs_dir, files):
+    make(runs_dir / "a", *files)
+    (runs_dir / ".locks/a").touch()
+    assert recovered(runs_dir) == []
+    assert (runs_dir / "a" / files[-1]).exists()
+
+
+def test_a_folder_that_txl_never_locked_is_left_alone(runs_dir):
+    make(runs_dir / "a")
+    assert recovered(runs_dir) == []
+    assert (runs_dir / "a").exists()
+
+
+def test_a_run_that_a_process_writes_is_left_alone(runs_dir):
+    make(runs_dir / ".a.replaced", "run.json", step=5)
+    make(runs_dir / "a", "vocab.json")
+    make(runs_dir / "b", "vocab.json")
+    with locks.exclusive(runs_dir / ".locks/a", "busy"), locks.exclusive(runs_dir / ".locks/b", "busy"):
+        assert recovered(runs_dir) == []
+    assert (runs_dir / ".a.replaced").exists()
+    assert (runs_dir / "b").exists()
+
+
+def test_without_a_folder_of_runs_there_is_nothing_to_do(tmp_path):
+    assert recovered(tmp_path / "runs") == []

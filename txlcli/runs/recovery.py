@@ -1,0 +1,62 @@
+"""Completes or rolls back what a killed command left in the folder of the runs.
+
+A new run that replaces another one sets it aside as `.RUN.replaced`, creates its folder with vocab.json and run.json,
+and deletes the earlier run after its own first checkpoint. A kill can end this anywhere. A state is changed only under
+the run's lock, so that no process that still works is disturbed.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from txlcli.runs.run_folder import CARD, LOCKS, VOCAB, aside, checkpoint_state, folder_of_aside, has_weights
+from txlcli.system import locks
+
+DRAFT = ".*.new"
+"""Temporary files of `system.atomic_files`."""
+FIRST_FILES = {VOCAB, f".{VOCAB}.new", f".{CARD}.new"}
+"""Files of a new run before its run.json."""
+
+
+def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
+    """Complete or roll back every interrupted replacement and every interrupted start under `runs_dir`.
+
+    Args:
+        runs_dir: folder of the runs, which need not exist.
+        say: receives one line for everything that is done.
+    """
+    for replaced in sorted(runs_dir.glob(".*.replaced")):
+        folder = folder_of_aside(replaced)
+        with locks.if_free(runs_dir / LOCKS / folder.name) as free:
+            if free and replaced.is_dir():
+                _end_replacement(folder, replaced, say)
+    for lock in sorted((runs_dir / LOCKS).glob("*")):  # a folder without a lock file is none of txl
+        folder = runs_dir / lock.name
+        if folder.is_dir() and not (folder / CARD).exists() and not aside(folder).exists():
+            with locks.if_free(lock) as free:
+                if free and {path.name for path in folder.iterdir()} <= FIRST_FILES:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    say(f"removed {folder}, which an interrupted start left without {CARD}")
+
+
+def _end_replacement(folder: Path, replaced: Path, say: Callable[[str], None]) -> None:
+    if has_weights(folder) and has_progress(folder):
+        shutil.rmtree(replaced, ignore_errors=True)
+        say(f"deleted the earlier run {folder}, whose replacement was interrupted after its first checkpoint")
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(replaced, folder)
+    say(f"restored the run {folder}, whose replacement was interrupted before its first checkpoint")
+
+
+def has_progress(folder: Path) -> bool:
+    """Return True if the checkpoint of a run is of a step, or imported; a damaged one counts."""
+    state = checkpoint_state(folder)
+    return state is None or state.get("step") != 0 or "imported_from" in state
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove temporary files that killed processes left in a run, whose lock the caller holds."""
+    for draft in folder.glob(DRAFT):
+        draft.unlink(missing_ok=True)
