@@ -140,10 +140,13 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
 
 
 def to_script(commands: Sequence[str]) -> str:
-    """Return commands as a shell script that states the options of all trainings once, and loops over splits."""
+    """Return commands as a shell script that states the options of all trainings once, and loops over splits.
+
+    An option is shared only if no training gives its key twice: of several values the last one counts.
+    """
     trainings = [line for line in commands if line.startswith("txl train ")]
     first = trainings[0] if len(trainings) > 1 else ""
-    shared = [option for option in _options(first) if all(option in _options(line) for line in trainings)]
+    shared = [option for option in _options(first) if all(_gives_once(line, option) for line in trainings)]
     if not shared:
         return "\n".join(_loop_over_splits(commands))
     lines = []
@@ -154,6 +157,12 @@ def to_script(commands: Sequence[str]) -> str:
         else:
             lines.append(line)
     return "\n".join([f'shared="{" ".join(shared)}"', *_loop_over_splits(lines)])
+
+
+def _gives_once(line: str, option: str) -> bool:
+    """Return True if a command has an option, and no other value for its key."""
+    key = option.partition("=")[0] if option.startswith("--set ") else option.partition(" ")[0]
+    return option in _options(line) and len(re.findall(rf" {re.escape(key)}[ =]", line)) == 1
 
 
 def _options(line: str) -> list[str]:
