@@ -23,6 +23,7 @@ from txlcli.options import (
     read_stdin,
 )
 from txlcli.runs import run_folder
+from txlcli.system.input_files import MOST_TEXT, read_bytes
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths, UserText
 
 
@@ -128,7 +129,9 @@ def evaluate(
 
 def _read_text(file: str) -> UserText:
     try:
-        return UserText(file, read_stdin() if file == "-" else Path(file).read_bytes(), label=f"--text {file}")
+        return UserText(
+            file, read_stdin(MOST_TEXT) if file == "-" else read_bytes(Path(file), MOST_TEXT), label=f"--text {file}"
+        )
     except OSError as error:
         raise UsageError(f"--text {file}: cannot be read ({error.strerror}); check the path") from error
 

@@ -34,10 +34,11 @@ class Range:
 
     def check(self, section: str, key: str, value: int | float) -> None:
         """Raise a RecipeError unless the number is in the range."""
-        most = math.inf if self.most is None else self.most
+        is_whole = isinstance(value, int)
+        most = math.inf if self.most is None or is_whole else self.most
         inside = self.least <= value <= most and self.above < value < self.below
         require(inside, section, key, value, "a finite number" if value == math.inf else self.description)
-        largest = self.largest(is_whole=isinstance(value, int))
+        largest = self.largest(is_whole=is_whole)
         require(value <= largest, section, key, value, f"at most {largest}")
 
 
@@ -45,8 +46,12 @@ POSITIVE = Range("greater than 0", above=0)
 NOT_NEGATIVE = Range("0 or more", least=0)
 LESS_THAN_1 = Range("at least 0 and less than 1", least=0, below=1)
 
+MOST_PARTS = 1000
+"""Largest number of layers, or of bands of an adaptive softmax: each is built, so that a huge number never ends."""
+
 PositiveInt = Annotated[int, POSITIVE]
 PositiveFloat = Annotated[float, POSITIVE]
+PartCount = Annotated[int, Range("greater than 0", above=0, most=MOST_PARTS)]
 NaturalInt = Annotated[int, NOT_NEGATIVE]
 NotNegativeFloat = Annotated[float, NOT_NEGATIVE]
 Rate = Annotated[float, LESS_THAN_1]

@@ -11,11 +11,19 @@ from typing import Any
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import item_words_of, plain_options, words_of
 from txlcli.config.settings import Settings
-from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError
+from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError, UsageError
 from txlcli.suggestions import did_you_mean, meant_setting
+from txlcli.system.input_files import MOST_SETTINGS, check_regular
+from txlcli.system.input_files import read_text as read_file
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
+MOST_DEPTH = 8
+"""Deepest nesting of values; a recipe needs three levels."""
+LARGEST_INT = 2**63 - 1
+"""Largest whole number of TOML; Python would accept larger ones and then fail to print them."""
+MOST_DOTS = 32
+"""Largest number of dots in a line; Python's parser takes quadratic time and memory for keys with more."""
 NOT_COMPARED = ("published",)  # results, not settings
 
 
@@ -36,11 +44,12 @@ def read_text(recipe: str) -> tuple[str, str]:
     Raises:
         UnknownNameError: it is neither a file nor a packaged recipe.
         RecipeError: the file cannot be read as UTF-8 text.
+        UsageError: the file is too large, or is a pipe, a socket or a device.
     """
-    path = Path(recipe)
+    path = check_regular(Path(recipe))
     if path.is_file() and not (recipe in packaged_names() and _cannot_be_recipe(path)):
         try:
-            return path.stem, path.read_text(encoding="utf-8-sig")
+            return path.stem, read_file(path, MOST_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     # A missing file in another folder is an error: mine/enwik8.toml must not silently become the packaged enwik8.
@@ -54,10 +63,44 @@ def read_text(recipe: str) -> tuple[str, str]:
 def _cannot_be_recipe(path: Path) -> bool:
     """Return True if a file is not TOML, such as the corpus enwik8, which has the name of a recipe."""
     try:
-        tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        parse_toml(read_file(path, MOST_SETTINGS))
+    except (OSError, ValueError, UsageError):
         return True
     return False
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+        ValueError: it is not TOML, is nested too deeply, or has a number that does not fit 64 bits.
+    """
+    too_deep = ValueError(f"nested more than {MOST_DEPTH} levels deep")
+    too_large = ValueError("a number does not fit 64 bits")
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
+        raise ValueError(f"a line has more than {MOST_DOTS} dots")
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise too_large from None
+    level: list[Any] = [table]
+    for _ in range(MOST_DEPTH):
+        for value in level:
+            if isinstance(value, int) and not -LARGEST_INT <= value <= LARGEST_INT:
+                raise too_large
+        level = [
+            item
+            for value in level
+            if isinstance(value, dict | list)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise too_deep
+    return table
 
 
 def packaged(recipe: str) -> tuple[str, str]:
@@ -94,9 +137,11 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
         RecipeError: see `load`.
     """
     try:
-        table = tomllib.loads(text)
+        table = parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{name}: not a TOML file ({error})") from error
+    except ValueError as error:
+        raise RecipeError(f"{name}: {error}, which no recipe needs; give plain values") from error
     changes = list(overrides)
     return resolve(override(table, changes), where=with_changes(name, changes))
 
@@ -117,7 +162,7 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
         _known_section(section, f"--set {text}")
         keys = result.setdefault(section, {})
         if isinstance(keys, dict):  # `resolve` refuses anything else
-            keys[key] = _parse_value(value.strip(), is_text=_takes_text(section, key))
+            keys[key] = _parse_value(value.strip(), name.strip(), is_text=_takes_text(section, key))
     return result
 
 
@@ -127,13 +172,15 @@ def _takes_text(section: str, key: str) -> bool:
     return fields.get(key) is str
 
 
-def _parse_value(text: str, *, is_text: bool) -> Any:
+def _parse_value(text: str, name: str, *, is_text: bool) -> Any:
     if text.lower() in OFF_WORDS and not is_text:
         return text.lower()  # the type of the field decides if this is a word or None
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # a bare word: --set model.norm=pre
+    except ValueError as error:
+        raise RecipeError(f"--set {name}: {error}; give a plain value") from error
     return text if is_text and not isinstance(value, str) else value
 
 

@@ -20,6 +20,7 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.system.atomic_files import sync_file
+from txlcli.system.input_files import check_regular
 
 FORMAT = "txl token store"
 VERSION = 1
@@ -89,7 +90,7 @@ class TokenStore:
         Raises:
             StoreError: the file is missing, damaged, in a newer format, or not a token store.
         """
-        path = Path(path)
+        path = check_regular(Path(path))
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:

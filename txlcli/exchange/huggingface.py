@@ -1,7 +1,6 @@
 """Converts between config.json of Hugging Face's TransfoXL and txl's settings."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
+from txlcli.system.input_files import MOST_SETTINGS, parse_json, read_text
 
 CONFIG = "config.json"
 MODEL_TYPE = "transfo-xl"
@@ -66,10 +66,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(read_text(path, MOST_SETTINGS))
     except FileNotFoundError as error:
         raise RunError(f"{folder} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{path}: not readable as JSON ({error}); download it again") from error
     if not isinstance(config, Mapping) or config.get("model_type") != MODEL_TYPE:
         model_type = config.get("model_type") if isinstance(config, Mapping) else type(config).__name__

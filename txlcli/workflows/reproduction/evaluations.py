@@ -12,6 +12,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError, TxlError
 from txlcli.runs.run_folder import Run
 from txlcli.system.atomic_files import replacing
+from txlcli.system.input_files import MOST_REPORT, parse_json, read_text
 
 FILE = "evaluations.json"
 
@@ -60,13 +61,13 @@ class EvaluationStore:
 
     def _read(self) -> dict[str, StoredEvaluation]:
         try:
-            stored = json.loads(self._path.read_text(encoding="utf-8"))
+            stored = parse_json(read_text(self._path, MOST_REPORT))
             return {
                 str(key): StoredEvaluation(dict(one["result"]), float(one["seconds"])) for key, one in stored.items()
             }
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{self._path}: damaged ({error}); remove it") from error
 
 
