@@ -115,8 +115,3 @@ class Corpus:
     home: Callable[[], Path] | None = None
     """Returns the folder of the text if every machine has it; None if it must be downloaded or given."""
     detokenize: Callable[[str], str] = unchanged
-
-
-def whole(path: Path) -> tuple[Slice, ...]:
-    """Return a whole file as one slice."""
-    return (Slice(path, 0, path.stat().st_size),)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .corpus import CorpusError, Download
+from .special_files import refuse_special
 
 # Called with the number of bytes on disk and the total, or None if the server does not send it.
 Progress = Callable[[int, int | None], None]
@@ -40,7 +41,7 @@ def fetch(download: Download, folder: Path, progress: Progress = silent) -> Path
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / download.file, folder / (download.file + ".part")
-    if target.exists() and fault(target, download) is None:
+    if target.exists() and fault(refuse_special(target), download) is None:
         return target
     failures = []
     for address in download.addresses:

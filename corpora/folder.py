@@ -53,10 +53,9 @@ def _json_note(files: list[Path], source: Path) -> tuple[str, ...]:
 
 def _text_of(path: Path) -> Slice:
     """Return a file without its byte order mark."""
-    size, begin = path.stat().st_size, 0
-    if size:  # a pipe has size 0, and opening it would wait for its writer
-        with path.open("rb") as file:
-            begin = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        begin = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
     return Slice(path, begin, size)
 
 

@@ -14,9 +14,9 @@ Digests     sha256 and size of the archive as several public projects pin them; 
 import re
 from pathlib import Path
 
-from .corpus import Corpus, Download, ReadOptions, Slice, Text, VocabularyRule, whole
+from .corpus import Corpus, Download, ReadOptions, Slice, Text, VocabularyRule
 from .english import join_english
-from .locate import missing_note, split_files, text_files
+from .locate import missing_note, split_files, text_files, whole
 
 VOCABULARY_FILE = "1b_word_vocab.txt"
 TRAIN = re.compile(r"news\.en-\d{5}-of-\d{5}")

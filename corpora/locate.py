@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .corpus import SPLITS, CorpusError, Slice, Text, whole
+from .corpus import SPLITS, CorpusError, Slice, Text
 from .signatures import refuse_packed
+from .special_files import refuse_special
 from .unpack import is_archive
 
 # Common names of the three splits.
@@ -118,6 +119,15 @@ def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
     splits = {name: (Slice(path, cuts[i], cuts[i + 1]),) for i, name in enumerate(SPLITS)}
     notes = () if size == full_size else (f"a prefix of {size:,} of {full_size:,} bytes",)
     return Text(splits, notes)
+
+
+def whole(path: Path) -> tuple[Slice, ...]:
+    """Return a whole file as one slice.
+
+    Raises:
+        SpecialFileError: it is a pipe, a socket or a device.
+    """
+    return (Slice(refuse_special(path), 0, path.stat().st_size),)
 
 
 def text_of_files(files: Mapping[str, Path]) -> Text:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .corpus import CorpusError
+from .special_files import refuse_special
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _PACKED = "an archive or compressed file"
@@ -48,8 +49,8 @@ def refuse_beside_text(paths: Iterable[Path]) -> None:
 
 
 def _refuse(paths: Iterable[Path], signatures: Iterable[tuple[bytes, int, str]], instead: str) -> None:
-    for path in filter(Path.is_file, paths):  # opening a pipe would wait for its writer
-        with path.open("rb") as file:
+    for path in paths:
+        with refuse_special(path).open("rb") as file:
             head = file.read(HEAD)
         for signature, offset, name in signatures:
             if head.startswith(signature, offset):

@@ -12,8 +12,8 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule, whole
-from .locate import text_files
+from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
+from .locate import text_files, whole
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 TABLES = {"encodings", "pydoc_data"}

@@ -1,6 +1,10 @@
 """The terminal shows every text as it is: names of files may hold whatever Rich reads as markup."""
 
 import io
+import json
+import os
+import pty
+import subprocess
 import sys
 import time
 
@@ -113,3 +117,67 @@ def test_no_column_is_cut_on_a_terminal_of_80_columns(monkeypatch, kind):
 )
 def test_a_huge_measure_is_shown_by_its_order(value, shown):
     assert metrics.format_measure(value) == shown
+
+
+HOSTILE = "a\x1b]0;owned\x07\x1b[31mred\r\x9b2J\u202eb\nerror: none\u2028c"
+CONTROLS = "\x1b\x07\r\x9b\u202e\u2028"
+ESCAPED = r"a\x1b]0;owned\x07\x1b[31mred\r\x9b2J\u202eb\nerror: none\u2028c"
+
+
+def test_characters_that_control_a_terminal_are_escaped_on_one_line(capsys):
+    console.say(HOSTILE)
+    console.complain(HOSTILE)
+    console.show_line(HOSTILE)
+    assert capsys.readouterr() == (f"{ESCAPED}\n", f"{ESCAPED}\nerror: {ESCAPED}\n")
+
+
+@pytest.mark.parametrize("place", ["title", "heading", "cell", "note"])
+def test_characters_that_control_a_terminal_are_escaped_in_tables(capsys, place):
+    parts = {part: HOSTILE if part == place else part for part in ("title", "heading", "cell", "note")}
+    console.show_table(parts["title"], (parts["heading"], "b"), [(parts["cell"], "2")], [parts["note"]])
+    out = capsys.readouterr().out
+    assert not set(CONTROLS) & set(out)
+    assert r"a\x1b]0;owned\x07\x1b[31mred\r\x9b2J\u202eb" in out
+
+
+def test_characters_that_control_a_terminal_are_escaped_in_progress(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with console.progress(HOSTILE, total=3, unit="tokens") as step:
+        step.advance(1, HOSTILE)
+    assert terminal.getvalue().count(r"owned\x07\x1b[31mred\r\x9b2J\u202eb") >= 2
+    assert "\x1b]0;" not in terminal.getvalue()
+
+
+def test_json_escapes_them_and_keeps_the_value(capsys):
+    console.show_json({"name": HOSTILE, "word": "naïve"})
+    out = capsys.readouterr().out
+    assert not set(CONTROLS) & set(out)
+    assert "naïve" in out
+    assert json.loads(out) == {"name": HOSTILE, "word": "naïve"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("naïve 🦊 語\t.\n", "naïve 🦊 語\t.\n"), ("a\x1b[2Jb\n", "a\\x1b[2Jb\n"), ("\x00", "\\x00")]
+)
+def test_generated_text_is_escaped_on_a_terminal_only(monkeypatch, capsys, text, shown):
+    console.show_generated(text)
+    assert capsys.readouterr().out == text
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    console.show_generated(text)
+    assert terminal.getvalue() == shown
+    console.show_generated(text, raw=True)
+    assert terminal.getvalue() == shown + text
+
+
+@pytest.mark.parametrize("name", ["x\x1b[31m", "two\nlines"])
+def test_an_error_about_a_hostile_name_is_one_line_on_a_terminal(tmp_path, name):
+    primary, secondary = pty.openpty()
+    words = [sys.executable, "-m", "txlcli", "prepare", str(tmp_path / name)]
+    result = subprocess.run(words, stderr=secondary, stdout=subprocess.PIPE, check=False)
+    os.close(secondary)
+    shown = os.read(primary, 10_000).decode()
+    os.close(primary)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert shown.count("\n") == 1
+    assert repr(name)[1:-1] in shown
+    assert "\x1b[31mx" not in shown.replace("\x1b[31merror", "")

@@ -180,7 +180,7 @@ app = typer.Typer(
 
 def _show_version(requested: bool) -> None:
     if requested:
-        console.show_text(f"txl {__version__}")
+        console.show_line(f"txl {__version__}")
         raise typer.Exit
 
 
@@ -192,7 +192,7 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        console.show_text(context.get_help())
+        console.show_text(context.get_help() + "\n")
     elif torchrun.world_size() > 1 and context.invoked_subcommand != "train":
         raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without torchrun")
 

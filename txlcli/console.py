@@ -1,8 +1,12 @@
-"""Writes to the terminal: results to stdout, everything else to stderr. No other module does."""
+"""Writes to the terminal: results to stdout, everything else to stderr. No other module does.
+
+Names, notes and texts come from files of others. Characters that control a terminal are written as escapes (`\\x1b`).
+"""
 
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +24,19 @@ from txlcli.system import torchrun
 MAX_WIDTH = 10_000  # columns; more than any table needs
 MOST_NOTES = 2
 """Lines under a table without --verbose."""
+# C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
+
+
+def printable(text: str) -> str:
+    """Return text in which characters that control a terminal are escaped; tabs and line ends are kept."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def on_one_line(text: str) -> str:
+    """Return printable text in which line ends are escaped, too."""
+    return printable(text).replace("\n", "\\n")
 
 
 def _err() -> Console:
@@ -45,12 +61,12 @@ def set_quiet(quiet: bool) -> None:
 def say(message: str) -> None:
     """Write one line to stderr unless --quiet is set; in a training of several processes, only rank 0 writes it."""
     if torchrun.is_main() and not _quiet:
-        _err().print(message)
+        _err().print(on_one_line(message))
 
 
 def complain(message: str) -> None:
     """Write `error: ...` to stderr."""
-    _err().print(f"error: {message}", style="red" if sys.stderr.isatty() else "")
+    _err().print(f"error: {on_one_line(message)}", style="red" if sys.stderr.isatty() else "")
 
 
 def replace_missing_symbols() -> None:
@@ -79,17 +95,37 @@ def _to_stdout() -> Iterator[None]:
         ) from error
 
 
-def show_text(text: str, end: str = "\n") -> None:
-    """Write text to stdout unchanged, and flush it."""
+def show_line(text: str) -> None:
+    """Write one line to stdout, and flush it."""
+    _write(on_one_line(text) + "\n")
+
+
+def show_text(text: str) -> None:
+    """Write a text of txl's own, of several lines, to stdout, and flush it."""
+    _write(printable(text))
+
+
+def show_generated(text: str, *, raw: bool = False) -> None:
+    """Write a text as a model or a corpus has it to stdout, and flush it.
+
+    Args:
+        text: the text, or a part of it.
+        raw: write it unchanged to a terminal, too; elsewhere it is never changed.
+    """
+    _write(text if raw or not sys.stdout.isatty() else printable(text))
+
+
+def _write(text: str) -> None:
     with _to_stdout():
-        sys.stdout.write(text + end)
+        sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def show_json(result: Any) -> None:
     """Write one JSON object, on one line, to stdout; escaped unless its encoding is Unicode."""
     unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
-    show_text(json.dumps(result, ensure_ascii=not unicode, allow_nan=False))
+    text = json.dumps(result, ensure_ascii=not unicode, allow_nan=False)
+    show_line(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
@@ -111,6 +147,7 @@ def show_table(
     Args:
         notes: lines below the table, the most important first; without `verbose` only the first MOST_NOTES.
     """
+    title, notes = printable(title), [printable(note) for note in notes]
     shown = notes if verbose else notes[:MOST_NOTES]
     table = Table(
         title=title,
@@ -121,9 +158,9 @@ def show_table(
         show_lines=ruled,
     )
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+        table.add_column(printable(column), justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     out = _plain(sys.stdout)
     # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
     out.size = (MAX_WIDTH, out.height)
@@ -140,9 +177,9 @@ class Step:
     def __init__(
         self, description: str, total: float | None, unit: str, bar: Progress | None, *, start: float = 0.0
     ) -> None:
-        self.description, self.total, self.unit, self.start = description, total, unit, start
+        self.description, self.total, self.unit, self.start = on_one_line(description), total, unit, start
         self._bar = bar
-        self._task = bar.add_task(description, total=total, completed=int(start), detail="") if bar else None
+        self._task = bar.add_task(self.description, total=total, completed=int(start), detail="") if bar else None
         self._done = start
         self._started = self._last = time.monotonic()
 
@@ -154,7 +191,7 @@ class Step:
         """Report that `done` units are done in all."""
         self._done = done
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=done, detail=detail or self._rate())
+            self._bar.update(self._task, completed=done, detail=on_one_line(detail) or self._rate())
         elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
             self._last = time.monotonic()
             say(f"{self.description}: {self._share()}, {detail or self._rate()}{self._times()}")
@@ -162,7 +199,7 @@ class Step:
     def describe(self, detail: str) -> None:
         """Replace the detail beside a live bar."""
         if self._bar and self._task is not None:
-            self._bar.update(self._task, detail=detail)
+            self._bar.update(self._task, detail=on_one_line(detail))
 
     def _rate(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)

@@ -12,6 +12,7 @@ from txlcli.config.settings import MOST_SEED, AttentionBackend
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
 from txlcli.system.atomic_files import check_folder
+from txlcli.system.input_files import read_stream
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
@@ -87,12 +88,12 @@ def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
     return list(dict.fromkeys(lengths))
 
 
-def read_stdin() -> bytes:
-    """Read stdin, which "-" stands for.
+def read_stdin(most: int) -> bytes:
+    """Read stdin, which "-" stands for, up to `most` bytes.
 
     Raises:
-        UsageError: it is closed.
+        UsageError: it is closed, or has more.
     """
     if sys.stdin is None:
         raise UsageError("-: stdin is closed; send the text there, or name a file")
-    return sys.stdin.buffer.read()
+    return read_stream(sys.stdin.buffer, most, "stdin")

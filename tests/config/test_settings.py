@@ -362,13 +362,25 @@ def test_a_cuda_graph_is_refused_if_operations_differ_between_steps(changed):
 
 @pytest.mark.parametrize(
     ("section", "key"),
-    [("model", "n_layers"), ("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size")],
+    [("model", "d_model"), ("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size")],
 )
 def test_no_size_exceeds_the_largest_count(section, key):
-    assert getattr(build(section, **{key: 2**31 - 1}), key) == 2**31 - 1
+    most = 2**31 - 1
+    most -= key == "d_model"  # which must be even
+    assert getattr(build(section, **{key: most}), key) == most
     with pytest.raises(RecipeError) as caught:
         build(section, **{key: 2**31})
     assert str(caught.value) == f"[{section}] {key} must be at most 2147483647, not 2147483648"
+
+
+def test_layers_and_bands_that_would_take_forever_to_build_are_refused():
+    assert build("model", n_layers=1000).n_layers == 1000
+    with pytest.raises(RecipeError) as caught:
+        build("model", n_layers=1_000_000_000)
+    assert str(caught.value) == "[model] n_layers must be at most 1000, not 1000000000"
+    with pytest.raises(RecipeError) as caught:
+        build("model", cutoffs=tuple(range(1, 1001)))
+    assert str(caught.value) == "[model] cutoffs must be fewer than 1000 ids, not 1000"
 
 
 def test_seeds_and_parameter_counts_may_exceed_the_largest_count():

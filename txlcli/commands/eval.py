@@ -25,6 +25,7 @@ from txlcli.options import (
     read_stdin,
 )
 from txlcli.runs import run_folder
+from txlcli.system.input_files import MOST_TEXT, read_bytes
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths, UserText
 
 
@@ -133,7 +134,7 @@ def _read_text(file: str) -> UserText:
     try:
         return UserText(
             "stdin" if file == "-" else file,
-            read_stdin() if file == "-" else Path(file).read_bytes(),
+            read_stdin(MOST_TEXT) if file == "-" else read_bytes(Path(file), MOST_TEXT),
             label=f"--text {file}",
         )
     except OSError as error:

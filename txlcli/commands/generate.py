@@ -8,6 +8,7 @@ from txlcli import console
 from txlcli.errors import UsageError, VocabularyError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
 from txlcli.runs import run_folder
+from txlcli.system.input_files import MOST_SETTINGS
 
 
 def generate(
@@ -32,6 +33,9 @@ def generate(
     reference: Annotated[
         bool, Option("--reference", help="Also print the context and its actual continuation in the test split.")
     ] = False,
+    raw: Annotated[
+        bool, Option("--raw", help="Write control characters of the text to a terminal unchanged, not as escapes.")
+    ] = False,
     seed: Seed = 1111,
     device: Device = "auto",
     precision: Precision = None,
@@ -49,6 +53,8 @@ def generate(
         raise UsageError(
             "--interactive asks for prompts: leave out --prompt, --at, --context, --reference, --samples, --json"
         )
+    if raw and json:
+        raise UsageError("--raw has no effect with --json, which escapes control characters always; leave out one")
     run_folder.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.views import generated_text
     from txlcli.workflows.generation import Conversation, GenerationOptions, prepare_generation
@@ -72,19 +78,19 @@ def generate(
     if interactive:
         opened = workspace.open_run(run_name)
         reporter.say(f"generating with {opened.run.folder}; /reset forgets the text so far, Ctrl-D ends")
-        generated_text.converse(Conversation(opened, options, reporter))
+        generated_text.converse(Conversation(opened, options, reporter), raw=raw)
         return
     generation = prepare_generation(run_name, options, workspace)
     if json:
         console.show_json(generation.result())
     else:
-        generated_text.show(generation)
+        generated_text.show(generation, raw=raw)
 
 
 def _read_prompt(prompt: str) -> str:
     if prompt == "-":
         try:
-            return read_stdin().decode("utf-8").removesuffix("\n")
+            return read_stdin(MOST_SETTINGS).decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise VocabularyError(
                 f"the prompt on stdin is not UTF-8 at byte {error.start}; convert it first"

@@ -40,7 +40,7 @@ def _show(facts: dict[str, Any]) -> None:
     for name, value in facts["environment"].items():
         lines[name] = value
     for name, value in lines.items():
-        console.show_text(f"{name + ':':<12} {value}")
+        console.show_line(f"{name + ':':<12} {value}")
 
 
 def _some(names: list[str]) -> str:

@@ -50,7 +50,8 @@ def quickstart(
 
     def announce(*words: str, **folders: Path) -> None:
         commands.append(command_line(*words, **folders))
-        console.say(f"\n$ {commands[-1]}")
+        console.say("")
+        console.say(f"$ {commands[-1]}")
 
     reporter = console.TerminalReporter()
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
@@ -73,18 +74,20 @@ def quickstart(
     generated_text.show(prepare_generation(run, GenerationOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     figure = Path(run) / FIGURE
     eval_table.plot_loss_and_time(figure, evaluation.result)
-    console.say("\nThese commands did all of this; repeat them with other options:")
+    console.say("")
+    console.say("These commands did all of this; repeat them with other options:")
     for line in commands:
         console.say(f"  {line}")
-    console.show_text(f"\n{eval_table.in_a_sentence(evaluation.result)}")
-    console.show_text(f"The figure {figure} shows both by memory length. Next:")
+    console.show_line("")
+    console.show_line(eval_table.in_a_sentence(evaluation.result))
+    console.show_line(f"The figure {figure} shows both by memory length. Next:")
     folders = {"data_dir": data_dir, "runs_dir": runs_dir}
     for line in (
         command_line("generate", run, "--interactive"),
         command_line("attention", run, data_dir=data_dir),
         command_line("prepare", "FOLDER", data_dir=data_dir) + " && " + command_line("train", "FOLDER", **folders),
     ):
-        console.show_text(f"  {line}")
+        console.show_line(f"  {line}")
 
 
 def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable[..., None]) -> str:

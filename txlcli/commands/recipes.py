@@ -64,7 +64,7 @@ def show(recipe_name: Name, json: Json = False) -> None:
     if json:
         console.show_json(recipe.to_table(recipe.resolve_text(text, name)))
     else:
-        console.show_text(text, end="")
+        console.show_text(text)
 
 
 @app.command("copy")
@@ -89,7 +89,7 @@ def copy(
     if json:
         console.show_json({"recipe": name, "file": str(path)})
     else:
-        console.show_text(f'wrote {path}; edit it, then run "{shlex.join(["txl", "train", str(path)])}"')
+        console.show_line(f'wrote {path}; edit it, then run "{shlex.join(["txl", "train", str(path)])}"')
 
 
 @app.command("keys")
@@ -108,7 +108,7 @@ def keys(
         console.show_json({"settings": [_described(key) for key in described]})
     else:
         for key in described:
-            console.show_text(_paragraph(key))
+            console.show_text(_paragraph(key) + "\n")
 
 
 @app.command("schema")
@@ -119,7 +119,7 @@ def schema_() -> None:
 
     Example: txl recipes schema > recipe.schema.json
     """
-    console.show_text(json_.dumps(schema.json_schema(), indent=2))
+    console.show_text(json_.dumps(schema.json_schema(), indent=2) + "\n")
 
 
 def _described(key: schema.Key) -> dict[str, Any]:

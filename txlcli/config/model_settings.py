@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from txlcli.config.encodings import ENCODINGS, EncodingTraits
-from txlcli.config.ranges import PositiveFloat, PositiveInt, Rate, check_fields, require
+from txlcli.config.ranges import MOST_PARTS, PartCount, PositiveFloat, PositiveInt, Rate, check_fields, require
 
 MemoryStart = Literal["empty", "zeros"]
 
@@ -22,7 +22,7 @@ class ModelSettings:
 
     arch: Annotated[str, MODELS] = "transformer"
     """Architecture: a Transformer, or a recurrent network (LSTM; QRNN of Bradbury et al.)."""
-    n_layers: PositiveInt
+    n_layers: PartCount
     """Number of layers N."""
     d_model: PositiveInt
     """Width d of the hidden states and of the embedding."""
@@ -62,6 +62,7 @@ class ModelSettings:
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
         require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
         bands, tied = len(self.cutoffs) + 1, self.tie_projections
+        require(bands <= MOST_PARTS, "model", "cutoffs", bands - 1, f"fewer than {MOST_PARTS} ids")
         fits = tied is None or len(tied) == bands
         require(fits, "model", "tie_projections", list(tied or ()), f"as many as bands ({bands})")
         narrowest = self.embed_width // self.div_val ** (bands - 1)

@@ -1,6 +1,7 @@
 """Reads recipes, packaged or the user's own, as Settings, with --set overrides."""
 
 import dataclasses
+import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -10,8 +11,10 @@ from typing import Any
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import item_words_of, plain_options, words_of
 from txlcli.config.settings import Settings
-from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError
+from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError, UsageError
 from txlcli.suggestions import did_you_mean, meant_setting
+from txlcli.system.input_files import MOST_SETTINGS, check_regular
+from txlcli.system.input_files import read_text as read_file
 from txlcli.system.plain_json import parse_toml
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
@@ -36,11 +39,12 @@ def read_text(recipe: str) -> tuple[str, str]:
     Raises:
         UnknownNameError: it is neither a file nor a packaged recipe.
         RecipeError: the file cannot be read as UTF-8 text.
+        UsageError: the file is too large, or is a pipe, a socket or a device.
     """
-    path = Path(recipe)
+    path = check_regular(Path(recipe))
     if path.is_file() and not (recipe in packaged_names() and _cannot_be_recipe(path)):
         try:
-            return path.stem, path.read_text(encoding="utf-8-sig")
+            return path.stem, read_file(path, MOST_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     # A missing file in another folder is an error: mine/enwik8.toml must not silently become the packaged enwik8.
@@ -54,8 +58,8 @@ def read_text(recipe: str) -> tuple[str, str]:
 def _cannot_be_recipe(path: Path) -> bool:
     """Return True if a file is not TOML, such as the corpus enwik8, which has the name of a recipe."""
     try:
-        parse_toml(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
+        parse_toml(read_file(path, MOST_SETTINGS))
+    except (OSError, ValueError, UsageError):
         return True
     return False
 
@@ -97,8 +101,10 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
     """
     try:
         table = parse_toml(text)
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{name}: not a TOML file ({error})") from error
+    except ValueError as error:
+        raise RecipeError(f"{name}: {error}, which no recipe needs; give plain values") from error
     changes = list(overrides)
     return resolve(override(table, changes), where=with_changes(name, changes))
 
@@ -119,7 +125,7 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
         _known_section(section, f"--set {text}")
         keys = result.setdefault(section, {})
         if isinstance(keys, dict):  # `resolve` refuses anything else
-            keys[key] = _parse_value(value.strip(), is_text=_takes_text(section, key))
+            keys[key] = _parse_value(value.strip(), name.strip(), is_text=_takes_text(section, key))
     return result
 
 
@@ -129,13 +135,15 @@ def _takes_text(section: str, key: str) -> bool:
     return fields.get(key) is str
 
 
-def _parse_value(text: str, *, is_text: bool) -> Any:
+def _parse_value(text: str, name: str, *, is_text: bool) -> Any:
     if text.lower() in OFF_WORDS and not is_text:
         return text.lower()  # the type of the field decides if this is a word or None
     try:
         value = parse_toml(f"value = {text}")["value"]
-    except ValueError:
+    except tomllib.TOMLDecodeError:
         return text  # a bare word: --set model.norm=pre
+    except ValueError as error:
+        raise RecipeError(f"--set {name}: {error}; give a plain value") from error
     return text if is_text and not isinstance(value, str) else value
 
 

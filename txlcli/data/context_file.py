@@ -18,6 +18,7 @@ from txlcli.data.loss_file import replacing_file
 from txlcli.data.sealed_hdf5 import DamagedFileError, reading_hdf5
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_folder
+from txlcli.system.input_files import check_regular
 
 FORMAT = "txl losses by context"
 VERSION = 1
@@ -50,7 +51,7 @@ class ContextFile:
         self._losses: dict[str, dict[int, SavedLosses]] = {}
         self._facts: dict[str, str] = {}
         self._changed = False
-        if path.exists():
+        if check_regular(path).exists():
             self._read()
         else:
             check_folder(path, f"--losses {path}")

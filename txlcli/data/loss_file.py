@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from txlcli.data.sealed_hdf5 import replacing_hdf5
 from txlcli.errors import StoreError, UsageError
 from txlcli.system.atomic_files import check_folder
+from txlcli.system.input_files import check_regular
 
 FORMAT = 1
 
@@ -41,7 +42,7 @@ def check_path(path: Path) -> None:
         UsageError: the folder does not exist or cannot be written to, or the file exists and is not a loss file.
     """
     check_folder(path, f"--losses {path}")
-    if path.exists() and not _holds_losses(path):
+    if check_regular(path).exists() and not _holds_losses(path):
         raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
 
 

@@ -20,6 +20,7 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, reading_hdf5, replacing_hdf5
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
+from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json
 
 FORMAT = "txl token store"
@@ -92,7 +93,7 @@ class TokenStore:
         Raises:
             StoreError: the file is missing, damaged, in a newer format, or not a token store.
         """
-        path = Path(path)
+        path = check_regular(Path(path))
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:

@@ -9,6 +9,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
+from txlcli.system.input_files import MOST_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 
 CONFIG = "config.json"
@@ -66,7 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG
     try:
-        config = parse_json(path.read_text(encoding="utf-8"))
+        config = parse_json(read_text(path, MOST_SETTINGS))
     except FileNotFoundError as error:
         raise RunError(f"{folder} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
     except (OSError, ValueError) as error:

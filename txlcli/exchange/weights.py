@@ -12,6 +12,7 @@ from torch import Tensor
 from txlcli.errors import RunError
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import UnsafePickleError
+from txlcli.system.input_files import check_regular
 
 System = Literal["hugging_face", "pytorch", "tf"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -29,7 +30,7 @@ def in_folder(folder: Path) -> Path:
         RunError: there is none.
     """
     for name in WEIGHTS:
-        if (folder / name).is_file():
+        if (folder / name).exists():
             return folder / name
     raise RunError(f"{folder} has neither {' nor '.join(WEIGHTS)}; sharded weights must be merged first")
 
@@ -40,7 +41,7 @@ def read(path: Path) -> dict[str, Tensor]:
     Raises:
         RunError: the file is missing, damaged, or a pickle of more than tensors.
     """
-    if not path.is_file():
+    if not check_regular(path).is_file():
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.suffix == ".safetensors":

@@ -4,18 +4,23 @@ import json
 import tomllib
 from typing import Any
 
-MOST_NESTED = 50
-"""Greatest depth of lists and objects; the files of txl have six levels at most."""
+MOST_DEPTH = 8
+"""Deepest nesting of values in TOML; a recipe needs three levels."""
+MOST_JSON_DEPTH = 32
+LARGEST_INT = 2**63 - 1
+"""Largest whole number; Python would accept larger ones and then fail to print them."""
+MOST_DOTS = 32
+"""Largest number of dots in a line of TOML; Python's parser takes quadratic time and memory for keys with more."""
 
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply, or has a number of too many digits.
+        ValueError: it is not JSON, is nested too deeply, or has a number that does not fit 64 bits.
     """
     try:
-        return _moderate(json.loads(text))
+        return _moderate(json.loads(text), MOST_JSON_DEPTH)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -24,26 +29,35 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
     Raises:
-        ValueError: it is no TOML, is nested too deeply, or has a number of too many digits.
+        tomllib.TOMLDecodeError: it is not TOML.
+        ValueError: it is nested too deeply, or has a number that does not fit 64 bits.
     """
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
+        raise ValueError(f"a line has more than {MOST_DOTS} dots")
     try:
-        table: dict[str, Any] = _moderate(tomllib.loads(text))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        table: dict[str, Any] = _moderate(tomllib.loads(text), MOST_DEPTH)
+    except RecursionError:
+        raise ValueError(f"nested more than {MOST_DEPTH} levels deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:
+        reason = "a number does not fit 64 bits" if "digits" in str(error) else str(error)
+        raise ValueError(reason) from None
     return table
 
 
-def _moderate(value: Any) -> Any:
-    """Return a value that is not nested too deeply."""
+def _moderate(value: Any, depth: int) -> Any:
+    """Return a value that is not nested too deeply, and has no number that is too large."""
     level = [value]
-    for _ in range(MOST_NESTED):
+    for _ in range(depth + 1):
+        if any(isinstance(item, int) and abs(item) > LARGEST_INT for item in level):
+            raise ValueError("a number does not fit 64 bits")
         level = [
             inner
             for outer in level
             if isinstance(outer, dict | list)
             for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
         ]
         if not level:
             return value
-    raise ValueError(f"nested more than {MOST_NESTED} levels deep")
+    raise ValueError(f"nested more than {depth} levels deep")

@@ -3,37 +3,38 @@
 import sys
 
 from txlcli import console
-from txlcli.errors import TxlError
+from txlcli.errors import TxlError, UsageError
+from txlcli.system.input_files import MOST_SETTINGS
 from txlcli.workflows.generation import Conversation, Generation
 
 PROMPT = "> "
 
 
-def show(generation: Generation) -> None:
-    """Write the texts to stdout, with the context and the reference if requested."""
+def show(generation: Generation, *, raw: bool = False) -> None:
+    """Write the texts to stdout, with the context and the reference if requested; `raw` as in `show_generated`."""
     context, options = generation.context, generation.options
     if options.reference:
         _show_heading(f"context ({context.title})")
-        console.show_text("".join(generation.spell(context.tokens)))
+        console.show_generated("".join(generation.spell(context.tokens)) + "\n", raw=raw)
     for number, tokens in enumerate(generation.samples(), 1):
         if options.reference or options.samples > 1:
             _show_heading("generation" if options.samples == 1 else f"generation {number} of {options.samples}")
-        console.show_text(context.prompt, end="")
+        console.show_generated(context.prompt, raw=raw)
         try:
             for text in generation.spell(tokens, after=context.tokens[-1] if context.prompt else None):
-                console.show_text(text, end="")
+                console.show_generated(text, raw=raw)
         finally:  # the line must end before an error message, or after Ctrl-C
-            console.show_text("")
+            console.show_line("")
     if options.reference:
         _show_heading("reference")
-        console.show_text("".join(generation.spell(context.continuation)))
+        console.show_generated("".join(generation.spell(context.continuation)) + "\n", raw=raw)
 
 
-def converse(conversation: Conversation) -> None:
+def converse(conversation: Conversation, *, raw: bool = False) -> None:
     """Answer prompts from stdin until it ends; Ctrl-C stops a text, and at a prompt the program."""
     while True:
         try:
-            prompt = input(PROMPT if sys.stdin.isatty() else "")
+            prompt = _read_prompt()
         except EOFError:
             return
         if prompt.strip() == "/reset":
@@ -43,13 +44,30 @@ def converse(conversation: Conversation) -> None:
             continue
         try:
             for text in conversation.reply(prompt):
-                console.show_text(text, end="")
+                console.show_generated(text, raw=raw)
         except KeyboardInterrupt:
             console.say(" (stopped)")
         except TxlError as error:
             console.complain(str(error))
-        console.show_text("")
+        console.show_line("")
+
+
+def _read_prompt() -> str:
+    """Read one line from stdin.
+
+    Raises:
+        EOFError: stdin has ended.
+        UsageError: the line is too long.
+    """
+    if sys.stdin.isatty():
+        return input(PROMPT)
+    line = sys.stdin.readline(MOST_SETTINGS + 1)
+    if not line:
+        raise EOFError
+    if len(line) > MOST_SETTINGS:
+        raise UsageError(f"stdin: a prompt of more than {MOST_SETTINGS:,} characters; give a shorter one")
+    return line.removesuffix("\n")
 
 
 def _show_heading(text: str) -> None:
-    console.show_text(f"--- {text} ---")
+    console.show_line(f"--- {text} ---")

@@ -50,10 +50,10 @@ def show(folder: Path, sections: Sequence[Section]) -> None:
         for grid in section.grids:
             console.show_table(section.title, grid.columns, grid.rows, [grid.caption] if grid.caption else ())
         for claim in section.claims:
-            console.show_text(f"{claim.verdict}: {claim.text} ({claim.detail})")
+            console.show_line(f"{claim.verdict}: {claim.text} ({claim.detail})")
         if section.grids or section.claims:
-            console.show_text("")
-    console.show_text(f"report: {folder / MARKDOWN}, {folder / HTML}")
+            console.show_line("")
+    console.show_line(f"report: {folder / MARKDOWN}, {folder / HTML}")
 
 
 def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> None:

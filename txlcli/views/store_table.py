@@ -20,12 +20,12 @@ def show_store(store: TokenStore) -> None:
         rows.append([split, *(f"{number:,}" for number in (info.tokens, info.types, info.words, info.bytes)), share])
     console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
     for split in store.splits:
-        console.show_text(f"{split} begins: {_excerpt(store, split)}")
+        console.show_line(f"{split} begins: {_excerpt(store, split)}")
     for key, value in store.conventions.items():
-        console.show_text(f"{key}: {value}")
+        console.show_line(f"{key}: {value}")
     for note in store.notes:
-        console.show_text(f"note: {note}")
-    console.show_text(f"next: {next_command(store)}")
+        console.show_line(f"note: {note}")
+    console.show_line(f"next: {next_command(store)}")
 
 
 def next_command(store: TokenStore) -> str:
@@ -64,7 +64,7 @@ def show_list(data_dir: Path, stores: Iterable[TokenStore], splits: Iterable[str
     """Write a table of stores, with the size of each split, and their conventions to stdout."""
     stores, splits = list(stores), list(splits)
     if not stores:
-        console.show_text(f'no token stores in {data_dir}; make one with "txl prepare stdlib"')
+        console.show_line(f'no token stores in {data_dir}; make one with "txl prepare stdlib"')
         return
     rows = []
     for store in stores:
@@ -73,7 +73,7 @@ def show_list(data_dir: Path, stores: Iterable[TokenStore], splits: Iterable[str
     console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *splits), rows)
     for store in stores:
         conventions = "; ".join(f"{key}: {value}" for key, value in store.conventions.items())
-        console.show_text(f"{store.name}: {conventions}")
+        console.show_line(f"{store.name}: {conventions}")
 
 
 def list_entry(store: TokenStore) -> dict[str, Any]:

@@ -12,7 +12,7 @@ UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("min
 
 def show_forecast(forecast: dict[str, Any]) -> None:
     """Print the plan of a training as one line and its cost as a table."""
-    console.show_text(f"would train {plans.in_words(forecast)}")
+    console.show_line(f"would train {plans.in_words(forecast)}")
     rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast["parameters_by_part"].items() if count]
     rows.append(["parameters", f"{forecast['parameters']:,}"])
     memory = "memory of a step" if forecast["processes"] == 1 else "memory of a process"

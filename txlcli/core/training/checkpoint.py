@@ -27,6 +27,7 @@ from txlcli.core.training.data_parallel import World
 from txlcli.errors import RunError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import FORMAT, digest, read_header, write_header
+from txlcli.system.input_files import check_regular
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     Raises:
         RunError: the file is missing, damaged, not a checkpoint of txl, or of a newer format.
     """
-    if not path.is_file():
+    if not check_regular(path).is_file():
         other = next(path.parent.glob("*.safetensors"), None)
         reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
         raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")

@@ -18,9 +18,9 @@ from torch import Tensor
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import capture
-from txlcli.core.kernels.device import send
+from txlcli.core.kernels.device import check_free_memory, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.registry import make_model
+from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average, make_average
@@ -447,6 +447,12 @@ class Training:
 
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
-    """Make a model with new weights; dropout continues from the same seed."""
+    """Make a model with new weights; dropout continues from the same seed.
+
+    Raises:
+        MemoryError: the host has less free memory than the weights need.
+    """
+    weights = 4 * count_parameters(settings, vocab_size)  # bytes of float32
+    check_free_memory(weights, torch.device("cpu"))
     torch.manual_seed(seed)
     return make_model(settings, vocab_size).to(device)

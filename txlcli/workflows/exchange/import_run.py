@@ -22,6 +22,7 @@ from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system.command_lines import command_line
+from txlcli.system.input_files import check_regular
 from txlcli.workflows.workspace import Workspace
 
 SYSTEMS = {
@@ -100,7 +101,7 @@ def _check_attention(system: System, imported: Mapping[str, Tensor], path: Path)
 
 def _check_options(options: ImportOptions) -> None:
     source = options.source
-    if not source.exists():
+    if not check_regular(source).exists():
         raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
     if (source / run_folder.CARD).is_file():
         raise RunError(f'{source} is already a run; evaluate it with "{command_line("eval", str(source))}"')
@@ -174,7 +175,7 @@ def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | No
     for path in stores_in(data_dir):
         try:
             store = TokenStore.open(path)
-        except StoreError:
+        except (StoreError, UsageError):
             continue  # a damaged store does not prevent an import
         if store.fingerprint == vocab.fingerprint:
             stores[path.stem] = store

@@ -10,6 +10,7 @@ from txlcli.corpora.corpus import Corpus, ReadOptions
 from txlcli.data.vocabulary import TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
 from txlcli.exchange import vocabularies
+from txlcli.system.input_files import check_regular
 from txlcli.workflows.preparation.workers import default_workers
 
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
@@ -134,15 +135,13 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
             raise UsageError(
                 f'--source needs the name of a corpus, and "{corpus_or_path}" is not one; prepare the path without it'
             )
-        if not (path.is_file() or path.is_dir()):
-            raise CorpusInputError(f"{path} is no regular file or folder; save its text to a file first")
-        return corpora.OWN_TEXT, path
+        return corpora.OWN_TEXT, check_regular(path)
     corpus = corpora.CORPORA[corpus_or_path]
     if source is not None and not source.exists():
         raise CorpusInputError(
             f"no file or folder at {source}; give --source an archive, folder or file of {corpus_or_path}"
         )
-    return corpus, source or (corpus.home() if corpus.home else None)
+    return corpus, check_regular(source) if source else (corpus.home() if corpus.home else None)
 
 
 def _refuse_unused(options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName) -> None:

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import CorpusError, Slice, Text
+from txlcli.corpora.special_files import SpecialFileError
 from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.sentencepiece_model import train as train_sentencepiece
 from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing
 from txlcli.data.vocabulary import Vocab, smallest_dtype
-from txlcli.errors import CorpusInputError, StoreError
+from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.paper.metrics import metric_of
 from txlcli.system.locks import exclusive, temporary_folder
 from txlcli.workflows.preparation import vocabulary_rules as rules
@@ -68,12 +69,15 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
     Raises:
         CorpusInputError: the text cannot be downloaded or read.
         StoreError: the store cannot be written.
+        UsageError: a file of the text is a pipe, a socket or a device.
     """
     folder = plan.store.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _only_process(plan), temporary_folder(folder, ".preparing-") as work:
             return _Preparation(plan, work, reporter, sizes or WorkSizes()).run()
+    except SpecialFileError as error:
+        raise UsageError(str(error)) from error
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error

@@ -12,6 +12,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError, TxlError
 from txlcli.runs.run_folder import Run
 from txlcli.system.atomic_files import replacing
+from txlcli.system.input_files import MOST_REPORT, read_text
 from txlcli.system.plain_json import parse_json
 
 FILE = "evaluations.json"
@@ -61,7 +62,7 @@ class EvaluationStore:
 
     def _read(self) -> dict[str, StoredEvaluation]:
         try:
-            stored = parse_json(self._path.read_text(encoding="utf-8"))
+            stored = parse_json(read_text(self._path, MOST_REPORT))
             return {
                 str(key): StoredEvaluation(dict(one["result"]), float(one["seconds"])) for key, one in stored.items()
             }

@@ -8,6 +8,7 @@ from pathlib import Path
 from txlcli.errors import RunError, TxlError, UsageError
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
+from txlcli.system.input_files import MOST_REPORT, read_text
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import Runner
@@ -42,7 +43,8 @@ def reproduce(
         by_name = _read_sections(folder, scale_name, render)
         runner = make_runner()
         for number, name in enumerate(names, 1):
-            runner.workspace.reporter.say(f"\n{name} ({number} of {len(names)}), {scale_name} scale")
+            runner.workspace.reporter.say("")
+            runner.workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale_name} scale")
             with runner.recording() as provenance:
                 section = ITEMS[name].make(runner)
             facts = {**dataclasses.asdict(provenance), "scale": scale_name, "hardware": runner.machine}
@@ -68,11 +70,11 @@ def _make_folder(folder: Path) -> None:
 def _read_sections(folder: Path, scale_name: str, render: Render) -> dict[str, Section]:
     """Return the sections of a report; write an empty report into a new folder."""
     path = folder / SECTIONS
-    if not path.is_file():
+    if not path.exists():
         _write(folder, scale_name, {}, render)
         return {}
     try:
-        stored = parse_json(path.read_text(encoding="utf-8"))
+        stored = parse_json(read_text(path, MOST_REPORT))
         sections = {name: Section.from_table(table) for name, table in stored["sections"].items()}
         stored_scale = str(stored["scale"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,0 +1,28 @@
+"""Refuses pipes, sockets and devices: opening or reading them may never end."""
+
+import stat
+from pathlib import Path
+
+from .corpus import CorpusError
+
+KINDS = ((stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
+
+
+class SpecialFileError(CorpusError):
+    """A path is, or links to, a pipe, a socket or a device; nothing of it was read."""
+
+
+def refuse_special(path: Path) -> Path:
+    """Return a path that is no special file; a missing path and a folder are left to the reader of the path.
+
+    Raises:
+        SpecialFileError: it is, or links to, a pipe, a socket or a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return path
+    for is_kind, kind in KINDS:
+        if is_kind(mode):
+            raise SpecialFileError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
+    return path

@@ -1,0 +1,112 @@
+"""Pipes, sockets, devices and texts without end as inputs of every command: one line, exit code 2, at once."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands.novel import RECIPE, done, refusal
+from tests.system.test_input_files import SPECIAL
+
+LIMIT_S = 20
+INPUTS = {
+    "recipe": ("input.toml", ["train", "input.toml", "--name", "new"]),
+    "packaged recipe's name": ("enwik8", ["train", "enwik8", "--dry-run"]),
+    "own text": ("input", ["prepare", "input"]),
+    "file of own text": ("texts/input", ["prepare", "texts", "--name", "new"]),
+    "split of own text": ("texts/test.txt", ["prepare", "texts", "--name", "new"]),
+    "source": ("input", ["prepare", "text8", "--source", "input"]),
+    "file in a source": ("texts/text8", ["prepare", "text8", "--source", "texts"]),
+    "split in a source": ("texts/ptb.test.txt", ["prepare", "ptb", "--source", "texts"]),
+    "list of words in a source": ("texts/1b_word_vocab.txt", ["prepare", "lm1b", "--source", "texts"]),
+    "vocabulary": ("vocab.json", ["prepare", "texts", "--vocab", "vocab.json"]),
+    "pickled vocabulary": ("vocab.pkl", ["prepare", "texts", "--vocab", "vocab.pkl"]),
+    "list of words": ("vocab.txt", ["prepare", "texts", "--vocab", "vocab.txt"]),
+    "text to score": ("input", ["eval", "byte", "--text", "input"]),
+    "file of losses": ("losses.h5", ["eval", "byte", "--losses", "losses.h5"]),
+    "file of losses by context": (
+        "recl.h5",
+        ["recl", "byte", "--longest", "9", "--start", "3", "--step", "3", "--losses", "recl.h5"],
+    ),
+    "store": ("data/word.h5", ["eval", "word"]),
+    "weights of a run": ("runs/byte/best.safetensors", ["eval", "byte"]),
+    "weights": ("input", ["import", "input", "--recipe", "tiny.toml"]),
+    "configuration": ("hf/config.json", ["import", "hf", "--name", "new"]),
+    "weights in a folder": ("hf/model.safetensors", ["import", "hf", "--name", "new"]),
+    "vocabulary in a folder": ("hf/vocab.json", ["import", "hf", "--name", "new"]),
+}
+
+
+@pytest.fixture
+def input_files(here):
+    """Add a folder of texts and an exported run to the current folder; end the test if a file blocks."""
+    Path("texts").mkdir()
+    for name in ("train.txt", "valid.txt"):
+        Path("texts", name).write_text("the fox jumps over the lazy dogs\n" * 31)
+    done("export", "word", "hf")
+
+    def blocked(*_):
+        raise TimeoutError("the file was opened")
+
+    before = signal.signal(signal.SIGALRM, blocked)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_special_file_is_refused_as_input(input_files, name, kind):
+    file, command = INPUTS[name]
+    if "texts" in file and command[1] in ("text8", "ptb", "lm1b"):
+        shutil.rmtree("texts")
+        Path("texts").mkdir()
+        if command[1] == "lm1b":
+            Path("texts/news.en-00001-of-00100").write_text("the fox\n" * 31)
+    Path(file).unlink(missing_ok=True)
+    SPECIAL[kind](Path(file))
+    message = refusal(*command)
+    assert message.endswith(f"{file} is a {kind}, not a regular file; save its content to a file and name that")
+    assert not Path("data/new.h5").exists()
+    assert not Path("runs/new").exists()
+
+
+def test_a_pipe_among_the_stores_hides_no_other(here):
+    os.mkfifo("data/pipe.h5")
+    result = done("prepare", "--list")
+    assert "error: data/pipe.h5 is a pipe" in result.stderr
+    assert "sentencepiece" in result.stdout
+
+
+def test_standard_input_may_be_a_pipe_or_a_device(here):
+    words = [sys.executable, "-m", "txlcli", "eval", "byte", "--text", "-", "--json"]
+    piped = subprocess.run(words, input=b"the fox jumps", capture_output=True, check=True, timeout=LIMIT_S)
+    assert b'"tokens": 12' in piped.stdout
+
+
+def test_a_recipe_without_end_is_refused(here):
+    Path("long.toml").write_text(RECIPE + "#" * (256 << 10))
+    assert refusal("train", "long.toml") == (
+        "long.toml: larger than 256 KiB, the limit of such a text; give a smaller one"
+    )
+
+
+def test_a_prompt_without_end_is_refused(here):
+    with Path("/dev/zero").open("rb") as zeros:
+        words = [sys.executable, "-m", "txlcli", "generate", "byte", "--prompt", "-"]
+        result = subprocess.run(words, stdin=zeros, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: stdin: larger than 256 KiB, the limit of such a text; give a smaller one\n"
+
+
+def test_a_prompt_of_a_conversation_without_end_is_refused(here):
+    with Path("/dev/zero").open("rb") as zeros:
+        words = [sys.executable, "-m", "txlcli", "generate", "byte", "--interactive"]
+        result = subprocess.run(words, stdin=zeros, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.endswith("error: stdin: a prompt of more than 262,144 characters; give a shorter one\n")

@@ -1,0 +1,106 @@
+"""Names and notes of stores and runs, vocabularies, archives and servers reach no terminal unescaped."""
+
+import io
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.commands.novel import done, refusal, txl
+from txlcli.data.token_store import SplitCounts, StoreFacts, writing
+from txlcli.data.vocabulary import Vocab
+
+ESCAPE = "\x1b[2J\x9b31m"
+SHOWN = r"\x1b[2J\x9b31m"
+VOCAB = Vocab("word", ["<eos>", f"fox{ESCAPE}"], boundary=0)
+
+
+def write_store(name):
+    """Write a store whose facts and words contain escapes."""
+    note = f"note{ESCAPE}\nnext: rm -rf"
+    facts = StoreFacts(f"name{ESCAPE}", f"corpus{ESCAPE}", "word", "word", "ppl", {"key": note}, (note,), "0", False)
+    with writing(Path("data", f"{name}.h5"), facts, VOCAB) as writer:
+        for split in ("train", "valid", "test"):
+            counts = SplitCounts(tokens=400, words=1, bytes=1, unknown=0, types=1)
+            writer.add(split, counts, [[1, 0] * 200])
+
+
+def on_a_terminal(*arguments):
+    """Run a command whose stdout is a terminal; return what that shows."""
+    primary, secondary = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "txlcli", *arguments], stdout=secondary, stderr=secondary)
+    os.close(secondary)
+    shown = b""
+    while True:
+        try:
+            block = os.read(primary, 1 << 16)
+        except OSError:  # the process has closed its end
+            break
+        if not block:
+            break
+        shown += block
+    os.close(primary)
+    assert process.wait() == 0, shown
+    return shown.decode()
+
+
+def test_facts_of_a_store_are_escaped(here):
+    write_store("hostile")
+    shown = done("prepare", "--list").stdout
+    assert f"name{SHOWN}" in shown
+    assert rf"note{SHOWN}\nnext: rm -rf" in shown
+    assert not set(ESCAPE[:1] + ESCAPE[4]) & set(shown)
+
+
+def test_the_name_of_a_run_is_escaped(here):
+    Path("runs/word").rename(f"runs/word{ESCAPE}")
+    result = txl("runs")
+    assert f"word{SHOWN}" in result.stdout
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_words_of_a_vocabulary_are_escaped_on_a_terminal(here, json_too):
+    write_store("hostile")
+    done("train", "tiny.toml", "--set", "corpus.store=hostile", "--name", "hostile", "--max-steps", "1")
+    words = ["generate", "hostile", "--prompt", f"fox{ESCAPE}", "--tokens", "7", "--quiet"]
+    shown = on_a_terminal(*words, *["--json"] * json_too)
+    assert ESCAPE[4] not in shown
+    assert "\x1b" not in shown
+    assert (r"\u001b[2J" if json_too else SHOWN) in shown
+
+
+def test_raw_writes_them_to_a_terminal_unchanged(here):
+    write_store("hostile")
+    done("train", "tiny.toml", "--set", "corpus.store=hostile", "--name", "hostile", "--max-steps", "1")
+    shown = on_a_terminal("generate", "hostile", "--prompt", f"fox{ESCAPE}", "--tokens", "7", "--quiet", "--raw")
+    assert f"fox{ESCAPE}" in shown
+
+
+def test_raw_has_no_effect_on_json(here):
+    assert refusal("generate", "word", "--raw", "--json") == (
+        "--raw has no effect with --json, which escapes control characters always; leave out one"
+    )
+
+
+def test_members_of_an_archive_are_escaped(here):
+    with tarfile.open("source.tgz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo(f"../{ESCAPE}\nerror: none"), io.BytesIO())
+    message = refusal("prepare", "ptb", "--source", "source.tgz", code=1)
+    assert message == (
+        rf'source.tgz: the member "../{SHOWN}\nerror: none" would leave the folder; this archive is not to be trusted'
+    )
+
+
+def test_the_listing_as_json_keeps_the_values(here):
+    shutil.rmtree("data")
+    write_store("hostile")
+    out = done("prepare", "--list", "--json").stdout
+    assert "\x9b" not in out
+    assert json.loads(out)["stores"][0]["name"] == f"name{ESCAPE}"

@@ -1,0 +1,75 @@
+import io
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from txlcli.errors import UsageError
+from txlcli.system.input_files import check_regular, read_bytes, read_stream, read_text
+from txlcli.system.plain_json import parse_json
+
+SPECIAL = {
+    "pipe": os.mkfifo,
+    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "terminal": lambda path: path.symlink_to("/dev/tty"),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_a_special_file_is_refused_before_it_is_opened(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    SPECIAL[kind](Path("input"))
+    named = "device" if kind == "terminal" else kind
+    with pytest.raises(UsageError) as refused:
+        read_bytes(Path("input"), 7)
+    assert str(refused.value) == f"input is a {named}, not a regular file; save its content to a file and name that"
+
+
+def test_a_link_to_a_regular_file_is_read(tmp_path):
+    (tmp_path / "text").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("text")
+    assert read_bytes(tmp_path / "link", 3) == b"abc"
+
+
+def test_missing_paths_and_folders_are_left_to_the_reader(tmp_path):
+    assert check_regular(tmp_path) == tmp_path
+    assert check_regular(tmp_path / "missing") == tmp_path / "missing"
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "missing", 1)
+
+
+@pytest.mark.parametrize(("most", "size"), [(7, "7 bytes"), (1 << 10, "1 KiB"), (3 << 20, "3 MiB")])
+def test_a_file_above_the_limit_is_refused(tmp_path, most, size):
+    path = tmp_path / "text"
+    path.write_bytes(b"x" * most)
+    assert len(read_bytes(path, most)) == most
+    path.write_bytes(b"x" * (most + 1))
+    with pytest.raises(UsageError) as refused:
+        read_bytes(path, most)
+    assert str(refused.value) == f"{path}: larger than {size}, the limit of such a text; give a smaller one"
+
+
+def test_a_stream_is_not_read_beyond_the_limit():
+    stream = io.BytesIO(b"x" * 100)
+    with pytest.raises(UsageError, match="stdin: larger than 11 bytes"):
+        read_stream(stream, 11, "stdin")
+    assert stream.tell() == 12
+
+
+def test_text_is_read_without_mark_and_with_plain_line_ends(tmp_path):
+    (tmp_path / "text").write_bytes("\ufeffa\r\nb\rc\n".encode())
+    assert read_text(tmp_path / "text", 99) == "a\nb\nc\n"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "{", ""])
+def test_json_that_cannot_be_parsed_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(text)
+
+
+def test_json_is_parsed():
+    assert parse_json('{"a": [1, null]}') == {"a": [1, None]}
+    assert sys.getrecursionlimit() < 100_000  # the nesting above exceeds it

@@ -1,0 +1,71 @@
+"""Reads the files that the user names: regular files only, and texts up to a documented size."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+from txlcli.corpora.special_files import SpecialFileError, refuse_special
+from txlcli.errors import UsageError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MOST_SETTINGS = 256 * KIB
+"""Largest recipe, configuration or prompt, in bytes."""
+MOST_REPORT = 64 * MIB
+"""Largest JSON file of `txl reproduce`, in bytes."""
+MOST_VOCABULARY = 256 * MIB
+"""Largest vocabulary, in bytes."""
+MOST_TEXT = GIB
+"""Largest text of `txl eval --text`, in bytes; it is held in memory."""
+
+
+def check_regular(path: Path) -> Path:
+    """Return a path that is no special file; a missing path and a folder are left to the reader of the path.
+
+    Raises:
+        UsageError: it is, or links to, a pipe, a socket or a device.
+    """
+    try:
+        return refuse_special(path)
+    except SpecialFileError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes.
+
+    Raises:
+        UsageError: it is a special file, or larger.
+        OSError: it cannot be read.
+    """
+    with check_regular(path).open("rb") as file:
+        return read_stream(file, most, str(path))
+
+
+def read_stream(file: BinaryIO, most: int, name: str) -> bytes:
+    """Read a stream of at most `most` bytes; `name` begins the error.
+
+    Raises:
+        UsageError: it has more.
+    """
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise UsageError(f"{name}: larger than {_size(most)}, the limit of such a text; give a smaller one")
+    return data
+
+
+def read_text(path: Path, most: int) -> str:
+    """Read a regular file of at most `most` bytes as UTF-8 text; a byte order mark is skipped, line ends become "\\n".
+
+    Raises:
+        UsageError: it is a special file, or larger.
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_bytes(path, most).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _size(number: int) -> str:
+    """Return a size in the largest unit that divides it."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if number % unit == 0:
+            return f"{number // unit} {name}"
+    return f"{number:,} bytes"
