@@ -50,27 +50,27 @@ def test_an_interrupted_download_is_resumed(site, tmp_path):
 
 @pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record mac"), TimeoutError(), ConnectionResetError()])
 def test_a_download_resumes_after_a_connection_error(site, tmp_path, monkeypatch, error):
-    read, failures = http.client.HTTPResponse.read, [None, error]
+    read, failures = http.client.HTTPResponse.read1, [None, error]
 
     def failing(response, amount):
         if failures and (failure := failures.pop(0)):
             raise failure
         return read(response, min(amount, 1000))
 
-    monkeypatch.setattr(http.client.HTTPResponse, "read", failing)
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", failing)
     assert fetch(download(site), tmp_path).read_bytes() == CONTENT
     assert site.requests == [("text.zip", None), ("text.zip", "bytes=1000-")]
 
 
 def test_the_next_address_is_tried_if_a_connection_always_fails(site, tmp_path, monkeypatch):
-    read = http.client.HTTPResponse.read
+    read = http.client.HTTPResponse.read1
 
     def failing(response, amount):
         if site.requests[-1][0] == "other.zip":
             raise ssl.SSLError(1, "bad record mac")
         return read(response, amount)
 
-    monkeypatch.setattr(http.client.HTTPResponse, "read", failing)
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", failing)
     site.files["other.zip"] = CONTENT
     assert fetch(download(site, "other.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
     with pytest.raises(CorpusError, match=r"other\.zip: interrupted after 0 bytes \(SSLError\)"):

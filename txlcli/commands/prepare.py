@@ -44,6 +44,13 @@ def prepare(
     workers: Annotated[
         int | None, Option(help="Processes that read the text [default: one per processor, at most 8].")
     ] = None,
+    min_rate: Annotated[
+        float | None,
+        Option(
+            metavar="BYTES",
+            help="Give up a download that is slower, in bytes per second; 0 never does [default: 1000].",
+        ),
+    ] = None,
     force: Force = False,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
     verify: Annotated[bool, Option("--verify", help="Compare an existing store with its checksums.")] = False,
@@ -71,6 +78,7 @@ def prepare(
         released_convention=released_convention,
         vocab=vocab,
         workers=workers,
+        min_rate=min_rate,
     )
     if verify:
         if what is None or listed or options != PrepareOptions() or force:

@@ -1,5 +1,6 @@
 """Checks the options of `txl prepare` and turns them into a plan."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from txlcli import corpora
 from txlcli.config.settings import PLAIN_NAME
 from txlcli.corpora.corpus import Corpus, ReadOptions
+from txlcli.corpora.download import Patience
 from txlcli.data.vocabulary import TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
 from txlcli.exchange import vocabularies
@@ -30,6 +32,8 @@ class PrepareOptions:
     released_convention: bool = False
     vocab: Path | None = None
     workers: int | None = None
+    min_rate: float | None = None
+    """Least rate of a download in bytes/s."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Plan:
     workers: int
     force: bool
     """True if an existing store may be replaced."""
+    patience: Patience
+    """Limits of a download."""
     vocab: Vocab | None = None
     """An existing vocabulary; None if it is built from the text."""
 
@@ -101,6 +107,7 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         read=ReadOptions(released=options.released_convention, shares=_parse_shares(options.split)),
         workers=_at_least(1, "--workers", options.workers) or default_workers(),
         force=force,
+        patience=_patience(options, source),
         vocab=vocab,
     )
     plan.check_free(other=f"--name {store.stem}-{tokenizer}" if options.name is None else "another --name")
@@ -183,6 +190,16 @@ def _store_name(options: PrepareOptions, corpus: Corpus, source: Path | None, su
     if plain.removesuffix("-released") in corpora.CORPORA:
         raise UsageError(f'"{plain}" is the name of a benchmark\'s own store; choose another with --name')
     return (plain or "text") + (suffix if options.vocab is not None else "")
+
+
+def _patience(options: PrepareOptions, source: Path | None) -> Patience:
+    if options.min_rate is None:
+        return Patience()
+    if source is not None:
+        raise UsageError("--min-rate has no effect here: nothing is downloaded; leave it out")
+    if not 0 <= options.min_rate < math.inf:
+        raise UsageError(f"--min-rate {options.min_rate:g} is no rate; give bytes/s, or 0 for no limit")
+    return Patience(least_bytes_per_s=options.min_rate)
 
 
 def _at_least(least: int, option: str, value: int | None) -> int | None:

@@ -39,7 +39,12 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
 def _download(plan: Plan, work: Path, reporter: Reporter) -> Path:
     for download in plan.corpus.downloads:
         with reporter.progress(f"downloading {download.file}", download.size, "B") as step:
-            path = fetch(download, plan.downloads, lambda done, _total, step=step: step.reach(done))  # type: ignore[misc]
+            path = fetch(
+                download,
+                plan.downloads,
+                lambda done, _total, step=step: step.reach(done),  # type: ignore[misc]
+                plan.patience,
+            )
         _unpack_or_copy(path, work, plan.corpus, reporter)
     return work
 
