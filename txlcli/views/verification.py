@@ -18,7 +18,7 @@ def show(checks: Sequence[FileCheck], *, json: bool) -> None:
         console.show_json({"files": [_entry(check) for check in checks]})
     else:
         for check in checks:
-            console.show_text(f"{check.path}: {check.state}")
+            console.show_line(f"{check.path}: {check.state}")
     damaged = [check for check in checks if check.error]
     for check in damaged:
         console.complain(check.error)
