@@ -7,13 +7,14 @@ from .corpus import CorpusError
 from .special_files import refuse_special
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+BZIP2, XZ = b"1AY&SY", b"\xfd7zXZ\0"  # that of bzip2 begins at byte 4
 _PACKED = "an archive or compressed file"
 # Signature, its offset, and a name for files of that format.
 PACKED = (
     (GZIP, 0, _PACKED),
     (ZIP, 0, _PACKED),
-    (b"1AY&SY", 4, _PACKED),  # bzip2
-    (b"\xfd7zXZ\0", 0, _PACKED),
+    (BZIP2, 4, _PACKED),
+    (XZ, 0, _PACKED),
     (b"\x28\xb5\x2f\xfd", 0, _PACKED),  # zstd
     (b"7z\xbc\xaf\x27\x1c", 0, _PACKED),
     (b"ustar\0", 257, _PACKED),  # tar by POSIX, and GNU's

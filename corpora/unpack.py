@@ -1,43 +1,88 @@
-"""Unpacks zip, tar and gzip archives into a folder, and refuses members that would be written elsewhere."""
+"""Unpacks zip, tar and compressed files into a folder; refuses damage, bombs, and members written elsewhere."""
 
+import bz2
+import errno
 import gzip
+import io
 import lzma
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import IO, Any
 
 from .corpus import CorpusError
-from .signatures import GZIP, ZIP
+from .signatures import BZIP2, GZIP, XZ, ZIP
 
 BLOCK = 1 << 20
 SYMLINK = 0o12  # file type in the highest 4 bits of a zip member's Unix mode
+ENCRYPTED = 0x1  # flag of a zip member
+SMALL = 64 << 20  # bytes that every archive may unpack to
+MOST_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
+OPENERS: dict[tuple[bytes, int], Callable[[Path], Any]] = {
+    (GZIP, 0): gzip.open,
+    (BZIP2, 4): bz2.open,
+    (XZ, 0): lzma.open,
+}
+DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    ValueError,
+    OverflowError,
+)
+"""Exceptions that damaged archives raise in the standard library, besides an OSError without a number."""
 
 
 def is_archive(path: Path) -> bool:
     """Return True if the content of a file is a zip, tar or gzip archive, or the beginning of a zip or gzip archive."""
     if not path.is_file():
         return False
-    return _begins_with(path, GZIP) or _is_zip(path) or (path.stat().st_size > 0 and tarfile.is_tarfile(path))
+    return _begins_with(path, GZIP) or _is_zip(path) or _is_tar(path)
 
 
 def _is_zip(path: Path) -> bool:
     return _begins_with(path, ZIP) or zipfile.is_zipfile(path)
 
 
-def _begins_with(path: Path, signature: bytes) -> bool:
+def _begins_with(path: Path, signature: bytes, offset: int = 0) -> bool:
     with path.open("rb") as file:
-        return file.read(len(signature)) == signature
+        return file.read(offset + len(signature))[offset:] == signature
+
+
+def _open(path: Path, *, packed: bool = False) -> IO[bytes]:
+    """Open a file, decompressed if its signature says so; with `packed` it must."""
+    for (signature, offset), opener in OPENERS.items():
+        if _begins_with(path, signature, offset):
+            opened: IO[bytes] = opener(path)
+            return opened
+    if packed:
+        raise ValueError("no known signature")
+    return path.open("rb")
+
+
+def _is_tar(path: Path) -> bool:
+    """Return True if a file begins with the header of a tar member; nothing after it is read."""
+    try:
+        with _open(path) as file:
+            tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+    except (*DAMAGE, OSError):
+        return False
+    return True
 
 
 def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Extract the wanted members of an archive into `folder`.
+    """Extract the wanted members of an archive into `folder`. The archive is read to its end and its checksums.
 
     Raises:
-        CorpusError: the archive is damaged, has a member that is a link or would leave the folder, or has no wanted
-            member.
+        CorpusError: the archive is damaged or encrypted, would unpack to far more than its size, has a member that is a
+            link or would leave the folder, or has no wanted member.
     """
     try:
         if _is_zip(archive):
@@ -45,18 +90,15 @@ def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
         elif _is_tar(archive):
             extracted = _unpack_tar(archive, folder, wanted)
         else:
-            extracted = _unpack_gzip(archive, folder)
-    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+            extracted = _decompress(archive, folder)
+    except NotImplementedError as error:  # a compression method, or a version of the format
+        raise CorpusError(f"{archive}: {error}; unpack it with another program and name the folder") from error
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise CorpusError(f"{archive}: the archive is damaged ({error}); fetch it again") from error
     if not extracted:
         raise CorpusError(f"{archive}: the archive has none of the files that are needed; give the corpus's own")
-
-
-def _is_tar(archive: Path) -> bool:
-    try:
-        return tarfile.is_tarfile(archive)
-    except (EOFError, zlib.error):
-        return False
 
 
 def _check_name(archive: Path, member: str) -> None:
@@ -66,34 +108,70 @@ def _check_name(archive: Path, member: str) -> None:
         raise CorpusError(f'{archive}: the member "{member}" would leave the folder; this archive is not to be trusted')
 
 
+def _most_bytes(archive: Path) -> int:
+    return max(SMALL, MOST_RATIO * archive.stat().st_size)
+
+
+def _bomb(archive: Path) -> CorpusError:
+    return CorpusError(
+        f"{archive}: would unpack to more than {_most_bytes(archive) >> 20:,} MiB, far more than its size; "
+        "this archive is not to be trusted"
+    )
+
+
 def _unpack_zip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
-    extracted = 0
+    members = []
     with zipfile.ZipFile(archive) as source:
         for member in source.infolist():
             _check_name(archive, member.filename)
             if (member.external_attr >> 28) == SYMLINK:
                 raise CorpusError(f'{archive}: the member "{member.filename}" is a link; links are not unpacked')
             if not member.is_dir() and wanted(member.filename):
-                source.extract(member, folder)
-                extracted += 1
-    return extracted
+                members.append(member)
+        if sum(member.file_size for member in members) > _most_bytes(archive):
+            raise _bomb(archive)
+        for member in members:  # zipfile writes at most the size that the member states
+            if member.flag_bits & ENCRYPTED:
+                raise CorpusError(f'{archive}: the member "{member.filename}" is encrypted; unpack it first')
+            source.extract(member, folder)
+    return len(members)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses to yield more bytes than an archive may unpack to."""
+
+    def __init__(self, archive: Path, file: IO[bytes]) -> None:
+        self._archive, self._file, self._left = archive, file, _most_bytes(archive)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read a block."""
+        block = self._file.read(min(size, BLOCK) if size >= 0 else BLOCK)
+        self._left -= len(block)
+        if self._left < 0:
+            raise _bomb(self._archive)
+        return block
 
 
 def _unpack_tar(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
-    extracted = 0
-    with tarfile.open(archive, "r:*") as source:
+    extracted, left = 0, _most_bytes(archive)
+    with _open(archive) as file, tarfile.open(fileobj=(stream := _Bounded(archive, file)), mode="r|") as source:
         source.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have no filters
         for member in source:
             _check_name(archive, member.name)
-            if not (member.isfile() or member.isdir()):
+            if member.issparse() or not (member.isfile() or member.isdir()):
                 raise CorpusError(f'{archive}: the member "{member.name}" is a link or device; such are not unpacked')
+            left -= member.size
+            if left < 0 or member.size < 0:
+                raise _bomb(archive)
             if member.isfile() and wanted(member.name):
                 source.extract(member, folder)
                 extracted += 1
+        while stream.read(BLOCK):  # the checksum is at the end
+            pass
     return extracted
 
 
-def _unpack_gzip(archive: Path, folder: Path) -> int:
-    with gzip.open(archive, "rb") as content, (folder / archive.stem).open("wb") as file:
-        shutil.copyfileobj(content, file, BLOCK)
+def _decompress(archive: Path, folder: Path) -> int:
+    with _open(archive, packed=True) as content, (folder / archive.stem).open("wb") as file:
+        shutil.copyfileobj(_Bounded(archive, content), file, BLOCK)
     return 1
