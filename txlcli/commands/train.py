@@ -184,11 +184,17 @@ def _resolve(
     settings = recipe.load(source, changes)
     path = data_dir / f"{settings.corpus.store}.h5"
     if not repeated and path.is_file():
-        run = history.finished_run(settings, TokenStore.open(path).digest("train"), runs_dir)
-        if run is not None:
-            raise RunError(
-                f'{run.folder} is finished and has the same settings, text and seed; evaluate it with "txl eval '
-                f'{run.name}", train it again under another --name, or replace it with --force'
+        same = list(history.same_runs(settings, TokenStore.open(path).digest("train"), runs_dir))
+        for run, step in same:
+            if step >= settings.train.max_steps:
+                raise RunError(
+                    f'{run.folder} is finished and has the same settings, text and seed; evaluate it with "txl eval '
+                    f'{run.name}", train it again under another --name, or replace it with --force'
+                )
+        if same:
+            run, step = same[0]
+            console.say(
+                f'{run.folder} has the same settings; "txl train --resume {run.name}" continues it at step {step:,}'
             )
     if store_name is not None and name is None:
         name = next(run_folder.free_folders(runs_dir, store_name)).name

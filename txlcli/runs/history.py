@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -227,7 +227,15 @@ def check_finished(run: Run) -> None:
 
 
 def finished_run(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Run | None:
-    """Return the most recent finished run with these settings, except [log], and this training text.
+    """Return the most recent finished run with these settings and this training text; see `same_runs`."""
+    same = same_runs(settings, train_sha256, runs_dir)
+    return next((run for run, step in same if step >= settings.train.max_steps), None)
+
+
+def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[tuple[Run, int]]:
+    """Yield runs with the same settings, except [log], and the same training text, the most recent first.
+
+    Each comes with the step of its last checkpoint.
 
     Args:
         settings: of the training, with its seed.
@@ -239,11 +247,8 @@ def finished_run(settings: Settings, train_sha256: str | None, runs_dir: Path) -
             run = run_folder.open_run(folder)
             saved = _metadata(folder / run_folder.LAST)
             same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
-            finished = saved.get("step", 0) >= settings.train.max_steps
-            same = dataclasses.replace(run.settings, log=settings.log) == settings and not run.changes
-            if same and same_text and finished:
-                return run
-    return None
+            if same_text and not run.changes and dataclasses.replace(run.settings, log=settings.log) == settings:
+                yield run, int(saved.get("step", 0))
 
 
 def _lines(path: Path, keys: tuple[str, ...], *, skip_truncated: bool = False) -> list[Report]:
