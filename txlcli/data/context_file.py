@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.data.hdf5 import member, read_array
 from txlcli.data.loss_file import replacing_file
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_folder
@@ -34,6 +35,14 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 def _to_json(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True)
+
+
+def _saved_losses(part: h5py.Group) -> SavedLosses:
+    """Read the positions and losses of a context length; raise a ValueError if they cannot be those."""
+    positions, losses = read_array(part, "positions"), read_array(part, "losses_nats")
+    if positions.dtype.kind not in "iu" or losses.dtype.kind != "f" or positions.shape != losses.shape:
+        raise ValueError("positions and losses do not match")
+    return positions, losses
 
 
 class ContextFile:
@@ -62,11 +71,11 @@ class ContextFile:
             with h5py.File(self.path, "r") as file:
                 if file.attrs.get("format") != FORMAT or file.attrs["version"] > VERSION:
                     raise refused
-                for key, group in file.items():
+                for key in file:
+                    group = member(file, key)
                     self._facts[key] = str(group.attrs["facts"])
                     self._losses[key] = {
-                        int(name.removeprefix("context_")): (part["positions"][()], part["losses_nats"][()])
-                        for name, part in group.items()
+                        int(name.removeprefix("context_")): _saved_losses(member(group, name)) for name in group
                     }
         except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise refused from error
