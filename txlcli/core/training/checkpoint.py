@@ -28,6 +28,7 @@ from txlcli.core.training.data_parallel import World
 from txlcli.errors import RunError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import check_regular
+from txlcli.system.tensor_files import check_safetensors
 
 FORMAT = 1
 KEY = "txl"
@@ -102,7 +103,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
         raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
     try:
-        path.open("rb").close()  # safetensors reports an unreadable file as missing
+        check_safetensors(path)  # opens it, too: safetensors reports an unreadable file as missing
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
             names = list(file.keys())
@@ -113,7 +114,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
             tensors = {name: file.get_tensor(name).clone() for name in names}
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
     try:
         state = json.loads(text or "")
