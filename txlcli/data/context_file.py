@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.data.hdf5 import member, read_array
 from txlcli.data.loss_file import replacing_file
 from txlcli.data.sealed_hdf5 import DamagedFileError, reading_hdf5
 from txlcli.errors import UsageError
@@ -34,6 +36,14 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 def _to_json(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True)
+
+
+def _saved_losses(part: h5py.Group) -> SavedLosses:
+    """Read the positions and losses of a context length; raise a ValueError if they cannot be those."""
+    positions, losses = read_array(part, "positions"), read_array(part, "losses_nats")
+    if positions.dtype.kind not in "iu" or losses.dtype.kind != "f" or positions.shape != losses.shape:
+        raise ValueError("positions and losses do not match")
+    return positions, losses
 
 
 class ContextFile:
@@ -62,11 +72,11 @@ class ContextFile:
             with reading_hdf5(self.path) as file:
                 if file.attrs.get("format") != FORMAT or file.attrs["version"] > VERSION:
                     raise refused
-                for key, group in file.items():
+                for key in file:
+                    group = member(file, key)
                     self._facts[key] = str(group.attrs["facts"])
                     self._losses[key] = {
-                        int(name.removeprefix("context_")): (part["positions"][()], part["losses_nats"][()])
-                        for name, part in group.items()
+                        int(name.removeprefix("context_")): _saved_losses(member(group, name)) for name in group
                     }
         except DamagedFileError as error:
             raise UsageError(f"--losses {self.path}: is damaged ({error}); remove it or give another name") from error

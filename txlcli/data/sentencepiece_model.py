@@ -8,12 +8,77 @@ from functools import cached_property
 import sentencepiece
 
 from txlcli.errors import CorpusInputError, UsageError
+from txlcli.system import child
 
 BOUNDARY, UNKNOWN = 0, 1
 SPACE = "\u2581"  # stands for a blank inside pieces
+NORMALIZERS, CHARACTER_MAP = {3, 5}, 2
+"""Numbers of fields of a model file: rules that change text, and their table, which the library does not check."""
+VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
+"""Types of fields."""
+TRIAL_TEXT = "The fox\n\n  jumps\0 over \u2581 naïve été 語 🦊 dogs." * 7
+_CHECKED: set[bytes] = set()
 LONGEST_LINE = 4000  # bytes of one training sentence
 # Sums in training depend on how the text is divided among threads, so a fixed number makes the model reproducible.
 TRAINING_THREADS = 4
+
+
+def check(model: bytes) -> None:
+    """Check that the library can use a model that another program may have written; it may crash in trying to.
+
+    Raises:
+        ValueError: it cannot, or the model changes text before encoding it, which models of txl never do.
+    """
+    if model in _CHECKED:
+        return
+    if any(value for part in _fields(model, NORMALIZERS) for value in _fields(part, {CHARACTER_MAP})):
+        raise ValueError("the SentencePiece model changes characters")
+    reason = child.failure(f"{__name__}:{use.__name__}", model)
+    if reason is not None:
+        raise ValueError(f"not a SentencePiece model that can be used: {reason}")
+    _CHECKED.add(model)
+
+
+def _fields(message: bytes, wanted: set[int]) -> Iterator[bytes]:
+    """Yield the wanted fields of bytes of a protocol buffer message.
+
+    Raises:
+        ValueError: it is not such a message.
+    """
+    start = 0
+    while start < len(message):
+        key, start = _number(message, start)
+        size = {FIXED_64: 8, FIXED_32: 4}.get(key & 7, 0)
+        if key & 7 == VARINT:
+            _, start = _number(message, start)
+        elif key & 7 == BYTES:
+            size, start = _number(message, start)
+            if key >> 3 in wanted:
+                yield message[start : start + size]
+        elif not size:
+            break
+        start += size
+    if start != len(message):
+        raise ValueError("not a SentencePiece model")
+
+
+def _number(message: bytes, start: int) -> tuple[int, int]:
+    """Return the number of variable length at an offset, and the offset after it."""
+    number = 0
+    for index, value in enumerate(message[start : start + 10]):
+        number |= (value & 0x7F) << (7 * index)
+        if value < 0x80:
+            return number, start + index + 1
+    raise ValueError("not a SentencePiece model")
+
+
+def use(model: bytes) -> None:
+    """Load a model and use each function of it."""
+    loaded = SentencePieceModel(model)
+    loaded.encode(TRIAL_TEXT)
+    loaded.decode(range(loaded.size))
+    for number in range(loaded.size):
+        loaded.symbol(number)
 
 
 class SentencePieceModel:

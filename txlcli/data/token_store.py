@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS
+from txlcli.data.hdf5 import array, member, read_array
 from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, reading_hdf5, replacing_hdf5
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
@@ -101,7 +102,7 @@ class TokenStore:
                 return cls(path, *_read_header(path, file))
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise StoreError(f"{path} is damaged or no HDF5 file ({_short(error)}); {_again(path)}") from error
 
     @cached_property
@@ -161,25 +162,25 @@ class TokenStore:
 
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
         """Return the offset of each sentence in the stream; None unless the corpus consists of unrelated sentences."""
-        self.info(split)
+        info = self.info(split)
         with self._file() as file:
-            group = file["splits"][split]
+            group = member(file["splits"], split)
             if "sentence_starts" not in group:
                 return None
-            starts: NDArray[Any] = group["sentence_starts"][()]
+            starts = read_array(group, "sentence_starts")
             digest = group.attrs.get("sentence_starts_sha256")  # absent in files of earlier versions
-        if digest not in (None, _digest(starts)):
-            raise StoreError(
-                f"{self.path}: sentences of the {split} split are damaged (wrong checksum); {_again(self.path)}"
-            )
+        rising = starts.ndim == 1 and starts.dtype.kind in "iu" and bool(np.all(starts[1:] > starts[:-1]))
+        inside = not starts.size or 0 <= starts[0] <= starts[-1] < info.tokens
+        if not (rising and inside) or digest not in (None, _digest(starts)):
+            raise StoreError(f"{self.path}: the sentences of the {split} split are damaged; {_again(self.path)}")
         return starts
 
     def _map(self, split: str) -> NDArray[Any]:
         info = self.info(split)
         with self._file() as file:
-            dataset = file["splits"][split]["ids"]
+            dataset = array(member(file["splits"], split), "ids")
             offset, dtype, shape = dataset.id.get_offset(), dataset.dtype, dataset.shape
-        if offset is None or shape != (info.tokens,):
+        if offset is None or shape != (info.tokens,) or dtype.kind != "u":
             raise StoreError(f"{self.path}: the {split} split is damaged; {_again(self.path)}")
         try:
             ids: NDArray[Any] = np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
@@ -187,6 +188,12 @@ class TokenStore:
             raise StoreError(f"{self.path}: the {split} split cannot be read ({error}); {_again(self.path)}") from error
         if _digest(ids) != info.sha256:
             raise StoreError(f"{self.path}: the {split} split is damaged (wrong checksum); {_again(self.path)}")
+        largest = max((int(ids[i : i + _HASH_BLOCK].max()) for i in range(0, len(ids), _HASH_BLOCK)), default=-1)
+        if largest >= self.vocab.size:
+            raise StoreError(
+                f"{self.path}: the {split} split has the id {largest:,}, but its vocabulary {self.vocab.size:,}; "
+                f"{_again(self.path)}"
+            )
         return ids
 
     @contextmanager
@@ -194,7 +201,7 @@ class TokenStore:
         try:
             with reading_hdf5(self.path) as file:
                 yield file
-        except (OSError, KeyError, RuntimeError, DamagedFileError) as error:
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise StoreError(f"{self.path} cannot be read ({_short(error)}); {_again(self.path)}") from error
 
 
@@ -208,9 +215,10 @@ def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, str, dic
         )
     facts = parse_json(file.attrs["facts"])
     facts["notes"] = tuple(facts["notes"])
-    splits = {name: SplitInfo(**parse_json(group.attrs["info"])) for name, group in file["splits"].items()}
+    groups = member(file, "splits")
+    splits = {name: SplitInfo(**parse_json(member(groups, name).attrs["info"])) for name in groups}
     order = sorted(splits, key=SPLITS.index)
-    vocabulary, fingerprint = bytes(file["vocabulary"][()]).decode(), str(file.attrs["fingerprint"])
+    vocabulary, fingerprint = bytes(read_array(file, "vocabulary")).decode(), str(file.attrs["fingerprint"])
     return StoreFacts(**facts), vocabulary, fingerprint, {name: splits[name] for name in order}
 
 

@@ -193,16 +193,40 @@ class Vocab:
         """
         try:
             facts = parse_json(text)
-            if facts["kind"] == "byte":
-                return cls.of_bytes(facts["bytes"], dropped=bytes(facts["dropped"]))
-            named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}
-            if facts["kind"] == "sentencepiece":
-                return cls("sentencepiece", model=base64.b64decode(facts["model"]), **named)
-            if facts["kind"] in ("char", "word"):
-                return cls(facts["kind"], facts["symbols"], lower_case=facts["lower_case"], **named)
+            kind = facts["kind"]
+            if kind in ("byte", "char", "word", "sentencepiece"):
+                return cls._from_facts(kind, facts)
         except (ValueError, KeyError, TypeError) as error:
             raise VocabularyError(f"this is no vocabulary of txl ({type(error).__name__}: {error})") from error
-        raise VocabularyError(f'this is no vocabulary of txl (kind "{facts["kind"]}"); a newer txl may have written it')
+        raise VocabularyError(f'this is no vocabulary of txl (kind "{kind}"); a newer txl may have written it')
+
+    @classmethod
+    def _from_facts(cls, kind: TokenizerName, facts: dict[str, Any]) -> "Vocab":
+        """Return a vocabulary after checking its facts, which may come from another program.
+
+        Raises:
+            ValueError, KeyError, TypeError: they are not those of a vocabulary.
+        """
+        named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}
+        if kind == "byte":
+            vocab = cls.of_bytes(bytes([*facts["bytes"]]), dropped=bytes([*facts["dropped"]]))
+        elif kind == "sentencepiece":
+            from txlcli.data import sentencepiece_model
+
+            vocab = cls(kind, model=base64.b64decode(facts["model"], validate=True), **named)
+            sentencepiece_model.check(vocab.model)
+        else:
+            symbols, lower_case = facts["symbols"], facts["lower_case"]
+            if not isinstance(symbols, list) or not isinstance(lower_case, bool):
+                raise TypeError("symbols must be a list, lower_case true or false")
+            "".join(symbols).encode()  # symbols are texts, none of them half a character
+            vocab = cls(kind, symbols, lower_case=lower_case, **named)
+        if vocab.size == 0 or len(vocab.ids_of) != len(vocab.symbols):
+            raise ValueError("it has no symbols, or one of them twice")
+        for name, number in named.items():
+            if number is not None and not (type(number) is int and 0 <= number < vocab.size):
+                raise ValueError(f"{name} is {number!r}, not an id")
+        return vocab
 
 
 def smallest_dtype(size: int) -> np.dtype[Any]:

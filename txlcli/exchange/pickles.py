@@ -1,5 +1,6 @@
 """Unpickles plain data without running any code."""
 
+import io
 import pickle
 import re
 import warnings
@@ -8,6 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from txlcli.errors import UsageError
+from txlcli.system import child
+from txlcli.system.input_files import MOST_VOCABULARY, read_bytes
+from txlcli.system.tensor_files import check_zip
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
 """Classes in vocabulary files. Lists and dicts are not listed: pickles do not refer to them by name."""
@@ -34,8 +40,26 @@ def load(path: Path) -> Any:
     Raises:
         UnsafePickleError, DamagedPickleError.
     """
-    with _classified_errors(), path.open("rb") as file:
-        return _PlainUnpickler(file, encoding="utf-8").load()  # some were written by Python 2
+    with _classified_errors():
+        data = read_bytes(path, MOST_VOCABULARY)
+        reason = child.failure(f"{__name__}:{try_to_load.__name__}", data)
+        if reason is not None:
+            raise DamagedPickleError(reason)
+        return _loaded(data)
+
+
+def _loaded(data: bytes) -> Any:
+    return _PlainUnpickler(io.BytesIO(data), encoding="utf-8").load()  # some were written by Python 2
+
+
+def try_to_load(data: bytes) -> None:
+    """Load a pickle, and fail only if memory runs out; a few bytes can require any amount of it."""
+    try:
+        _loaded(data)
+    except MemoryError:
+        raise
+    except Exception:
+        return
 
 
 def load_torch(path: Path) -> Any:
@@ -47,6 +71,7 @@ def load_torch(path: Path) -> Any:
     import torch  # noqa: PLC0415 - plain pickles do not need it
 
     with _classified_errors(), warnings.catch_warnings(), torch.serialization.safe_globals([Counter]):
+        check_zip(path)
         warnings.simplefilter("ignore")  # PyTorch warns about damaged files
         return torch.load(path, map_location="cpu", weights_only=True)
 
@@ -56,7 +81,7 @@ def _classified_errors() -> Iterator[None]:
     """Turn any exception of unpickling into an UnsafePickleError or a DamagedPickleError."""
     try:
         yield
-    except UnsafePickleError:
+    except (UnsafePickleError, DamagedPickleError, UsageError):
         raise
     except Exception as error:  # a damaged pickle can raise anything
         message = " ".join(str(error).split())

@@ -1,11 +1,13 @@
 """Reads weights of other systems as named tensors."""
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from txlcli.errors import RunError
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import UnsafePickleError
 from txlcli.system.input_files import check_regular
+from txlcli.system.tensor_files import check_safetensors, check_zip
 
 System = Literal["hugging_face", "pytorch", "tf"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -45,6 +48,7 @@ def read(path: Path) -> dict[str, Tensor]:
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.suffix == ".safetensors":
+            check_safetensors(path)
             return load_file(path)
         if path.suffix == ".npz":
             return _read_npz(path)
@@ -60,9 +64,15 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
-    with np.load(path, allow_pickle=False) as arrays:
-        by_name = {name: arrays[name] for name in arrays.files}
+    check_zip(path)
+    with zipfile.ZipFile(path) as archive:
+        by_name = {member.filename.removesuffix(".npy"): _read_npy(archive, member) for member in archive.infolist()}
     return {name: torch.from_numpy(a.astype(np.float32)) for name, a in by_name.items() if a.dtype.kind == "f"}
+
+
+def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _tensors_only(path: Path, loaded: Any) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from txlcli.errors import RunError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import FORMAT, digest, read_header, write_header
 from txlcli.system.input_files import check_regular
+from txlcli.system.tensor_files import check_safetensors
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
         raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
     try:
-        path.open("rb").close()  # safetensors reports an unreadable file as missing
+        check_safetensors(path)  # opens it, too: safetensors reports an unreadable file as missing
         with safe_open(path, framework="pt") as file:
             metadata, all_names = file.metadata(), list(file.keys())
             names = all_names
@@ -118,7 +119,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
             tensors = {name: file.get_tensor(name).clone() for name in names}
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _damaged(path, str(error)) from error
     try:
         state, digests = read_header(metadata)

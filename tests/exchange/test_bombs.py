@@ -1,0 +1,143 @@
+"""Files of weights and vocabularies that state or unpack to far more than they have: refused within two seconds."""
+
+import io
+import json
+import pickle
+import resource
+import struct
+import time
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from txlcli.core.training import checkpoint
+from txlcli.errors import RunError, VocabularyError
+from txlcli.exchange import vocabularies, weights
+from txlcli.exchange.weights import read
+
+HUGE = 3 << 30
+MOST_KB = 200_000
+
+
+def refusal(function, path, error):
+    """Return the error of reading a file, which must come in time and without much memory."""
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(error) as refused:
+        function(path)
+    assert time.monotonic() - started < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KB
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def packed_zeros(head, size):
+    """Return `head` and zeros up to `size` bytes as a raw deflate stream."""
+    packer, step = zlib.compressobj(9, wbits=-15), 1 << 24
+    begin = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(step)) + packer.flush(zlib.Z_FULL_FLUSH)  # can be repeated
+    return begin + block * (size // step) + packer.flush()
+
+
+def zip_of(path, name, stream, size):
+    """Write a zip file with one member of that packed stream, which states its unpacked size."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, b"")
+        info = archive.getinfo(name)
+        info.file_size, info.compress_size = size, len(stream)
+        archive.fp.write(stream)
+        archive.start_dir = archive.fp.tell()
+        archive._didModify = True
+    return path
+
+
+def npy_header(shape):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def test_an_npz_bomb_is_refused_by_its_stated_size(tmp_path):
+    head = npy_header((HUGE // 4,))
+    path = zip_of(tmp_path / "a.npz", "a.npy", packed_zeros(head, HUGE), HUGE + len(head))
+    assert path.stat().st_size < 4 << 20
+    assert "would unpack to 3,072 MiB, far more than its size" in refusal(read, path, RunError)
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 31, 1 << 31), (HUGE // 4,), (-5,), ()])
+def test_an_array_of_an_npz_that_states_another_shape_is_refused(tmp_path, shape):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("a.npy", npy_header(shape))
+    assert "damaged, or not a file of weights (" in refusal(read, tmp_path / "a.npz", RunError)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt"])
+def test_a_packed_torch_file_that_is_a_bomb_is_refused(tmp_path, suffix):
+    stream = packed_zeros(b"", HUGE)
+    path = zip_of(tmp_path / f"a{suffix}", "archive/data.pkl", stream, HUGE)
+    message = "would unpack to 3,072 MiB, far more than its size"
+    assert message in refusal(read, path, RunError)
+    assert message in refusal(vocabularies.read, path.rename(tmp_path / "vocab.bin"), VocabularyError)
+
+
+def safetensors(path, header, length=None, data=b""):
+    content = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(content) if length is None else length) + content + data)
+    return path
+
+
+ENTRY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+HEADERS = {
+    "no header": (b"{}", 1 << 60),
+    "a header longer than the file": (b"{}", 7 << 20),
+    "a large header": (b" " * (9 << 20) + b"{}", None),
+    "many tensors": ({f"model.{number}": ENTRY for number in range(200_000)}, None),
+    "a large shape": ({"a": ENTRY | {"shape": [1 << 40]}}, None),
+    "a product that overflows": ({"a": ENTRY | {"shape": [1 << 62, 4]}}, None),
+    "offsets beyond the file": ({"a": ENTRY | {"shape": [1 << 30], "data_offsets": [0, 1 << 32]}}, None),
+    "nesting": (b'{"a":' + b"[" * 1_000_000, None),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_hostile_safetensors_header_is_refused(tmp_path, name):
+    header, length = HEADERS[name]
+    path = safetensors(tmp_path / "a.safetensors", header, length)
+    assert "damaged" in refusal(read, path, RunError)
+    assert "damaged checkpoint (" in refusal(checkpoint.load, path, RunError)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x07", bytes(8)])
+def test_a_safetensors_file_without_header_is_refused(tmp_path, content):
+    (tmp_path / "a.safetensors").write_bytes(content)
+    assert "damaged" in refusal(read, tmp_path / "a.safetensors", RunError)
+
+
+PICKLES = {
+    "a place in a huge memo": b"\x80\x04Nr\xff\xff\xff\x7f.",
+    "bytes that are not there": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b".",
+    "an array of bytes that is not there": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".",
+    "a frame that is not there": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b".",
+    "digits": b"I" + b"9" * 5000 + b"\n.",
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_pickle_that_asks_for_memory_is_refused(tmp_path, name):
+    (tmp_path / "vocab.pkl").write_bytes(PICKLES[name])
+    assert "not readable as a pickle (" in refusal(vocabularies.read, tmp_path / "vocab.pkl", VocabularyError)
+
+
+def test_weights_and_vocabularies_of_zeros_are_accepted(tmp_path):
+    """A file of the ratio of a bomb, but small."""
+    zeros = np.zeros((1000, 1000), dtype=np.float32)
+    np.savez_compressed(tmp_path / "a.npz", zeros=zeros)
+    assert (tmp_path / "a.npz").stat().st_size * 500 < zeros.nbytes
+    assert weights.read(tmp_path / "a.npz")["zeros"].equal(torch.zeros(1000, 1000))
+    save_file({"a": torch.zeros(7)}, tmp_path / "a.safetensors")
+    assert weights.read(tmp_path / "a.safetensors")["a"].equal(torch.zeros(7))
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": ["<eos>", "a"]}))
+    assert vocabularies.read(tmp_path / "vocab.pkl").symbols == ["<eos>", "a"]
