@@ -65,7 +65,7 @@ OUT_OF_RANGE = [
     ("corpus", {"store": ".."}, f"store must be {PLAIN}, not '..'"),
     ("train", {"lr": float("inf")}, "lr must be a finite number, not inf"),
     ("train", {"weight_decay": float("nan")}, "weight_decay must be 0 or more, not nan"),
-    ("train", {"seed": 2**63}, f"seed must be at most {2**63 - 1}, not {2**63}"),
+    ("train", {"seed": 2**63}, f"seed must be from 0 to {2**63 - 1}, not {2**63}"),
     ("published", {"vocab_size": -1}, "vocab_size must be greater than 0, not -1"),
     *[
         ("model", {key: value}, f"{key} must be greater than 0, not {value}")
