@@ -45,8 +45,15 @@ def _end_replacement(folder: Path, replaced: Path, say: Callable[[str], None]) -
         shutil.rmtree(replaced, ignore_errors=True)
         say(f"deleted the earlier run {folder}, whose replacement was interrupted after its first checkpoint")
         return
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(replaced, folder)
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(replaced, folder)
+    except OSError as error:
+        say(
+            f"{replaced} holds the earlier run {folder} and cannot be renamed ({error.strerror}); check its permissions"
+        )
+        return
     say(f"restored the run {folder}, whose replacement was interrupted before its first checkpoint")
 
 
