@@ -689,6 +689,10 @@ USAGE = [
     ),
     (["tiny.toml", "--set", "train.lr=fast"], "[train] lr must be a number, not 'fast'"),
     (
+        ["tiny.toml", "--set", f"train.mem_len={'9' * 18}"],
+        f"[train] mem_len must be at most 2147483647, not {'9' * 18}",
+    ),
+    (
         ["tiny.toml", "--set", f"train.mem_len={'9' * 20}"],
         "--set train.mem_len: a number does not fit 64 bits; give a plain value",
     ),

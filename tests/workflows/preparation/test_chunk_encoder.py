@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txlcli.corpora.corpus import whole
+from txlcli.corpora.locate import whole
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunk_encoder import SEARCHED_HEAD, ChunkEncoder, Job, count_lines, count_words
 

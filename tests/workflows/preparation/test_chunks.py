@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txlcli.corpora.corpus import Slice, whole
+from txlcli.corpora.corpus import Slice
+from txlcli.corpora.locate import whole
 from txlcli.workflows.preparation.chunks import align_to_characters, cut_into_chunks, read_chunk
 
 
