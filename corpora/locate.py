@@ -11,6 +11,7 @@ from .special_files import refuse_special
 from .unpack import is_archive
 
 # Common names of the three splits.
+BLOCK = 1 << 20  # bytes
 SPLIT_WORDS = {
     "train": "train",
     "valid": "valid",
@@ -119,6 +120,23 @@ def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
     splits = {name: (Slice(path, cuts[i], cuts[i + 1]),) for i, name in enumerate(SPLITS)}
     notes = () if size == full_size else (f"a prefix of {size:,} of {full_size:,} bytes",)
     return Text(splits, notes)
+
+
+def refuse_other_bytes(path: Path, known: bytes, reason: str, corpus: str) -> None:
+    """Refuse a file with a byte that a corpus does not have; `reason` says so in the error.
+
+    Raises:
+        CorpusError: there is one.
+    """
+    offset = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            if others := block.translate(None, known):
+                raise CorpusError(
+                    f"{path}: byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}, {reason}: this is another "
+                    f"file; give {corpus} or a prefix of it, or prepare the file as own text"
+                )
+            offset += len(block)
 
 
 def whole(path: Path) -> tuple[Slice, ...]:

@@ -11,32 +11,19 @@ Digests     md5 of the unpacked file as public projects pin it; sha256 and size 
 
 from pathlib import Path
 
-from .corpus import Corpus, CorpusError, Download, ReadOptions, Text, VocabularyRule
-from .locate import cut_prefix, one_file
+from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
+from .locate import cut_prefix, one_file, refuse_other_bytes
 
 SIZE = 100_000_000
 SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
-BLOCK = 1 << 20
 
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the three splits of text8 or of a prefix of it."""
     path = one_file(source, "text8")
     text = cut_prefix(path, SIZE, "text8")
-    _refuse_other_symbols(path)
+    refuse_other_bytes(path, SYMBOLS, "but text8 has a to z and spaces only", "text8")
     return text
-
-
-def _refuse_other_symbols(path: Path) -> None:
-    offset = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            if others := block.translate(None, SYMBOLS):
-                raise CorpusError(
-                    f"{path}: byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}, but text8 has a to z and "
-                    "spaces only: this is another file; give text8 or a prefix of it, or prepare the file as own text"
-                )
-            offset += len(block)
 
 
 CORPUS = Corpus(

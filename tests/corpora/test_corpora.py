@@ -68,6 +68,18 @@ def test_a_text_with_symbols_that_are_not_in_text8_is_refused(tmp_path, other, s
     )
 
 
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n" * 50, b"\xff" * 300, b"text " * 50 + b"\0", b"text\r\n" * 50])
+def test_a_file_with_bytes_that_are_not_in_enwik8_is_refused(tmp_path, data):
+    (tmp_path / "enwik8").write_bytes(data)
+    with pytest.raises(CorpusError, match="which enwik8 does not have: this is another file; give enwik8 or a prefix"):
+        corpora.CORPORA["enwik8"].read(tmp_path / "enwik8", PLAIN)
+
+
+def test_every_character_but_controls_may_be_in_enwik8(tmp_path):
+    (tmp_path / "enwik8").write_text("\t\n az~ \u00e9\u20ac\U0010ffff" * 9)
+    assert corpora.CORPORA["enwik8"].read(tmp_path / "enwik8", PLAIN).splits
+
+
 def an_archive(path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("text", "a b c\n" * 9)
