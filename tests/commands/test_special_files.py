@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import RECIPE, done, refusal
+from tests.commands.novel import RECIPE, done, refusal, txl
 from tests.system.test_input_files import SPECIAL
 
 LIMIT_S = 20
@@ -110,3 +110,15 @@ def test_a_prompt_of_a_conversation_without_end_is_refused(here):
         result = subprocess.run(words, stdin=zeros, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.endswith("error: stdin: a prompt of more than 262,144 characters; give a shorter one\n")
+
+
+@pytest.mark.parametrize("name", ["run.json", "vocab.json", "metrics.jsonl", "evals.jsonl", "last.safetensors"])
+def test_a_pipe_in_a_run_is_refused_and_hides_no_other_run(here, name):
+    path = here / "runs/byte" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert "word" in done("runs").stdout
+    verified = txl("runs", "verify", "byte")
+    assert verified.exit_code == 1
+    if name != "run.json":  # without it, the folder is not a run
+        assert f"runs/byte/{name}: damaged" in verified.stdout.splitlines()

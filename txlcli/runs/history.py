@@ -16,6 +16,7 @@ from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system.checkpoint_header import read_state
+from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json
 
 Report = dict[str, Any]
@@ -257,7 +258,7 @@ def _lines(path: Path, keys: tuple[str, ...], *, skip_truncated: bool = False) -
     With `skip_truncated`, lines are skipped that a process could not finish and that other processes wrote after.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = check_regular(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:

@@ -27,11 +27,14 @@ from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import digest, read_state
+from txlcli.system.input_files import MIB, MOST_VOCABULARY, read_text
 from txlcli.system.plain_json import parse_json
 
 FORMAT = 1
 CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
 EVALS = "evals.jsonl"
+MOST_CARD = 16 * MIB
+"""Largest run.json, in bytes; it grows with every change of settings."""
 DIGEST = "checksum"
 """Key of run.json."""
 LOCKS = ".locks"
@@ -94,7 +97,7 @@ class Run:
             RunError: the file cannot be read.
         """
         try:
-            return (self.folder / VOCAB).read_text(encoding="utf-8")
+            return read_text(self.folder / VOCAB, MOST_VOCABULARY)
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"{self.folder / VOCAB}: cannot be read ({error}); restore it from a copy") from error
 
@@ -395,7 +398,7 @@ def open_run(folder: Path) -> Run:
     if not path.is_file():
         raise RunError(f"{folder} is not a run: it has no {CARD}; name a folder that txl train wrote")
     try:
-        card = parse_json(path.read_text(encoding="utf-8"))
+        card = parse_json(read_text(path, MOST_CARD))
         if card["format"] > FORMAT:
             raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
         if card.get(DIGEST) not in (None, _digest_of(card)):  # None: an earlier version wrote it

@@ -11,6 +11,7 @@ from typing import Any
 
 import xxhash
 
+from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json
 
 FORMAT = 1
@@ -45,7 +46,7 @@ def read_state(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError, LookupError, TypeError: it is damaged, or not a checkpoint of txl.
     """
-    with path.open("rb") as file:
+    with check_regular(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")  # of the JSON header
         if length > path.stat().st_size:
             raise ValueError("the header is truncated")

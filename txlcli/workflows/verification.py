@@ -70,10 +70,10 @@ def _verify_run(folder: Path) -> Iterator[FileCheck]:
         run = run_folder.open_run(folder)
         yield _checked(folder / run_folder.VOCAB, lambda: loading.read_vocabulary(run) is not None)
         for name, read in ((run_folder.METRICS, history.read_reports), (run_folder.EVALS, history.read_evals)):
-            if (folder / name).is_file():
+            if (folder / name).exists():
                 yield _checked(folder / name, partial(_is_read, read, run))
     for name in (run_folder.BEST, run_folder.LAST):
-        if (folder / name).is_file():
+        if (folder / name).exists():
             yield _checked(folder / name, partial(_is_verified, folder / name))
 
 

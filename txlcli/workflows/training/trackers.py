@@ -20,6 +20,7 @@ from txlcli.config.settings import LogSettings
 from txlcli.errors import UsageError
 from txlcli.runs.run_folder import Run
 from txlcli.system.atomic_files import replacing
+from txlcli.system.input_files import MOST_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 
 IDS = "trackers.json"
@@ -268,7 +269,7 @@ def scalars(line: dict[str, Any]) -> dict[str, float]:
 def _read_ids(folder: Path) -> dict[str, str]:
     """Return the ids under which trackers know the run; none if the file is missing."""
     path = folder / IDS
-    return parse_json(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return parse_json(read_text(path, MOST_SETTINGS)) if path.exists() else {}
 
 
 def _write_ids(folder: Path, ids: dict[str, str]) -> None:
