@@ -7,17 +7,16 @@ Where none can be mounted, the length of files is limited instead, and folders c
 import ctypes
 import os
 import pickle
-import shutil
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import process, results
 from tests.faults.jobs import JOBS, Rehearsal, rehearse
-from tests.faults.table import LOST, SILENT, Outcome
+from tests.faults.table import LOST, SILENT
 
 STEP = 4096  # bytes
-MOST_STEPS = 1 << 10
+MARGIN = 4  # steps, since the use is only sampled
 AMPLE = 64 << 20  # bytes
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
 PRIVATE, RECURSIVE, REMOUNT, READ_ONLY = 1 << 18, 1 << 14, 1 << 5, 1
@@ -98,7 +97,7 @@ def _fill(rehearsal, sample, folder, outcome, steps):
     _check_failure(ended, rehearsal, outcome)
     resize(folder, AMPLE)
     job.check(rehearsal.state(folder, outcome))
-    return outcome, ended.done
+    return outcome
 
 
 def _limit(rehearsal, sample, folder, outcome, steps):
@@ -109,7 +108,7 @@ def _limit(rehearsal, sample, folder, outcome, steps):
     outcome.examine(ended)
     _check_failure(ended, rehearsal, outcome)
     job.check(rehearsal.state(folder, outcome))
-    return outcome, ended.done
+    return outcome
 
 
 def _write_protect(rehearsal, sample, folder, outcome, _):
@@ -126,7 +125,7 @@ def _write_protect(rehearsal, sample, folder, outcome, _):
     if _contents(folder) != before:
         outcome.add(LOST, "files of a read-only folder changed")
     job.check(rehearsal.state(folder, outcome))
-    return outcome, ended.done
+    return outcome
 
 
 def _is_fresh(job):
@@ -163,7 +162,7 @@ class DiskFault:
         return f"{self.steps * STEP:,} bytes" if self.fault == "full disk" else "read-only"
 
     def act(self, folder, outcome):
-        found, _ = in_child(self.work, self.rehearsal, self.sample, folder, outcome, self.steps)
+        found = in_child(self.work, self.rehearsal, self.sample, folder, outcome, self.steps)
         outcome.findings, outcome.peak_bytes = found.findings, found.peak_bytes
 
 
@@ -174,7 +173,12 @@ def injections(sample, amounts):
     fill = _fill if mounts else _limit
     made = []
     for rehearsal in rehearse(sample, [job for job in JOBS if job.name != "reproduce"]):
-        enough = _enough(rehearsal, sample, parent / "disk", fill)
+        if mounts:
+            folder = parent / f"disk of {rehearsal.job.name}"
+            folder.mkdir(exist_ok=True)
+            enough = in_child(_steps_needed, rehearsal, sample, folder)
+        else:
+            enough = _steps_of_longest(rehearsal)
         count = min(amounts.disk_steps or enough + 1, enough + 1)
         sizes = sorted({round(number * enough / max(1, count - 1)) for number in range(count)})
         made += [DiskFault(rehearsal, sample, "full disk", fill, steps) for steps in sizes]
@@ -183,13 +187,16 @@ def injections(sample, amounts):
     return made
 
 
-def _enough(rehearsal, sample, folder, fill):
-    """Return a power of two of steps with which the command succeeds."""
-    steps = 1
-    while steps < MOST_STEPS:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        if in_child(fill, rehearsal, sample, folder, Outcome("", "", ""), steps)[1]:
-            break
-        steps *= 2
-    return steps
+def _steps_needed(rehearsal, sample, folder):
+    """Return the largest number of steps that a command uses at any moment."""
+    mount(folder, AMPLE)
+    sample.copy(rehearsal.job.needs, folder)
+    before, uses = used(folder), []
+    ended = process.run(*rehearsal.job.words, folder=folder, watch=lambda: uses.append(used(folder)))
+    assert ended.done, ended.stderr
+    return (max(uses) - before) // STEP + MARGIN
+
+
+def _steps_of_longest(rehearsal):
+    """Return the length of the longest file that a command writes, in steps."""
+    return max(path.stat().st_size for path in rehearsal.after.rglob("*") if path.is_file()) // STEP + MARGIN

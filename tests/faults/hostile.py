@@ -1,5 +1,6 @@
 """Hostile files: code in pickles, bombs, endless nesting and numbers, terminal escapes, ids and names out of range."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -354,7 +355,9 @@ def _rename_run(name):
     return lambda folder: (folder / "runs/byte").rename(folder / "runs" / name)
 
 
+ATTACKS = (*_json_attacks(), *_weight_attacks(), *_store_attacks(), *_archive_attacks())
+
+
 def injections(sample, amounts):
     """Return every attack once."""
-    attacks = [*_json_attacks(), *_weight_attacks(), *_store_attacks(), *_archive_attacks()]
-    return [Attack(one.target, one.name, one.needs, one.write, one.words, sample, one.is_refused) for one in attacks]
+    return [dataclasses.replace(attack, sample=sample) for attack in ATTACKS]

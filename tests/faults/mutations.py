@@ -53,6 +53,8 @@ class Target:
     commands: tuple[tuple[str, ...], ...]
     damage: Callable
     """Function like `damage_bytes`: returns a description, and True if no other result is permitted."""
+    output: str | None = None
+    """File that the last command writes."""
 
 
 # --- kinds of damage -------------------------------------------------------------------------------------------------
@@ -252,6 +254,7 @@ TARGETS = (
         ("losses.h5", "runs/byte", "data/novel.h5"),
         (("eval", "byte", *EVAL, "--losses", "losses.h5"),),
         damage_bytes,
+        "losses.h5",
     ),
     Target("vocabulary", "runs/word/vocab.json", ("runs/word", "data/word.h5"), WORD, damage_vocabulary),
     Target("sentencepiece", "runs/sentencepiece/vocab.json", ("runs/sentencepiece",), PIECES, damage_sentencepiece),
@@ -267,7 +270,9 @@ TARGETS = (
     Target("import", "tf.npz", ("tf.npz", *NEEDS_FOREIGN), _import("tf.npz", *BARE), damage_bytes),
     Target("import", "words.txt", ("state.pt", *NEEDS_FOREIGN), _import("state.pt", *BARE), damage_words),
     *(
-        Target("archive", file, (file,), (("prepare", name, "--source", file, "--json"),), damage_bytes)
+        Target(
+            "archive", file, (file,), (("prepare", name, "--source", file, "--json"),), damage_bytes, f"data/{name}.h5"
+        )
         for name, file in (("ptb", "ptb.tgz"), ("text8", "text8.zip"))
     ),
 )
@@ -285,6 +290,8 @@ class Mutation:
     sample: Sample
     expected: list
     """Results of the commands with the undamaged file."""
+    output: bytes | None
+    """What the last command writes with the undamaged file."""
 
     fault = "mutations"
 
@@ -305,7 +312,10 @@ class Mutation:
         outcome.name = f"{self.name}: {damage}"
         for words, expected in zip(target.commands, self.expected, strict=True):
             ended = outcome.examine(process.run(*words, folder=folder))
-            wrong = ended.done and results.stable(ended.stdout) != expected
+            wrong = ended.done and (
+                results.stable(ended.stdout) != expected
+                or (words == target.commands[-1] and _output(target, folder) != self.output)
+            )
             if wrong and is_strict and not _reports_damage(ended.stderr):
                 outcome.add(SILENT, f"{ended.command}: another result")
 
@@ -325,15 +335,20 @@ def injections(sample, amounts):
         expected = [_expected(sample, target) for target in targets]
         for number in range(amounts.mutations):
             turn = number % len(targets)
-            made.append(Mutation(targets[turn], number, amounts.seed, sample, expected[turn]))
+            made.append(Mutation(targets[turn], number, amounts.seed, sample, *expected[turn]))
     return made
 
 
 def _expected(sample, target):
-    """Run the commands with the undamaged file."""
+    """Return the results of the commands with the undamaged file, and the file that the last one writes."""
     with tempfile.TemporaryDirectory(dir=sample.folder.parent) as name:
         folder = sample.copy(target.needs, Path(name))
         ended = [process.run(*words, folder=folder) for words in target.commands]
+        output = _output(target, folder)
     for one in ended:
         assert one.done, f"{one.command}: {one.stderr}"
-    return [results.stable(one.stdout) for one in ended]
+    return [results.stable(one.stdout) for one in ended], output
+
+
+def _output(target, folder):
+    return results.content(folder / target.output) if target.output else None

@@ -79,13 +79,15 @@ class Process:
         self._words, self._pid, self._outputs, self._counter, self._kill = words, pid, outputs, counter, kill
         self._started = time.monotonic()
 
-    def wait(self, limit_s=HANG_S):
-        """Wait for the end of the process; kill its group after the time limit."""
+    def wait(self, limit_s=HANG_S, *, watch=None):
+        """Wait for the end of the process, and call `watch` meanwhile; kill its group after the time limit."""
         hung, sent, ready = False, False, None
         while True:
             pid, status, usage = os.wait4(self._pid, os.WNOHANG)
             if pid:
                 break
+            if watch:
+                watch()
             now = time.monotonic()
             ready = ready or (now if os.pread(self._counter, 1, READY) else None)
             if not sent and self._kill and self._kill.after_s is not None and ready:
@@ -143,11 +145,11 @@ def start(*arguments, folder, kill=None, fresh=False, longest_file=None):
     return Process(words, pid, outputs, counter, kill)
 
 
-def run(*arguments, limit_s=HANG_S, **options):
-    """Run a command to its end; see `start`."""
+def run(*arguments, limit_s=HANG_S, watch=None, **options):
+    """Run a command to its end; see `start` and `Process.wait`."""
     process = start(*arguments, **options)
     try:
-        return process.wait(limit_s)
+        return process.wait(limit_s, watch=watch)
     finally:
         process.close()
 

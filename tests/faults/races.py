@@ -100,35 +100,37 @@ def _check_recl(folder, outcome, ended):
         outcome.add(LOST, f"{again.command}: {again.last_line}")
 
 
+TRAIN = ("train", "tiny.toml", "--name", "new")
+EVALUATE = ("eval", "byte", "--positions", "40", "--mem-len")
+RECL_BYTE = ("recl", "byte", *RECL)
+PREPARE = ("--name", "novel", "--force")
+PAIRS = (
+    (
+        *("prepare", ("novel", "other.txt")),
+        (("prepare", "novel", "--name", "new"), ("prepare", "other.txt", "--name", "new")),
+        _check_new_store,
+    ),
+    (
+        *("prepare --force", ("novel", "other.txt", "data/novel.h5")),
+        (("prepare", "novel", *PREPARE), ("prepare", "other.txt", *PREPARE)),
+        _check_replaced_store,
+    ),
+    ("train", ("tiny.toml", "data/novel.h5"), (TRAIN, (*TRAIN, "--seed", "5")), _check_new_run),
+    (
+        *("train --resume", ("tiny.toml", "data/novel.h5", "runs/half")),
+        (("train", "--resume", "half"),) * 2,
+        _check_resumed,
+    ),
+    ("import", ("hf", "data/word.h5"), (("import", "hf", "--name", "new"),) * 2, _check_imported),
+    ("eval", ("data/novel.h5", "runs/byte"), ((*EVALUATE, "3"), (*EVALUATE, "5")), _check_evaluated),
+    ("recl", ("data/novel.h5", "runs/byte", "runs/recl.h5"), (RECL_BYTE, (*RECL_BYTE, "--seed", "5")), _check_recl),
+)
+
+
 def injections(sample, amounts):
     """Return repeated races of every pair of commands."""
-    train = ("train", "tiny.toml", "--name", "new")
-    evaluate = ("eval", "byte", "--positions", "40", "--mem-len")
-    recl = ("recl", "byte", *RECL)
-    prepare = ("--name", "novel", "--force")
-    pairs = (
-        (
-            *("prepare", ("novel", "other.txt")),
-            (("prepare", "novel", "--name", "new"), ("prepare", "other.txt", "--name", "new")),
-            _check_new_store,
-        ),
-        (
-            *("prepare --force", ("novel", "other.txt", "data/novel.h5")),
-            (("prepare", "novel", *prepare), ("prepare", "other.txt", *prepare)),
-            _check_replaced_store,
-        ),
-        ("train", ("tiny.toml", "data/novel.h5"), (train, (*train, "--seed", "5")), _check_new_run),
-        (
-            *("train --resume", ("tiny.toml", "data/novel.h5", "runs/half")),
-            (("train", "--resume", "half"),) * 2,
-            _check_resumed,
-        ),
-        ("import", ("hf", "data/word.h5"), (("import", "hf", "--name", "new"),) * 2, _check_imported),
-        ("eval", ("data/novel.h5", "runs/byte"), ((*evaluate, "3"), (*evaluate, "5")), _check_evaluated),
-        ("recl", ("data/novel.h5", "runs/byte", "runs/recl.h5"), (recl, (*recl, "--seed", "5")), _check_recl),
-    )
     return [
         Race(target, needs, words, sample, f"#{number}", check)
-        for target, needs, words, check in pairs
+        for target, needs, words, check in PAIRS
         for number in range(amounts.races)
     ]

@@ -4,7 +4,6 @@ import multiprocessing
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,11 +56,13 @@ def run(injections, work, jobs):
     """
     if not injections:
         return []
+    if jobs == 1:
+        return [_inject(injection, work) for injection in injections]
     global _injections, _work  # inherited by the forked processes: closures cannot be pickled
     _injections, _work = injections, work
     outcomes, reported = [], time.monotonic()
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        for outcome in pool.imap(_inject, range(len(injections)), chunksize=1):
+        for outcome in pool.imap(_inject_number, range(len(injections)), chunksize=1):
             outcomes.append(outcome)
             if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
                 reported = time.monotonic()
@@ -73,10 +74,13 @@ _injections: list = []
 _work = Path()
 
 
-def _inject(number):
-    injection = _injections[number]
+def _inject_number(number):
+    return _inject(_injections[number], _work)
+
+
+def _inject(injection, work):
     outcome = Outcome(injection.fault, injection.target, injection.name)
-    folder = Path(tempfile.mkdtemp(dir=_work))
+    folder = Path(tempfile.mkdtemp(dir=work))
     try:
         injection.act(folder, outcome)
     except Exception as error:
@@ -84,13 +88,3 @@ def _inject(number):
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome
-
-
-@dataclass(frozen=True)
-class Call:
-    """An injection that calls a function with the folder and the outcome."""
-
-    fault: str
-    target: str
-    name: str
-    act: Callable[[Path, Outcome], None]
