@@ -1,0 +1,1 @@
+"""Fault injection: damages files, disks and processes for real, and counts what is lost."""

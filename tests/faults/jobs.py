@@ -1,0 +1,265 @@
+"""The commands that are killed and run out of disk space, and what must be true afterwards, whatever happened.
+
+Earlier files are complete, the next command works and gives the result of an uninterrupted one, bit for bit, and no
+temporary file is left.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.commands.test_reproduce import models
+from tests.faults import process, results
+from tests.faults.results import arrays_of, content, hidden_files, holds, same_run, stable
+from tests.faults.sample import RECL
+from tests.faults.table import LEFTOVER, LOST, SILENT
+from txlcli.workflows.reproduction import scales
+
+EVAL = ("--positions", "40", "--json")
+OTHER_SEED = ("--set", "train.seed=5")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that writes files."""
+
+    name: str
+    words: tuple[str, ...]
+    needs: tuple[str, ...]
+    """Files and folders of the sample that it needs or replaces."""
+    check: Callable
+    """Called with the state after the fault; see `State`."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The folder of a job after a fault, and what to compare it with."""
+
+    job: Job
+    folder: Path
+    before: Path
+    """A folder with the files before the command."""
+    after: Path
+    """A folder with the files after an uninterrupted command."""
+    result: list
+    """What the uninterrupted command printed."""
+    outcome: object
+
+    def run(self, *words):
+        return self.outcome.examine(process.run(*words, folder=self.folder))
+
+    def must_run(self, *words):
+        """Run a command that must succeed; return True if it did."""
+        ended = self.run(*words)
+        if not ended.done:
+            self.outcome.add(LOST, f"{ended.command}: {ended.last_line}")
+        return ended.done
+
+    def is_old_or_new(self, name):
+        """Check that a file has all of the earlier or all of the new content."""
+        now = content(self.folder / name)
+        if now not in (content(self.before / name), content(self.after / name)):
+            self.outcome.add(LOST, f"{name} is neither the earlier nor the new file")
+
+    def equals_new(self, name):
+        if content(self.folder / name) != content(self.after / name):
+            self.outcome.add(SILENT, f"{name} differs from that of an uninterrupted command")
+
+    def repeat(self):
+        """Repeat the command, which must give the result of an uninterrupted one."""
+        ended = self.run(*self.job.words)
+        if not ended.done:
+            self.outcome.add(LOST, f"{ended.command}: {ended.last_line}")
+        elif stable(ended.stdout) != self.result:
+            self.outcome.add(SILENT, f"{ended.command}: another result")
+        return ended.done
+
+    def has_no_temporary_files(self, *folders):
+        for name in folders:
+            left = hidden_files(self.folder / name) if (self.folder / name).is_dir() else []
+            if left:
+                self.outcome.add(LEFTOVER, f"{name}: {', '.join(left[:3])}")
+
+
+# --- what must be true after each command ----------------------------------------------------------------------------
+
+
+def check_store(state):
+    """A store is complete, the earlier or the new one, and can be prepared again."""
+    state.is_old_or_new("data/novel.h5")
+    words = state.job.words if "--force" in state.job.words else (*state.job.words, "--force")
+    if state.must_run(*words):
+        state.equals_new("data/novel.h5")
+    state.has_no_temporary_files("data")
+
+
+def check_new_run(state):
+    """A run can be resumed or started again, and ends as an uninterrupted one."""
+    _finish(state, "new")
+    state.has_no_temporary_files("runs")
+
+
+def check_replaced_run(state):
+    """The name of a replaced run belongs to the earlier run or to one that can be resumed."""
+    run = "runs/byte"
+    state.must_run("eval", "byte", *EVAL)
+    if same_run(state.folder / run, state.before / run):
+        if state.must_run(*state.job.words) and not same_run(state.folder / run, state.after / run):
+            state.outcome.add(SILENT, "the new run differs from an uninterrupted one")
+    else:
+        _finish(state, "byte")
+    state.has_no_temporary_files("runs")
+
+
+def check_resumed_run(state):
+    """A resumed run can be resumed again."""
+    _finish(state, "half")
+    state.has_no_temporary_files("runs")
+
+
+def _finish(state, name):
+    """Bring a run to its end with whichever command accepts it."""
+    resumed = state.run("train", "--resume", name)
+    if not resumed.done and "has finished" not in resumed.stderr:
+        started = state.run(*state.job.words)
+        if not started.done and not state.must_run(*state.job.words, "--force"):
+            return
+    if not same_run(state.folder / "runs" / name, state.after / "runs" / name):
+        state.outcome.add(SILENT, f"runs/{name} differs from an uninterrupted run")
+
+
+def check_losses(state):
+    """A file of losses is complete, the earlier or the new one; the results of a run can be read."""
+    path = state.folder / "losses.h5"
+    if not any(holds(path, arrays_of(folder / "losses.h5")) for folder in (state.before, state.after)):
+        state.outcome.add(LOST, "losses.h5 has neither the earlier nor the new losses")
+    state.must_run("runs", "show", "byte", "--json")
+    if state.repeat() and not holds(path, arrays_of(state.after / "losses.h5")):
+        state.outcome.add(SILENT, "losses.h5 differs from that of an uninterrupted command")
+    state.has_no_temporary_files(".")
+
+
+def check_recl(state):
+    """Earlier losses by context are kept."""
+    if not holds(state.folder / "runs/recl.h5", arrays_of(state.before / "runs/recl.h5")):
+        state.outcome.add(LOST, "runs/recl.h5 lacks earlier losses")
+    state.repeat()
+    state.has_no_temporary_files("runs")
+
+
+def check_report(state):
+    """The same command completes a report."""
+    state.repeat()
+    state.has_no_temporary_files("runs", "data", "reproduction-tiny")
+
+
+def check_import(state):
+    """The name of an imported run belongs to the earlier run or to the imported one."""
+    state.must_run("eval", "byte", *EVAL)
+    if state.must_run(*state.job.words):
+        state.equals_new("runs/byte/best.safetensors")
+    state.has_no_temporary_files("runs")
+
+
+def check_export(state):
+    """Each file of an export is complete."""
+    for path in (state.after / "out").iterdir():
+        state.is_old_or_new(f"out/{path.name}")
+    if state.must_run(*state.job.words):
+        for path in (state.after / "out").iterdir():
+            state.equals_new(f"out/{path.name}")
+    state.has_no_temporary_files("out")
+
+
+TRAIN = ("train", "tiny.toml", "--json")
+JOBS = (
+    Job("prepare", ("prepare", "novel", "--json"), ("novel",), check_store),
+    Job(
+        "prepare --force",
+        ("prepare", "other.txt", "--name", "novel", "--tokenizer", "word", "--force", "--json"),
+        ("other.txt", "data/novel.h5"),
+        check_store,
+    ),
+    Job("train", (*TRAIN, "--name", "new"), ("tiny.toml", "data/novel.h5"), check_new_run),
+    Job(
+        "train --force",
+        (*TRAIN, "--name", "byte", "--force", *OTHER_SEED),
+        ("tiny.toml", "data/novel.h5", "runs/byte"),
+        check_replaced_run,
+    ),
+    Job(
+        "train --resume",
+        ("train", "--resume", "half", "--json"),
+        ("tiny.toml", "data/novel.h5", "runs/half"),
+        check_resumed_run,
+    ),
+    Job(
+        "eval --losses",
+        ("eval", "byte", "--losses", "losses.h5", *EVAL),
+        ("data/novel.h5", "runs/byte", "losses.h5"),
+        check_losses,
+    ),
+    Job(
+        "recl",
+        ("recl", "byte", *RECL, "--json"),
+        ("data/novel.h5", "runs/byte", "runs/recl.h5"),
+        check_recl,
+    ),
+    Job("reproduce", ("reproduce", "table7", "--json"), ("tiny.toml", "novel"), check_report),
+    Job(
+        "import",
+        ("import", "hf", "--name", "byte", "--force", "--json"),
+        ("hf", "data/word.h5", "data/novel.h5", "runs/byte"),
+        check_import,
+    ),
+    Job("export", ("export", "char", "out", "--force", "--json"), ("out", "runs/char"), check_export),
+)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """An uninterrupted job, with which the others are compared."""
+
+    job: Job
+    before: Path
+    after: Path
+    result: list
+    seconds: float
+    changes: int
+
+    def state(self, folder, outcome):
+        return State(self.job, folder, self.before, self.after, self.result, outcome)
+
+
+def small_scale(has_ptb):
+    """Return a scale of seconds instead of minutes, with the novel as its only text."""
+    return scales.Scale(
+        name="tiny",
+        description="For tests.",
+        texts={"novel": scales.ScaleText("novel", "novel")},
+        models=models(),
+        positions=40,
+        stride=1,
+        attn_lens=(8, 4),
+        recl_start=2,
+        recl_longest=6,
+        recl_positions=20,
+        sample_tokens=(5, 7),
+        context=5,
+        timed_recipe="tiny.toml",
+    )
+
+
+def rehearse(sample, jobs=JOBS):
+    """Run each job to its end, and return it with its result, duration and number of file changes."""
+    scales.SCALES["tiny"] = small_scale
+    rehearsals = []
+    for job in jobs:
+        parent = sample.folder.parent / f"rehearsal of {job.name}"
+        shutil.rmtree(parent, ignore_errors=True)
+        before, after = (sample.copy(job.needs, parent / name) for name in ("before", "after"))
+        ended = process.run(*job.words, folder=after, limit_s=120)
+        assert ended.done, f"{ended.command}: {ended.stderr}"
+        rehearsals.append(Rehearsal(job, before, after, results.stable(ended.stdout), ended.seconds, ended.changes))
+    return rehearsals

@@ -1,0 +1,232 @@
+"""Runs commands of txl in forked processes, with everything imported already, and can kill them at a given moment.
+
+A fork takes milliseconds where a new interpreter takes seconds. Each process has a folder, a time limit and a limit of
+its address space; its output goes to files in memory.
+"""
+
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import txlcli
+from tests.faults.table import HANG_S
+
+ROOT = Path(txlcli.__file__).parents[1]
+MORE_ADDRESSES = 4 << 30  # bytes of address space beyond those of the suite itself
+POLL_S = 0.002
+READY = 8  # offset of the byte that says that txl is called now
+FRESH = """
+import os, runpy, sys
+os.pwrite(int(sys.argv.pop(1)), b"1", {READY})
+runpy.run_module("txlcli", run_name="__main__", alter_sys=True)
+"""
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A signal at a moment: seconds after txl was called, or before it changes a file for the n-th time."""
+
+    number: int
+    after_s: float | None = None
+    before_change: int | None = None
+
+    def __str__(self):
+        when = f"after {self.after_s:.3f} s" if self.after_s is not None else f"before change {self.before_change}"
+        return f"{signal.Signals(self.number).name} {when}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    words: tuple[str, ...]
+    code: int
+    signal: int
+    """Signal that ended the process; 0 if it exited."""
+    was_sent: bool
+    """True if the suite sent that signal."""
+    stdout: str
+    stderr: str
+    seconds: float
+    peak_bytes: int
+    hung: bool
+    changes: int
+    """Number of file changes that Python made in the folder."""
+
+    @property
+    def done(self):
+        return not self.hung and self.signal == 0 and self.code == 0
+
+    @property
+    def command(self):
+        return " ".join(["txl", *(word if len(word) < 60 else f"{word[:60]}..." for word in self.words)])
+
+    @property
+    def last_line(self):
+        return (self.stderr.strip().splitlines() or ["(nothing on stderr)"])[-1][:300]
+
+
+class Process:
+    """A running command; see `start`."""
+
+    def __init__(self, words, pid, outputs, counter, kill):
+        self._words, self._pid, self._outputs, self._counter, self._kill = words, pid, outputs, counter, kill
+        self._started = time.monotonic()
+
+    def wait(self, limit_s=HANG_S, *, watch=None):
+        """Wait for the end of the process, and call `watch` meanwhile; kill its group after the time limit."""
+        hung, sent, ready = False, False, None
+        while True:
+            pid, status, usage = os.wait4(self._pid, os.WNOHANG)
+            if pid:
+                break
+            if watch:
+                watch()
+            now = time.monotonic()
+            ready = ready or (now if os.pread(self._counter, 1, READY) else None)
+            if not sent and self._kill and self._kill.after_s is not None and ready:
+                sent = now - ready >= self._kill.after_s
+                if sent:
+                    os.kill(self._pid, self._kill.number)
+            if now - self._started > limit_s and not hung:
+                hung = True
+                os.killpg(self._pid, signal.SIGKILL)
+            time.sleep(POLL_S)
+        seconds = time.monotonic() - self._started
+        ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        stdout, stderr = (_content(output) for output in self._outputs)
+        return Ended(
+            words=tuple(self._words),
+            code=0 if ended_by else os.WEXITSTATUS(status),
+            signal=ended_by,
+            was_sent=self._kill is not None and ended_by == self._kill.number == signal.SIGKILL,
+            stdout=stdout,
+            stderr=stderr,
+            seconds=seconds,
+            peak_bytes=usage.ru_maxrss << 10,
+            hung=hung,
+            changes=int.from_bytes(os.pread(self._counter, 8, 0), "little"),
+        )
+
+    def close(self):
+        for descriptor in (*self._outputs, self._counter):
+            os.close(descriptor)
+
+
+def start(*arguments, folder, kill=None, fresh=False, longest_file=None):
+    """Start a command in a folder.
+
+    Args:
+        arguments: the words of the command line.
+        folder: working folder of the process.
+        kill: a signal that ends it.
+        fresh: start a new interpreter instead of a fork, which also covers the start and the exit of Python.
+        longest_file: limit of the size of files, in bytes; None for no limit.
+    """
+    words = [str(argument) for argument in arguments]
+    outputs = os.memfd_create("stdout"), os.memfd_create("stderr")
+    counter = os.memfd_create("changes")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become(words, Path(folder), outputs, counter, kill, fresh=fresh, longest_file=longest_file)
+        except BaseException:
+            os.write(outputs[1], traceback.format_exc().encode())
+        finally:
+            os._exit(99)  # only after an error of this function
+    return Process(words, pid, outputs, counter, kill)
+
+
+def run(*arguments, limit_s=HANG_S, watch=None, **options):
+    """Run a command to its end; see `start` and `Process.wait`."""
+    process = start(*arguments, **options)
+    try:
+        return process.wait(limit_s, watch=watch)
+    finally:
+        process.close()
+
+
+def _become(words, folder, outputs, counter, kill, *, fresh, longest_file):
+    os.setpgid(0, 0)
+    os.chdir(folder)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output, number)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if longest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (longest_file, resource.RLIM_INFINITY))
+    if fresh:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        os.set_inheritable(counter, True)
+        os.execve(sys.executable, [sys.executable, "-c", FRESH.format(READY=READY), str(counter), *words], environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _limit_addresses()
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - for the whole process
+    sys.addaudithook(_Changes(folder, counter, kill))
+    os.pwrite(counter, b"1", READY)
+    os._exit(_exit_code(words))
+
+
+def _limit_addresses():
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MORE_ADDRESSES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _exit_code(words):
+    from txlcli.__main__ import main
+
+    sys.argv = ["txl", *words]
+    try:
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = code or 1
+    return code
+
+
+class _Changes:
+    """An audit hook that counts changes of files in a folder, and sends the signal of a `Kill` before one of them."""
+
+    def __init__(self, folder, counter, kill):
+        self._folder, self._counter, self._kill, self._count = f"{folder}/", counter, kill, 0
+
+    def __call__(self, event, arguments):
+        if event == "open":
+            path, mode, flags = arguments
+            writes = bool(flags & (os.O_WRONLY | os.O_RDWR)) if isinstance(flags, int) else "r" not in (mode or "r")
+            if not writes:
+                return
+        elif event in CHANGES:
+            path = arguments[0]
+        else:
+            return
+        if not isinstance(path, str | os.PathLike) or not os.path.abspath(path).startswith(self._folder):
+            return
+        self._count += 1
+        os.pwrite(self._counter, self._count.to_bytes(8, "little"), 0)
+        if self._kill and self._count == self._kill.before_change:
+            os.kill(os.getpid(), self._kill.number)
+
+
+def _content(descriptor):
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, min(size, 1 << 22), 0).decode("utf-8", errors="replace")

@@ -1,0 +1,136 @@
+"""Races: two commands that write the same file or run at the same moment."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.commands.novel import Saved
+from tests.faults import process
+from tests.faults.results import content, same_run, stable
+from tests.faults.sample import RECL
+from tests.faults.table import LOST, SILENT, TRACEBACK
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two commands, started together, and what must be true after both."""
+
+    target: str
+    needs: tuple[str, ...]
+    words: tuple[tuple[str, ...], tuple[str, ...]]
+    sample: object
+    name: str
+    check: Callable
+    """Called with the folder, the outcome and how both ended."""
+
+    fault = "races"
+
+    def act(self, folder, outcome):
+        self.sample.copy(self.needs, folder)
+        processes = [process.start(*words, folder=folder) for words in self.words]
+        ended = []
+        for one in processes:
+            ended.append(outcome.examine(one.wait()))
+            one.close()
+        for command in ended:
+            if not command.done and command.code not in (1, 2):
+                outcome.add(TRACEBACK, f"{command.command}: exit code {command.code}")
+        if not any(command.done for command in ended):
+            outcome.add(LOST, f"neither succeeded; {ended[0].last_line}; {ended[1].last_line}")
+        self.check(folder, outcome, ended)
+
+
+def _one_wins(outcome, ended):
+    """Check that one command succeeded and the other was refused."""
+    if all(command.done for command in ended):
+        outcome.add(SILENT, f"both succeeded: {ended[0].command}; {ended[1].command}")
+    return next((number for number, command in enumerate(ended) if command.done), None)
+
+
+def _check_new_store(folder, outcome, ended):
+    winner = _one_wins(outcome, ended)
+    if winner is not None and not all(command.done for command in ended):
+        expected = process.run(*ended[winner].words, "--data-dir", "alone", folder=folder)
+        if not expected.done or content(folder / "data/new.h5") != content(folder / "alone/new.h5"):
+            outcome.add(LOST, "data/new.h5 is not the store of the command that succeeded")
+
+
+def _check_replaced_store(folder, outcome, ended):
+    stores = []
+    for number, command in enumerate(ended):
+        process.run(*command.words, "--data-dir", f"alone{number}", folder=folder)
+        stores.append(content(folder / f"alone{number}/novel.h5"))
+    if content(folder / "data/novel.h5") not in stores:
+        outcome.add(LOST, "data/novel.h5 is the store of neither command")
+
+
+def _check_new_run(folder, outcome, ended):
+    winner = _one_wins(outcome, ended)
+    if winner is not None and not all(command.done for command in ended):
+        process.run(*ended[winner].words, "--runs-dir", "alone", folder=folder)
+        if not same_run(folder / "runs/new", folder / "alone/new"):
+            outcome.add(LOST, "runs/new is not the run of the command that succeeded")
+
+
+def _check_resumed(folder, outcome, ended):
+    """Either may wait for the other; the run must be the one of a single command."""
+    process.run("train", "tiny.toml", "--name", "alone", folder=folder)
+    if not same_run(folder / "runs/half", folder / "runs/alone"):
+        outcome.add(LOST, "runs/half differs from an uninterrupted run")
+
+
+def _check_imported(folder, outcome, ended):
+    _one_wins(outcome, ended)
+    process.run("import", "hf", "--name", "alone", folder=folder)
+    if Saved(folder / "runs/new/best.safetensors") != Saved(folder / "runs/alone/best.safetensors"):
+        outcome.add(LOST, "runs/new is not the imported run")
+
+
+def _check_evaluated(folder, outcome, ended):
+    shown = outcome.examine(process.run("runs", "show", "byte", "--json", folder=folder))
+    if not shown.done or not all(command.done for command in ended):
+        outcome.add(LOST, f"{shown.command}: {shown.last_line}; {ended[0].last_line}; {ended[1].last_line}")
+    lengths = [line["mem_len"] for line in stable((folder / "runs/byte/evals.jsonl").read_text())[-2:]]
+    if sorted(lengths) != [3, 5]:
+        outcome.add(LOST, f"evals.jsonl ends with the memory lengths {lengths}")
+
+
+def _check_recl(folder, outcome, ended):
+    again = outcome.examine(process.run("recl", "byte", *RECL, "--json", folder=folder))
+    if not again.done:
+        outcome.add(LOST, f"{again.command}: {again.last_line}")
+
+
+TRAIN = ("train", "tiny.toml", "--name", "new")
+EVALUATE = ("eval", "byte", "--positions", "40", "--mem-len")
+RECL_BYTE = ("recl", "byte", *RECL)
+PREPARE = ("--name", "novel", "--force")
+PAIRS = (
+    (
+        *("prepare", ("novel", "other.txt")),
+        (("prepare", "novel", "--name", "new"), ("prepare", "other.txt", "--name", "new")),
+        _check_new_store,
+    ),
+    (
+        *("prepare --force", ("novel", "other.txt", "data/novel.h5")),
+        (("prepare", "novel", *PREPARE), ("prepare", "other.txt", *PREPARE)),
+        _check_replaced_store,
+    ),
+    ("train", ("tiny.toml", "data/novel.h5"), (TRAIN, (*TRAIN, "--seed", "5")), _check_new_run),
+    (
+        *("train --resume", ("tiny.toml", "data/novel.h5", "runs/half")),
+        (("train", "--resume", "half"),) * 2,
+        _check_resumed,
+    ),
+    ("import", ("hf", "data/word.h5"), (("import", "hf", "--name", "new"),) * 2, _check_imported),
+    ("eval", ("data/novel.h5", "runs/byte"), ((*EVALUATE, "3"), (*EVALUATE, "5")), _check_evaluated),
+    ("recl", ("data/novel.h5", "runs/byte", "runs/recl.h5"), (RECL_BYTE, (*RECL_BYTE, "--seed", "5")), _check_recl),
+)
+
+
+def injections(sample, amounts):
+    """Return repeated races of every pair of commands."""
+    return [
+        Race(target, needs, words, sample, f"#{number}", check)
+        for target, needs, words, check in PAIRS
+        for number in range(amounts.races)
+    ]

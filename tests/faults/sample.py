@@ -1,0 +1,102 @@
+"""The files that faults are injected into: texts, stores, runs, losses, an export and weights of other systems."""
+
+import json
+import pickle
+import shutil
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.commands.novel import RECIPE, done, prepare_and_train
+from tests.core.builders import V
+from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
+from txlcli.core.training.checkpoint import KEY
+
+RECL = ("--start", "3", "--step", "4", "--longest", "11", "--positions", "20")
+BARE = ("--recipe", "foreign.toml", "--vocab", "words.txt")
+FOREIGN = (
+    RECIPE.replace("d_model = 8", 'd_model = 14\ncutoffs = [5, 11]\ndiv_val = 2\nmemory_start = "zeros"')
+    .replace("d_head = 5", "d_head = 11")
+    .replace("d_inner = 11", "d_inner = 17")
+)
+FOREIGN_CONFIG = {
+    **{"model_type": "transfo-xl", "vocab_size": V, "cutoffs": [5, 11], "div_val": 2, "n_layer": 2, "d_model": 14},
+    **{"d_embed": 14, "n_head": 3, "d_head": 11, "d_inner": 17, "untie_r": False, "clamp_len": -1},
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Undamaged files in a folder."""
+
+    folder: Path
+
+    def copy(self, names, folder):
+        """Copy files and folders, given by their names in the sample."""
+        for name in names:
+            source, target = self.folder / name, folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+            else:
+                shutil.copy2(source, target)
+        return folder
+
+
+def build(folder):
+    """Make the sample in an empty folder."""
+    prepare_and_train(folder)
+    where = ["--data-dir", folder / "data", "--runs-dir", folder / "runs"]
+    done("train", folder / "tiny.toml", *where, "--name", "half", "--max-steps", 4)
+    for run in ("byte", "half", "word"):
+        done("eval", run, *where, "--positions", 40)
+        done("eval", run, *where, "--split", "valid")
+    done("recl", "byte", *where, *RECL, "--split", "valid")  # earlier losses
+    done("eval", "byte", *where, "--split", "valid", "--losses", folder / "losses.h5", "--quiet")
+    done("export", "word", folder / "hf", "--runs-dir", folder / "runs")
+    shutil.copytree(folder / "hf", folder / "out")
+    (folder / "other.txt").write_text("".join(f"{number:x} is followed by {number + 1:x}\n" for number in range(9000)))
+    _write_foreign(folder)
+    _write_archives(folder)
+    shutil.rmtree(folder / "runs/.locks")
+    for lock in (folder / "runs").glob(".*.lock"):
+        lock.unlink()
+    return Sample(folder)
+
+
+def _write_foreign(folder):
+    """Write the same weights as a state dict, as a dump of variables and as a folder; a vocabulary and a recipe."""
+    weights = draw_weights(div_val=2)
+    torch.save(pytorch_state_dict(weights, div_val=2), folder / "state.pt")
+    np.savez(folder / "tf.npz", **{name: tensor.numpy() for name, tensor in tf_variables(weights, div_val=2).items()})
+    (folder / "bin").mkdir()
+    torch.save(hugging_face_state_dict(weights, div_val=2), folder / "bin/pytorch_model.bin")
+    (folder / "bin/config.json").write_text(json.dumps(FOREIGN_CONFIG))
+    words = [*(f"w{number}" for number in range(V - 1)), "<eos>"]
+    (folder / "bin/vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    (folder / "words.txt").write_text("".join(f"{word}\n" for word in words))
+    (folder / "words.pkl").write_bytes(pickle.dumps({"idx2sym": words}))
+    (folder / "foreign.toml").write_text(FOREIGN)
+
+
+def _write_archives(folder):
+    """Write the novel as an archive of Penn Treebank, and as a prefix of text8."""
+    with tarfile.open(folder / "ptb.tgz", "w:gz") as archive:
+        for split in ("train", "valid", "test"):
+            archive.add(folder / f"novel/{split}.txt", f"simple-examples/data/ptb.{split}.txt")
+    with zipfile.ZipFile(folder / "text8.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("text8", "the fox and the cat jump over lazy dogs " * 300)
+
+
+def header_of(content):
+    """Return the JSON header of a safetensors file."""
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+
+
+def state_of(content):
+    """Return the training state in the header of a checkpoint."""
+    return json.loads(header_of(content)["__metadata__"][KEY])

@@ -1,0 +1,90 @@
+"""Runs injections in parallel, each in a folder of its own."""
+
+import multiprocessing
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults import disk, hostile, kills, mutations, races, special
+from tests.faults.table import Outcome
+from txlcli import console
+
+FAULTS = {
+    "kills": kills.injections,
+    "mutations": mutations.injections,
+    "disk": disk.injections,
+    "hostile": hostile.injections,
+    "races": races.injections,
+    "special": special.injections,
+}
+FAST_FOLDER = Path("/dev/shm")  # in memory: thousands of small files are written and synchronized
+SECONDS_BETWEEN_REPORTS = 15
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Seed and numbers of injections."""
+
+    seed: int = 1
+    kills: int = 500
+    """Kills in total, divided among the commands."""
+    mutations: int = 5000
+    """Mutations of each format."""
+    disk_steps: int | None = None
+    """Steps of 4 kB that are tried for each command; None for all."""
+    races: int = 10
+    """Repetitions of each race."""
+    formats: tuple[str, ...] = ()
+    """Formats to mutate; empty for all."""
+
+
+def work_folder(parent=None):
+    """Return a context manager of a temporary folder, in memory if possible."""
+    parent = parent or (FAST_FOLDER if FAST_FOLDER.is_dir() else None)
+    return tempfile.TemporaryDirectory(prefix="txl-faults-", dir=parent, ignore_cleanup_errors=True)
+
+
+def run(injections, work, jobs):
+    """Make all injections and return their outcomes in order.
+
+    Args:
+        injections: objects with the attributes fault, target, name and the method `act(folder, outcome)`.
+        work: folder for temporary files.
+        jobs: number of processes.
+    """
+    if not injections:
+        return []
+    if jobs == 1:
+        return [_inject(injection, work) for injection in injections]
+    global _injections, _work  # inherited by the forked processes: closures cannot be pickled
+    _injections, _work = injections, work
+    outcomes, reported = [], time.monotonic()
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        for outcome in pool.imap(_inject_number, range(len(injections)), chunksize=1):
+            outcomes.append(outcome)
+            if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
+                reported = time.monotonic()
+                console.say(f"{len(outcomes):,} of {len(injections):,} injections; {outcome.fault} {outcome.target}")
+    return outcomes
+
+
+_injections: list = []
+_work = Path()
+
+
+def _inject_number(number):
+    return _inject(_injections[number], _work)
+
+
+def _inject(injection, work):
+    outcome = Outcome(injection.fault, injection.target, injection.name)
+    folder = Path(tempfile.mkdtemp(dir=work))
+    try:
+        injection.act(folder, outcome)
+    except Exception as error:
+        raise RuntimeError(f"{injection.fault} {injection.target} {injection.name}: {error!r}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return outcome
