@@ -19,6 +19,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from tests.cards import read_card
 from tests.faults import process, results
 from tests.faults.damage import (
     damaged_bytes,
@@ -163,7 +164,7 @@ def _replace_vocabulary(path, value):
     path.write_text(text, encoding="utf-8")
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
     card = path.with_name("run.json")
-    card.write_text(json.dumps(json.loads(card.read_text()) | {"vocab_fingerprint": fingerprint}))
+    card.write_text(json.dumps(read_card(card.parent) | {"vocab_fingerprint": fingerprint}))
     for name in ("best.safetensors", "last.safetensors"):
         loaded = checkpoint.load(path.with_name(name))
         state = loaded.state | {"vocab_fingerprint": fingerprint}

@@ -14,7 +14,7 @@ import torch
 from tests.commands.novel import RECIPE, done, prepare_and_train
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
-from txlcli.core.training.checkpoint import KEY
+from txlcli.system.checkpoint_header import STATE
 
 RECL = ("--start", "3", "--step", "4", "--longest", "11", "--positions", "20")
 BARE = ("--recipe", "foreign.toml", "--vocab", "words.txt")
@@ -99,4 +99,4 @@ def header_of(content):
 
 def state_of(content):
     """Return the training state in the header of a checkpoint."""
-    return json.loads(header_of(content)["__metadata__"][KEY])
+    return json.loads(header_of(content)["__metadata__"][STATE])
