@@ -15,4 +15,4 @@ def test_lengths_are_parsed_in_order_without_duplicates():
 def test_a_closed_stdin_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match=r"^-: stdin is closed; send the text there, or name a file$"):
-        read_stdin()
+        read_stdin(7)
