@@ -46,7 +46,7 @@ def refusal(path):
     started = time.monotonic()
     with pytest.raises(StoreError) as refused:
         use(path)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20  # seconds; far less on an idle machine
     assert "\n" not in str(refused.value)
     return str(refused.value)
 

@@ -28,7 +28,7 @@ def refusal(function, path, error):
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with pytest.raises(error) as refused:
         function(path)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20  # seconds; far less on an idle machine
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KB
     assert "\n" not in str(refused.value)
     return str(refused.value)
