@@ -1,5 +1,6 @@
 """The command line as a whole: imports, help, unknown commands, signals."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -128,6 +129,13 @@ def test_sigterm_during_start_up_ends_with_one_line_and_143(tmp_path, module):
     command = [sys.executable, "-c", STARTING, module]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "error: terminated\n")
+
+
+def test_only_rank_0_reports_sigterm_during_start_up(tmp_path):
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}
+    command = [sys.executable, "-c", STARTING, "txlcli.cli"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "")
 
 
 def test_the_wheel_holds_every_package():

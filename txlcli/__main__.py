@@ -5,10 +5,13 @@ import signal
 import sys
 from types import FrameType
 
+from txlcli.system import torchrun
+
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     """End the process at once: nothing has been started that must be cleaned up."""
-    os.write(2, b"error: terminated\n")
+    if torchrun.is_main():  # which ends the others itself
+        os.write(2, b"error: terminated\n")
     os._exit(128 + number)
 
 

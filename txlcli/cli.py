@@ -114,7 +114,8 @@ class TxlGroup(TyperGroup):
             console.complain("interrupted")
             sys.exit(CTRL_C)
         except Terminated:
-            console.complain("terminated")
+            if torchrun.is_main():  # which ends the others itself
+                console.complain("terminated")
             raise
         except typer.TyperException as error:
             console.complain(_explain(error))

@@ -1,5 +1,6 @@
 """txl as a process: signals, a full disk, a closed pipe."""
 
+import json
 import os
 import signal
 import subprocess
@@ -142,7 +143,7 @@ def test_an_interrupt_of_any_command_is_one_line(here, monkeypatch, words):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "read_text", interrupt)  # which reads run.json
+    monkeypatch.setattr(json, "loads", interrupt)  # which reads run.json
     result = txl(*words)
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
 
