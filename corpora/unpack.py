@@ -1,6 +1,7 @@
 """Unpacks zip, tar and compressed files into a folder; refuses damage, bombs, and members written elsewhere."""
 
 import bz2
+import contextlib
 import errno
 import gzip
 import io
@@ -12,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from .corpus import CorpusError
 from .signatures import BZIP2, GZIP, XZ, ZIP
@@ -41,10 +42,10 @@ DAMAGE = (
 
 
 def is_archive(path: Path) -> bool:
-    """Return True if the content of a file is a zip, tar or gzip archive, or the beginning of a zip or gzip archive."""
+    """Return True if a file is a zip or tar archive or a compressed file, or begins like one."""
     if not path.is_file():
         return False
-    return _begins_with(path, GZIP) or _is_zip(path) or _is_tar(path)
+    return any(_begins_with(path, *signature) for signature in OPENERS) or _is_zip(path) or _is_tar(path)
 
 
 def _is_zip(path: Path) -> bool:
@@ -128,6 +129,9 @@ def _unpack_zip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> i
                 raise CorpusError(f'{archive}: the member "{member.filename}" is a link; links are not unpacked')
             if not member.is_dir() and wanted(member.filename):
                 members.append(member)
+            else:
+                with contextlib.suppress(RuntimeError):  # encrypted, or packed in an unknown way
+                    source.open(member).close()  # compares the two names of the member, so that damage hides no file
         if sum(member.file_size for member in members) > _most_bytes(archive):
             raise _bomb(archive)
         for member in members:  # zipfile writes at most the size that the member states
@@ -152,9 +156,26 @@ class _Bounded(io.RawIOBase):
         return block
 
 
+class _Member(tarfile.TarInfo):
+    """A member of a tar. tarfile takes a damaged header for the end of the archive, and would lose what follows it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read a header; a block of zeros ends the archive."""
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf == bytes(tarfile.BLOCKSIZE):
+                raise
+            raise tarfile.ReadError(str(error)) from error
+
+
 def _unpack_tar(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
     extracted, left = 0, _most_bytes(archive)
-    with _open(archive) as file, tarfile.open(fileobj=(stream := _Bounded(archive, file)), mode="r|") as source:
+    with (
+        _open(archive) as file,
+        tarfile.open(fileobj=(stream := _Bounded(archive, file)), mode="r|", tarinfo=_Member) as source,
+    ):
         source.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have no filters
         for member in source:
             _check_name(archive, member.name)

@@ -453,7 +453,7 @@ def test_an_archive_is_not_own_text(tmp_path, shares):
 def test_a_compressed_corpus_is_not_a_prefix_of_it(tmp_path):
     (tmp_path / "enwik8.xz").write_bytes(lzma.compress(bytes(range(103))))
     with pytest.raises(CorpusError, match=r"enwik8\.xz: an archive or compressed file is not text; unpack it first"):
-        corpora.CORPORA["enwik8"].read(tmp_path, PLAIN)
+        corpora.CORPORA["enwik8"].read(tmp_path / "enwik8.xz", PLAIN)
 
 
 def test_text_too_short_to_split_is_refused(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 
 from tests.data.test_token_store import FACTS, VOCAB
 from tests.data.test_token_store import write as write_store
-from tests.hdf5_files import flip, unsealed
-from txlcli.data.sealed_hdf5 import USER_BLOCK, DamagedFileError, reading_hdf5, replacing_hdf5, verify_seal
+from tests.hdf5_files import flip, make_endless, seal_again, unsealed
+from txlcli.data.sealed_hdf5 import USER_BLOCK, DamagedFileError, read_hdf5, replacing_hdf5, verify_seal
 from txlcli.data.token_store import TokenStore, writing
 from txlcli.errors import StoreError
 
@@ -22,11 +22,15 @@ def write(path, numbers=(2, 3, 5, 7)):
     return path
 
 
+def numbers_of(file):
+    return file["numbers"][()].tolist()
+
+
 def test_a_sealed_file_is_read_by_txl_and_by_any_hdf5_program(tmp_path):
     path = write(tmp_path / "a.h5")
     assert verify_seal(path)
-    with reading_hdf5(path) as file, h5py.File(path) as same:
-        assert file["numbers"][()].tolist() == same["numbers"][()].tolist() == [2, 3, 5, 7]
+    with h5py.File(path) as same:
+        assert read_hdf5(path, numbers_of) == numbers_of(same) == [2, 3, 5, 7]
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.h5"]
 
 
@@ -35,8 +39,7 @@ def test_a_file_without_seal_is_read_without_this_check(tmp_path):
     with unsealed(path):
         pass
     assert not verify_seal(path)
-    with reading_hdf5(path) as file:
-        assert file["numbers"][()].tolist() == [2, 3, 5, 7]
+    assert read_hdf5(path, numbers_of) == [2, 3, 5, 7]
 
 
 def test_every_flipped_bit_is_found(tmp_path):
@@ -83,6 +86,44 @@ def test_a_longer_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(DamagedFileError, match=r"it has [\d,]+ bytes instead of [\d,]+"):
         verify_seal(path)
+
+
+ENDLESS = """
+    import sys
+    from pathlib import Path
+    from txlcli.data import loss_file
+    from txlcli.data.context_file import ContextFile
+    from txlcli.data.token_store import TokenStore
+    from txlcli.errors import TxlError
+    readers = {"store": TokenStore.open, "losses of recl": ContextFile, "losses of eval": loss_file.check_path}
+    try:
+        readers[sys.argv[1]](Path(sys.argv[2]))
+    except TxlError as error:
+        print(error)
+"""
+REFUSALS = {
+    "store": "{path} is damaged or no HDF5 file (HDF5 never ends in reading it); run",
+    "losses of recl": "--losses {path}: is damaged (HDF5 never ends in reading it); remove it or give another name",
+    "losses of eval": "--losses {path}: exists and holds no losses; give another name",
+}
+
+
+@pytest.mark.parametrize("has_seal", [True, False])
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_file_on_which_hdf5_never_ends_is_refused(tmp_path, kind, has_seal):
+    path = write_store(tmp_path / "tiny.h5")
+    if not has_seal:
+        with unsealed(path):
+            pass
+    make_endless(path)
+    if has_seal:
+        seal_again(path)
+        assert verify_seal(path)
+    command = [sys.executable, "-c", textwrap.dedent(ENDLESS), kind, str(path)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.count("\n") == 1
+    assert ran.stdout.startswith(REFUSALS[kind].format(path=path))
 
 
 def test_a_vocabulary_that_is_not_the_stores_is_refused_without_a_seal(tmp_path):

@@ -1,5 +1,6 @@
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -40,3 +41,49 @@ def allocate(data):
 def test_a_child_process_tells_why_it_failed(function, reason):
     seconds = 0.5 if function is wait else 20
     assert child.failure(f"{__name__}:{function.__name__}", b"abc", seconds=seconds) == reason
+
+
+def spin():
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("function", "end"),
+    [
+        (lambda: "result", None),
+        (lambda: 1 / 0, None),
+        (spin, "never ends"),
+        (lambda: time.sleep(60), "never ends"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), f"ends by signal {signal.SIGSEGV:d}"),
+    ],
+)
+def test_a_copy_of_the_process_tells_if_a_function_ends_it(function, end):
+    assert child.end_of(function, cpu_seconds=1, seconds=30 if function is spin else 1) == end
+
+
+def test_a_copy_changes_nothing_in_this_process():
+    values = [2]
+    assert child.end_of(lambda: values.append(3)) is None
+    assert values == [2]
+
+
+def test_a_signal_ends_the_copy_too(tmp_path):
+    def note_and_wait():
+        (tmp_path / "copy").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    def interrupt(*_):
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1))
+    sender.start()
+    try:
+        with pytest.raises(InterruptedError):
+            child.end_of(note_and_wait, seconds=60)
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "copy").read_text()), 0)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from txlcli.data.hdf5 import member, read_array
 from txlcli.data.loss_file import replacing_file
-from txlcli.data.sealed_hdf5 import DamagedFileError, reading_hdf5
+from txlcli.data.sealed_hdf5 import DamagedFileError, read_hdf5
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_folder
 from txlcli.system.input_files import check_regular
@@ -46,6 +46,23 @@ def _saved_losses(part: h5py.Group) -> SavedLosses:
     return positions, losses
 
 
+def _read_all(file: h5py.File) -> tuple[dict[str, str], dict[str, dict[int, SavedLosses]]]:
+    """Read the facts of each key, and its losses by context length.
+
+    Raises:
+        KeyError, ValueError, TypeError, AttributeError: the file holds something else.
+    """
+    if file.attrs.get("format") != FORMAT or file.attrs["version"] > VERSION:
+        raise ValueError("another format")
+    groups = {key: member(file, key) for key in file}
+    facts = {key: str(group.attrs["facts"]) for key, group in groups.items()}
+    losses = {
+        key: {int(name.removeprefix("context_")): _saved_losses(member(group, name)) for name in group}
+        for key, group in groups.items()
+    }
+    return facts, losses
+
+
 class ContextFile:
     """The losses of a file, in memory; `save` writes them.
 
@@ -67,21 +84,14 @@ class ContextFile:
             check_folder(path, f"--losses {path}")
 
     def _read(self) -> None:
-        refused = UsageError(f"--losses {self.path}: holds no losses of txl recl; give another name or remove it")
         try:
-            with reading_hdf5(self.path) as file:
-                if file.attrs.get("format") != FORMAT or file.attrs["version"] > VERSION:
-                    raise refused
-                for key in file:
-                    group = member(file, key)
-                    self._facts[key] = str(group.attrs["facts"])
-                    self._losses[key] = {
-                        int(name.removeprefix("context_")): _saved_losses(member(group, name)) for name in group
-                    }
+            self._facts, self._losses = read_hdf5(self.path, _read_all)
         except DamagedFileError as error:
             raise UsageError(f"--losses {self.path}: is damaged ({error}); remove it or give another name") from error
-        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise refused from error
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise UsageError(
+                f"--losses {self.path}: holds no losses of txl recl; give another name or remove it"
+            ) from error
 
     def missing(self, key: str, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions whose loss at a context length has not been saved."""

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.sealed_hdf5 import replacing_hdf5
+from txlcli.data.sealed_hdf5 import read_hdf5, replacing_hdf5
 from txlcli.errors import StoreError, UsageError
 from txlcli.system.atomic_files import check_folder
 from txlcli.system.input_files import check_regular
@@ -48,9 +48,8 @@ def check_path(path: Path) -> None:
 
 def _holds_losses(path: Path) -> bool:
     try:
-        with h5py.File(path, "r") as file:
-            return "tokens" in file and bool(file.attrs.get("format") == FORMAT)
-    except OSError:
+        return read_hdf5(path, lambda file: "tokens" in file and bool(file.attrs.get("format") == FORMAT))
+    except (OSError, ValueError, KeyError, RuntimeError):
         return False
 
 

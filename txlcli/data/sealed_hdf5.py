@@ -2,7 +2,8 @@
 
 HDF5 has no checksums of its own metadata here, and may hang or crash on damaged metadata. The seal is a line in the
 user block, the first bytes of the file, which HDF5 ignores. It covers all other bytes, except large datasets that have
-checksums of their own. Files of earlier versions have no seal; they are read without this check.
+checksums of their own. Files of earlier versions have no seal, and anyone can seal a file; so a child process reads
+every file first.
 """
 
 import hashlib
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import h5py
 
+from txlcli.system import child
 from txlcli.system.atomic_files import sync_file
 from txlcli.system.plain_json import parse_json
 
@@ -24,6 +26,7 @@ HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCK = 4096
 """Bytes before the HDF5 data; a power of two."""
 _READ_BYTES = 1 << 20
+T = TypeVar("T")
 
 
 class DamagedFileError(ValueError):
@@ -195,14 +198,23 @@ def _digest(file: BinaryIO, size: int, unsealed: list[tuple[int, int]]) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def reading_hdf5(path: Path) -> Iterator[h5py.File]:
-    """Yield an HDF5 file for reading, after its seal has been verified.
+def read_hdf5(path: Path, read: Callable[[h5py.File], T]) -> T:
+    """Return what `read` reads from an HDF5 file, after its seal has been verified.
+
+    A child process reads the file first: HDF5 may hang or crash on a file of an earlier version, which has no seal, or
+    on one that somebody made for this purpose.
 
     Raises:
         OSError: the file cannot be read.
-        DamagedFileError: see `verify_seal`.
+        DamagedFileError: see `verify_seal`; or HDF5 does not survive reading the file.
     """
+
+    def attempt() -> T:
+        with h5py.File(path, "r") as file:
+            return read(file)
+
     verify_seal(path)
-    with h5py.File(path, "r") as file:
-        yield file
+    end = child.end_of(attempt)
+    if end is not None:
+        raise DamagedFileError(f"HDF5 {end} in reading it")
+    return attempt()

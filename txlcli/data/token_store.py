@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS
 from txlcli.data.hdf5 import array, member, read_array
-from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, reading_hdf5, replacing_hdf5
+from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, read_hdf5, replacing_hdf5
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.system.input_files import check_regular
@@ -73,18 +73,39 @@ class StoreFacts:
     """True if the tokens of a split represent every byte of its text, so that bits per byte can be computed."""
 
 
+@dataclass(frozen=True)
+class _Arrays:
+    """Place and type of the ids of a split."""
+
+    offset: int | None
+    """First byte in the file; None if they are not stored in one piece, or if there are none."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    has_sentence_starts: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header:
+    """Everything in a store but the ids and the sentences."""
+
+    facts: StoreFacts
+    vocabulary: str
+    fingerprint: str
+    splits: dict[str, SplitInfo]
+    arrays: dict[str, _Arrays]
+
+
 class TokenStore:
     """An open token store."""
 
-    def __init__(
-        self, path: Path, facts: StoreFacts, vocabulary: str, fingerprint: str, splits: dict[str, SplitInfo]
-    ) -> None:
-        self.path, self.facts, self.splits = path, facts, splits
+    def __init__(self, path: Path, header: _Header) -> None:
+        self.path, self.facts, self.splits = path, header.facts, header.splits
+        facts = header.facts
         self.name, self.corpus, self.tokenizer = facts.name, facts.corpus, facts.tokenizer
         self.unit, self.metric = facts.unit, facts.metric
         self.conventions, self.notes = dict(facts.conventions), facts.notes
         self.source_digest, self.every_byte_scored = facts.source_digest, facts.every_byte_scored
-        self._vocabulary, self._fingerprint = vocabulary, fingerprint
+        self._vocabulary, self._fingerprint, self._arrays = header.vocabulary, header.fingerprint, header.arrays
         self._open: dict[str, NDArray[Any]] = {}
 
     @classmethod
@@ -98,8 +119,7 @@ class TokenStore:
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:
-            with reading_hdf5(path) as file:
-                return cls(path, *_read_header(path, file))
+            return cls(path, read_hdf5(path, partial(_read_header, path)))
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -163,12 +183,12 @@ class TokenStore:
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
         """Return the offset of each sentence in the stream; None unless the corpus consists of unrelated sentences."""
         info = self.info(split)
-        with self._file() as file:
-            group = member(file["splits"], split)
-            if "sentence_starts" not in group:
-                return None
-            starts = read_array(group, "sentence_starts")
-            digest = group.attrs.get("sentence_starts_sha256")  # absent in files of earlier versions
+        if not self._arrays[split].has_sentence_starts:
+            return None
+        try:
+            starts, digest = read_hdf5(self.path, partial(_read_sentence_starts, split=split))
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            raise StoreError(f"{self.path} cannot be read ({_short(error)}); {_again(self.path)}") from error
         rising = starts.ndim == 1 and starts.dtype.kind in "iu" and bool(np.all(starts[1:] > starts[:-1]))
         inside = not starts.size or 0 <= starts[0] <= starts[-1] < info.tokens
         if not (rising and inside) or digest not in (None, _digest(starts)):
@@ -177,9 +197,7 @@ class TokenStore:
 
     def _map(self, split: str) -> NDArray[Any]:
         info = self.info(split)
-        with self._file() as file:
-            dataset = array(member(file["splits"], split), "ids")
-            offset, dtype, shape = dataset.id.get_offset(), dataset.dtype, dataset.shape
+        offset, dtype, shape = self._arrays[split].offset, self._arrays[split].dtype, self._arrays[split].shape
         if offset is None or shape != (info.tokens,) or dtype.kind != "u":
             raise StoreError(f"{self.path}: the {split} split is damaged; {_again(self.path)}")
         try:
@@ -196,16 +214,8 @@ class TokenStore:
             )
         return ids
 
-    @contextmanager
-    def _file(self) -> Iterator[h5py.File]:
-        try:
-            with reading_hdf5(self.path) as file:
-                yield file
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(f"{self.path} cannot be read ({_short(error)}); {_again(self.path)}") from error
 
-
-def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, str, dict[str, SplitInfo]]:
+def _read_header(path: Path, file: h5py.File) -> _Header:
     if file.attrs.get("format") != FORMAT:
         raise StoreError(f"{path} is an HDF5 file, but no token store of txl; give another --data-dir or move it away")
     version = int(file.attrs["version"])
@@ -217,9 +227,24 @@ def _read_header(path: Path, file: h5py.File) -> tuple[StoreFacts, str, str, dic
     facts["notes"] = tuple(facts["notes"])
     groups = member(file, "splits")
     splits = {name: SplitInfo(**parse_json(member(groups, name).attrs["info"])) for name in groups}
-    order = sorted(splits, key=SPLITS.index)
-    vocabulary, fingerprint = bytes(read_array(file, "vocabulary")).decode(), str(file.attrs["fingerprint"])
-    return StoreFacts(**facts), vocabulary, fingerprint, {name: splits[name] for name in order}
+    return _Header(
+        facts=StoreFacts(**facts),
+        vocabulary=bytes(read_array(file, "vocabulary")).decode(),
+        fingerprint=str(file.attrs["fingerprint"]),
+        splits={name: splits[name] for name in sorted(splits, key=SPLITS.index)},
+        arrays={name: _describe_arrays(groups[name]) for name in splits},
+    )
+
+
+def _describe_arrays(group: h5py.Group) -> _Arrays:
+    ids = array(group, "ids")
+    return _Arrays(ids.id.get_offset(), ids.dtype, ids.shape, "sentence_starts" in list(group))
+
+
+def _read_sentence_starts(file: h5py.File, split: str) -> tuple[NDArray[Any], str | None]:
+    """Return the offsets of the sentences and their digest, which files of earlier versions do not have."""
+    group = member(file["splits"], split)
+    return read_array(group, "sentence_starts"), group.attrs.get("sentence_starts_sha256")
 
 
 def _again(path: Path) -> str:
