@@ -101,7 +101,7 @@ def _check_terminated(ended, outcome):
     """Check that SIGTERM ended the process with one line and its exit code, if it came in time."""
     if ended.code not in (0, TERMINATED) and not ended.signal:
         outcome.add(SIGNAL, f"{ended.command}: exit code {ended.code} after SIGTERM; {ended.last_line}")
-    elif ended.code == TERMINATED and sum(line.startswith("error: ") for line in ended.stderr.splitlines()) != 1:
+    elif ended.code == TERMINATED and sum(line.startswith("error: ") for line in ended.stderr.splitlines()) > 1:
         outcome.add(TRACEBACK, f"{ended.command}: {ended.stderr!r}")
 
 
