@@ -149,8 +149,8 @@ def is_edit_of_json(before, after):
 
 
 def is_edit_of_toml(before, after):
-    """Return True if a text is valid TOML with the same keys and types as before."""
-    return _is_edit(before, after, tomllib.loads)
+    """Return True if a text is valid TOML with the same types, and perhaps fewer keys: most have a default."""
+    return _is_edit(before, after, tomllib.loads, may_lack_keys=True)
 
 
 def is_edit_of_lines(before, after):
@@ -165,16 +165,18 @@ def is_edit_of_lines(before, after):
     )
 
 
-def _is_edit(before, after, parse):
+def _is_edit(before, after, parse, *, may_lack_keys=False):
     try:
-        return _same_types(parse(before.decode()), parse(after.decode()))
+        return _same_types(parse(before.decode()), parse(after.decode()), may_lack_keys)
     except (ValueError, RecursionError):
         return False
 
 
-def _same_types(before, after):
+def _same_types(before, after, may_lack_keys):
     if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() == after.keys() and all(_same_types(before[key], after[key]) for key in before)
+        same_keys = after.keys() <= before.keys() if may_lack_keys else after.keys() == before.keys()
+        return same_keys and all(_same_types(before[key], after[key], may_lack_keys) for key in after)
     if isinstance(before, list) and isinstance(after, list):
-        return len(before) == len(after) and all(map(_same_types, before, after))
+        pairs = zip(before, after, strict=False)
+        return len(before) == len(after) and all(_same_types(one, other, may_lack_keys) for one, other in pairs)
     return type(after) is type(before) or (isinstance(before, float) and type(after) is int)

@@ -13,6 +13,8 @@ from tests.faults.table import SIGNAL, TRACEBACK
 TERMINATED = 128 + signal.SIGTERM
 LATEST = 1.05  # random moments, as a share of the duration of an uninterrupted command
 EARLIEST_S = 0.02  # after the call of txl in a new interpreter; Python reads its first module by then
+CHAIN = 9  # kills of one training at most
+CHAIN_SHARE = 0.1
 START_SHARE = 0.04  # of the kills that meet a new interpreter while it starts
 
 
@@ -45,6 +47,36 @@ class KillOf:
 
 
 @dataclass(frozen=True)
+class KillChain:
+    """Kills of a training and of each attempt to resume it, until one of them reaches the end."""
+
+    rehearsal: Rehearsal
+    sample: object
+    seed: int
+    number: int
+
+    fault = "kills"
+    target = "train, in chains"
+
+    @property
+    def name(self):
+        return f"#{self.number}"
+
+    def act(self, folder, outcome):
+        job, chance = self.rehearsal.job, random.Random(f"{self.seed} chain {self.number}")
+        self.sample.copy(job.needs, folder)
+        run = folder / "runs/new"
+        for _ in range(CHAIN):
+            kill = Kill(signal.SIGKILL, after_s=chance.uniform(0, LATEST * self.rehearsal.seconds))
+            started = (*job.words, "--force") if run.is_dir() else job.words
+            words = ("train", "--resume", "new") if (run / "last.safetensors").exists() else started
+            ended = outcome.examine(process.run(*words, folder=folder, kill=kill))
+            if ended.done:
+                break
+        job.check(self.rehearsal.state(folder, outcome))
+
+
+@dataclass(frozen=True)
 class KillAtStart:
     """SIGTERM while a new interpreter imports txl."""
 
@@ -69,19 +101,23 @@ def _check_terminated(ended, outcome):
     """Check that SIGTERM ended the process with one line and its exit code, if it came in time."""
     if ended.code not in (0, TERMINATED) and not ended.signal:
         outcome.add(SIGNAL, f"{ended.command}: exit code {ended.code} after SIGTERM; {ended.last_line}")
-    elif ended.code == TERMINATED and sum(line.startswith("error: ") for line in ended.stderr.splitlines()) != 1:
+    elif ended.code == TERMINATED and sum(line.startswith("error: ") for line in ended.stderr.splitlines()) > 1:
         outcome.add(TRACEBACK, f"{ended.command}: {ended.stderr!r}")
 
 
 def injections(sample, amounts):
     """Return kills of every command: half of them at random moments, half of them before changes of files in turn."""
-    at_start = max(1, round(START_SHARE * amounts.kills))
+    chains, at_start = (max(1, round(share * amounts.kills)) for share in (CHAIN_SHARE, START_SHARE))
     rehearsals = rehearse(sample)
-    made = [
-        _kill_of(rehearsals[number % len(rehearsals)], sample, number // len(rehearsals), amounts)
-        for number in range(amounts.kills - at_start)
+    training = next(rehearsal for rehearsal in rehearsals if rehearsal.job.name == "train")
+    return [
+        *(
+            _kill_of(rehearsals[number % len(rehearsals)], sample, number // len(rehearsals), amounts)
+            for number in range(amounts.kills - chains - at_start)
+        ),
+        *(KillChain(training, sample, amounts.seed, number) for number in range(chains)),
+        *_kills_at_start(at_start, amounts.seed, sample.folder),
     ]
-    return made + _kills_at_start(at_start, amounts.seed, sample.folder)
 
 
 def _kill_of(rehearsal, sample, number, amounts):

@@ -16,6 +16,7 @@ LOST, SILENT, TRACEBACK, HANG, SIGNAL, LEFTOVER, MEMORY = KINDS = (
 )
 HANG_S = 20.0
 MOST_BYTES = 2 << 30
+CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
 COLUMNS = ("fault", "target", "injections", "lost", "silent", "tracebacks", "hangs", "signals", "leftovers", "peak MB")
 EXAMPLES = 2  # findings of each kind that are printed below the table
 
@@ -100,7 +101,7 @@ def show(outcomes):
                 if (outcome.fault, outcome.target, finding.kind) == (row.fault, row.target, kind)
             ]
             for text in found[:EXAMPLES]:
-                console.show_text(f"{row.fault} {row.target}, {kind}: {text}")
+                print(f"{row.fault} {row.target}, {kind}: {text.translate(CONTROLS)}")
 
 
 def as_json(outcomes):

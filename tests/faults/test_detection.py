@@ -115,7 +115,8 @@ def test_an_edit_keeps_keys_and_types(after, is_edit):
     assert is_edit_of_json(CARD, after) is is_edit
 
 
-def test_an_edit_of_a_recipe_keeps_keys_and_types():
+def test_an_edit_of_a_recipe_keeps_types_and_may_lack_keys():
+    assert is_edit_of_toml(b"[train]\nlr = 3e-2\nseed = 7", b"[train]\nseed = 5")
     assert is_edit_of_toml(b"[train]\nlr = 3e-2", b"[train]\nlr = 7e-2")
     assert not is_edit_of_toml(b"[train]\nlr = 3e-2", b"[train]\nlp = 3e-2")
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.faults import disk, hostile, mutations, races, suite
 from tests.faults.jobs import JOBS
+from tests.faults.kills import KillChain
 from tests.faults.sample import build
 
 pytestmark = pytest.mark.faults
@@ -38,7 +39,7 @@ def findings():
         yield inject
 
 
-@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize("command", [*NAMES, KillChain.target])
 def test_a_killed_command_loses_nothing_and_the_next_one_completes_it(findings, command):
     assert findings("kills", "kills", command) == []
 
