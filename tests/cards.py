@@ -1,4 +1,4 @@
-"""Reads run.json as an earlier version of txl wrote it, so that a test can change it."""
+"""Reads run.json and the files of reports as an earlier version of txl wrote them, without checksums."""
 
 import json
 from pathlib import Path
@@ -9,3 +9,11 @@ def read_card(folder):
     card = json.loads((Path(folder) / "run.json").read_text())
     card.pop("checksum", None)
     return card
+
+
+def read_log(path):
+    """Return the lines of metrics.jsonl or evals.jsonl without their checksums."""
+    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line.pop("checksum", None)
+    return lines

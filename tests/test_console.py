@@ -137,7 +137,14 @@ def test_characters_that_control_a_terminal_are_escaped_in_tables(capsys, place)
     console.show_table(parts["title"], (parts["heading"], "b"), [(parts["cell"], "2")], [parts["note"]])
     out = capsys.readouterr().out
     assert not set(CONTROLS) & set(out)
-    assert r"a\x1b]0;owned\x07\x1b[31mred\r\x9b2J\u202eb" in out
+    assert ESCAPED in out  # on one line
+
+
+def test_a_cell_may_have_several_lines(capsys):
+    console.show_table("title", ("a", "b"), [("1", ["first", "second\nnot third"])])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["│", "1", "│", "first", "│"] in lines
+    assert ["│", "│", "second\\nnot", "third", "│"] in lines
 
 
 def test_characters_that_control_a_terminal_are_escaped_in_progress(monkeypatch):

@@ -136,7 +136,7 @@ def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None
 def show_table(
     title: str,
     columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[str | list[str]]],
     notes: Sequence[str] = (),
     *,
     verbose: bool = False,
@@ -145,9 +145,10 @@ def show_table(
     """Write a table to stdout, the first column left-aligned, the others right-aligned; `ruled` adds lines.
 
     Args:
+        rows: texts of the cells; a list has several lines.
         notes: lines below the table, the most important first; without `verbose` only the first MOST_NOTES.
     """
-    title, notes = printable(title), [printable(note) for note in notes]
+    title, notes = on_one_line(title), [on_one_line(note) for note in notes]
     shown = notes if verbose else notes[:MOST_NOTES]
     table = Table(
         title=title,
@@ -158,9 +159,9 @@ def show_table(
         show_lines=ruled,
     )
     for number, column in enumerate(columns):
-        table.add_column(printable(column), justify="left" if number == 0 else "right", no_wrap=True)
+        table.add_column(on_one_line(column), justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(printable, row))
+        table.add_row(*map(_cell, row))
     out = _plain(sys.stdout)
     # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
     out.size = (MAX_WIDTH, out.height)
@@ -169,6 +170,10 @@ def show_table(
         out.print(table, crop=False)
     if len(shown) < len(notes):
         say("more notes with --verbose")
+
+
+def _cell(cell: str | list[str]) -> str:
+    return on_one_line(cell) if isinstance(cell, str) else "\n".join(map(on_one_line, cell))
 
 
 class Step:

@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from tests.cards import read_card
+from tests.cards import read_card, read_log
 from txlcli.cli import app
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
@@ -198,7 +198,7 @@ def train(*changes, name):
 
 def reports(folder):
     """Return the lines of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return read_log(Path(folder) / "metrics.jsonl")
 
 
 def card(folder):

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.cards import read_log
 from tests.commands.novel import card, cells, done, json_of, refusal, reports, txl
 from tests.test_cli import HEAVY, python
 from tests.views.test_plots import MAGIC
@@ -179,7 +180,7 @@ def test_an_option_before_the_command_is_refused(here, option):
 
 
 def recorded(name):
-    return [json.loads(line) for line in Path("runs", name, "evals.jsonl").read_text().splitlines()]
+    return read_log(Path("runs", name, "evals.jsonl"))
 
 
 def test_an_evaluation_is_recorded_in_the_run_folder(here):

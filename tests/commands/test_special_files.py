@@ -122,3 +122,20 @@ def test_a_pipe_in_a_run_is_refused_and_hides_no_other_run(here, name):
     assert verified.exit_code == 1
     if name != "run.json":  # without it, the folder is not a run
         assert f"runs/byte/{name}: damaged" in verified.stdout.splitlines()
+
+
+def test_a_pipe_instead_of_the_metrics_of_a_run_is_refused_when_it_resumes(here):
+    done("train", "tiny.toml", "--name", "half", "--max-steps", 2)
+    path = here / "runs/half/metrics.jsonl"
+    path.unlink()
+    os.mkfifo(path)
+    before = (here / "runs/half/last.safetensors").read_bytes()
+    assert "runs/half/metrics.jsonl is a pipe, not a regular file" in refusal("train", "--resume", "half")
+    assert (here / "runs/half/last.safetensors").read_bytes() == before
+
+
+def test_a_broken_link_instead_of_the_best_checkpoint_is_an_error(here):
+    path = here / "runs/byte/best.safetensors"
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert refusal("eval", "byte", code=1).startswith("runs/byte/best.safetensors: no such checkpoint; ")

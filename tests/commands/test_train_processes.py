@@ -1,5 +1,6 @@
 """txl train --processes: several processes on one machine act as one training."""
 
+import json
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cards import read_log
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, done, json_of, refusal, reports, start, wait_for
 from txlcli.core.training import checkpoint
 from txlcli.data.token_store import TokenStore
@@ -63,7 +65,7 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
     process.send_signal(number)
     stdout, stderr = ended(process, code)
-    assert stdout == metrics.read_text()
+    assert [json.loads(line) for line in stdout.splitlines()] == read_log(metrics)
     step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
     assert stderr[-2:] == [
         "stopping after this step; saving",

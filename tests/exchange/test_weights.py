@@ -35,6 +35,16 @@ def test_every_file_format_gives_the_same_tensors(tmp_path, name):
     assert all(read[key].equal(tensor) for key, tensor in TENSORS.items())
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "variables.npz"])
+def test_a_changed_number_in_a_zip_is_refused(tmp_path, name):
+    WRITERS[name](tmp_path / name)
+    content = bytearray((tmp_path / name).read_bytes())
+    content[content.index(TENSORS["r_w_bias"].numpy().tobytes()) + 6] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError, match="has a wrong checksum"):
+        weights.read(tmp_path / name)
+
+
 def test_arrays_of_other_precision_and_byte_order_are_read(tmp_path):
     dtypes = {"half": np.float16, "double": np.float64, "big_endian": np.dtype(">f4"), "long": np.longdouble}
     np.savez(tmp_path / "a.npz", **{name: np.array([0.5, -7.0], dtype=dtype) for name, dtype in dtypes.items()})

@@ -143,9 +143,19 @@ def damaged_toml(text, chance):
 # --- edits: a text without a checksum may be changed by hand ---------------------------------------------------------
 
 
+def is_cut(before, after):
+    """Return True if lines at the end of a text are missing or incomplete, as after a kill."""
+    return before.startswith(after.rpartition(b"\n")[0])
+
+
 def is_edit_of_json(before, after):
     """Return True if a text is valid JSON with the same keys and types as before, so that it may have been edited."""
     return _is_edit(before, after, json.loads)
+
+
+def is_edit_of_configuration(before, after):
+    """Return True if a text is valid JSON with the same types, and perhaps fewer keys: most have a default."""
+    return _is_edit(before, after, json.loads, may_lack_keys=True)
 
 
 def is_edit_of_toml(before, after):

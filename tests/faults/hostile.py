@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import hashlib
 import io
 import json
 import pickle
@@ -18,6 +19,7 @@ from tests.exchange.hostile import HOSTILE, MARKER
 from tests.faults import process
 from tests.faults.sample import BARE
 from tests.faults.table import SILENT
+from tests.hdf5_files import unsealed
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data import token_store
@@ -231,6 +233,22 @@ def _store(vocab, ids, *, dtype=None, note="a note", name="novel"):
     return write
 
 
+def _boundary(boundary):
+    """Return a function that writes a store whose vocabulary has another boundary; txl would not write it."""
+    words = [f"w{number}" for number in range(7)] + ["<eos>"]
+
+    def write(folder):
+        _store(Vocab("word", words, boundary=7), [number % 8 for number in range(999)])(folder)
+        with unsealed(folder / "data/novel.h5") as file:
+            vocabulary = json.loads(bytes(file["vocabulary"][()])) | {"boundary": boundary}
+            text = json.dumps(vocabulary, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+            del file["vocabulary"]
+            file["vocabulary"] = np.frombuffer(text, dtype=np.uint8)
+            file.attrs["fingerprint"] = hashlib.sha256(text).hexdigest()
+
+    return write
+
+
 def _hdf5_bomb(folder):
     path = folder / "data/novel.h5"
     with h5py.File(path, "r+") as file:
@@ -263,8 +281,8 @@ def _store_attacks():
     words = [f"w{number}" for number in range(7)] + ["<eos>"]
     good, many = Vocab("word", words, boundary=7), [number % 8 for number in range(999)]
     attacks = {
-        "boundary -1": _store(Vocab("word", words, boundary=-1), many),
-        "boundary 10**9": _store(Vocab("word", words, boundary=10**9), many),
+        "boundary -1": _boundary(-1),
+        "boundary 10**9": _boundary(10**9),
         "ids above V": _store(good, [*many, 200]),
         "floating-point ids": _store(good, many, dtype="f4"),
         "ids of 64 bits": _store(good, [*many, 2**62], dtype="i8"),

@@ -1,9 +1,9 @@
 """Mutations: damaged files of every format, read by the commands that use them.
 
 A result is silently wrong if a command ends with exit code 0, reports no damage and prints another result than with the
-undamaged file. Texts without a checksum can also be edited by hand: a mutation that leaves a recipe, a run.json or a
-line of reports valid, with the same keys and types, counts as such an edit, and may give another result. So does the
-vocabulary or SentencePiece model of a stranger, whose fingerprint fits.
+undamaged file. Texts without a checksum can also be edited by hand: a mutation that leaves a recipe, or a run.json or a
+line of reports without its checksum, valid, with the same keys and types, counts as such an edit, and may give another
+result. So does the vocabulary or SentencePiece model of a stranger, whose fingerprint fits.
 """
 
 import base64
@@ -25,6 +25,8 @@ from tests.faults.damage import (
     damaged_bytes,
     damaged_toml,
     damaged_value,
+    is_cut,
+    is_edit_of_configuration,
     is_edit_of_json,
     is_edit_of_lines,
     is_edit_of_toml,
@@ -34,6 +36,7 @@ from tests.faults.sample import BARE, RECL, Sample, state_of
 from tests.faults.table import SILENT
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.runs import log_file
 
 EVAL = ("--positions", "40", "--json")
 OTHERS = (
@@ -80,13 +83,13 @@ def damage_json(path, others, number, chance, *, is_edit=is_edit_of_json):
 
 
 def damage_lines(path, others, number, chance):
-    """Damage bytes, or change the type of one value in a file with a JSON object per line."""
+    """Damage bytes in a file with a JSON object per line, or change a value of a line without a checksum."""
     if number % 2:
-        return damage_bytes(path, others, number // 2, chance, is_edit=is_edit_of_lines)
+        return damage_bytes(path, others, number // 2, chance, is_edit=is_cut)
     before = path.read_bytes()
     lines = before.decode().splitlines()
     line = chance.randrange(len(lines))
-    name, value = damaged_value(json.loads(lines[line]), number // 2, chance)
+    name, value = damaged_value(log_file.from_line(lines[line]), number // 2, chance)
     lines[line] = to_json(value)
     path.write_text("".join(f"{text}\n" for text in lines), encoding="utf-8")
     return f"line {line + 1}: {name}", not is_edit_of_lines(before, path.read_bytes())
@@ -262,7 +265,7 @@ TARGETS = (
     *(
         Target("import", f"hf/{name}", ("hf", "data/word.h5"), _import("hf", then=("eval", "imported", *EVAL)), damage)
         for name, damage in (
-            ("config.json", damage_json),
+            ("config.json", partial(damage_json, is_edit=is_edit_of_configuration)),
             ("model.safetensors", damage_weights),
             ("vocab.json", damage_json),
         )

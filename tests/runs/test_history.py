@@ -7,7 +7,7 @@ import pytest
 from tests.runs.test_run_folder import FACTS
 from txlcli.config import recipe
 from txlcli.errors import RunError
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, log_file, run_folder
 from txlcli.runs.run_folder import Run
 
 SETTINGS = recipe.load("enwik8", ["train.max_steps=40", "train.batch_size=3", "train.seg_len=7"])
@@ -302,7 +302,7 @@ def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
     history.record(run, [evaluated(0.5)])
     lines = (run.folder / "evals.jsonl").read_text().splitlines()
     assert lines[3] == '{"trunc'
-    assert json.loads(lines[4]) == evaluated(0.5)
+    assert log_file.from_line(lines[4]) == evaluated(0.5)
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
 
 

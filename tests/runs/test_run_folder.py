@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cards import read_card
+from tests.cards import read_card, read_log
 from txlcli.config import recipe
 from txlcli.errors import RunError, UnknownNameError
 from txlcli.runs import run_folder
@@ -196,11 +196,36 @@ def test_run_json_of_a_newer_format_is_refused(runs_dir):
 
 
 @pytest.mark.parametrize(
-    "key", ["format", "recipe", "settings", "vocab_fingerprint", "vocab_size", "parameters", "metric"]
+    ("key", "error"),
+    [
+        *((key, f"KeyError: '{key}'") for key in ("format", "settings")),
+        *(
+            (key, f"ValueError: {key} is missing")
+            for key in ("recipe", "vocab_fingerprint", "vocab_size", "parameters", "metric")
+        ),
+    ],
 )
-def test_run_json_without_a_key_is_refused(runs_dir, key):
+def test_run_json_without_a_key_is_refused(runs_dir, key, error):
     message = card_of(create(runs_dir), lambda card: card.pop(key))
-    assert message == f"runs/enwik8/run.json: damaged (KeyError: '{key}'); restore it from a copy"
+    assert message == f"runs/enwik8/run.json: damaged ({error}); restore it from a copy"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("recipe", 3, "recipe is 3, not a value of type str"),
+        ("vocab_fingerprint", None, "vocab_fingerprint is null, not a value of type str"),
+        ("vocab_size", 2.5, "vocab_size is 2.5, not a value of type int"),
+        ("parameters", float("nan"), "parameters is NaN, not a value of type int"),
+        ("parameters", True, "parameters is true, not a value of type int"),
+        ("metric", 0, "metric is 0, not a value of type str"),
+        ("metric", "bits", "metric is bits, not one of bpc, ppl"),
+        ("changes", [{"step": "x", "settings": {}}], 'step is "x", not a value of type int'),
+    ],
+)
+def test_run_json_with_a_value_of_another_type_is_refused(runs_dir, key, value, error):
+    message = card_of(create(runs_dir), lambda card: card.update({key: value}))
+    assert message == f"runs/enwik8/run.json: damaged (ValueError: {error}); restore it from a copy"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +276,7 @@ def test_the_best_checkpoint_is_evaluated_if_there_is_one(runs_dir):
 
 
 def metrics_of(run):
-    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    return read_log(run.folder / "metrics.jsonl")
 
 
 def test_metrics_have_one_line_per_report(runs_dir):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ from typing import Any
 from txlcli.config.settings import Settings
 from txlcli.errors import RunError
 from txlcli.paper import metrics
-from txlcli.runs import run_folder
+from txlcli.runs import log_file, run_folder
+from txlcli.runs.log_file import Report
 from txlcli.runs.run_folder import Run
 from txlcli.system.checkpoint_header import read_state
-from txlcli.system.input_files import check_regular
-from txlcli.system.plain_json import parse_json
+from txlcli.system.plain_json import value_of
 
-Report = dict[str, Any]
 STATES = ("finished", "unfinished", "interrupted", "imported")
 MODEL_ALONE = "model"  # method of an evaluation without a cache and without dynamic evaluation
 
@@ -168,6 +166,7 @@ class History:
 
 OF_SEGMENTS = ("mem_len", "seg_len", "same_length")  # not of windows, although results of earlier versions have some
 OF_BOTH = ("max_distance", "precision", "stride")
+SETTINGS = (*OF_SEGMENTS, *OF_BOTH, "batch_size", "lanes", "attn_len", "attn_len_max")
 
 
 def _settings(result: Report) -> tuple[object, ...]:
@@ -191,7 +190,7 @@ def read_reports(run: Run) -> tuple[Report, ...]:
     Raises:
         RunError: a line is damaged.
     """
-    return tuple(_lines(run.folder / run_folder.METRICS, ("kind", "step", "loss_nats")))
+    return log_file.read(run.folder / run_folder.METRICS, _is_report)
 
 
 def read_evals(run: Run) -> tuple[Report, ...]:
@@ -200,7 +199,7 @@ def read_evals(run: Run) -> tuple[Report, ...]:
     Raises:
         RunError: a line is damaged.
     """
-    return tuple(_lines(run.folder / run_folder.EVALS, ("loss_nats",), skip_truncated=True))
+    return log_file.read(run.folder / run_folder.EVALS, _is_evaluation, skip_truncated=True)
 
 
 def read(run: Run) -> History:
@@ -252,47 +251,24 @@ def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> I
                 yield run, int(saved.get("step", 0))
 
 
-def _lines(path: Path, keys: tuple[str, ...], *, skip_truncated: bool = False) -> list[Report]:
-    """Read a file with a JSON object per line, each with these keys; a missing file has no lines.
-
-    With `skip_truncated`, lines are skipped that a process could not finish and that other processes wrote after.
-    """
-    try:
-        text = check_regular(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); restore it from a copy, or delete it") from error
-    lines = enumerate(text.split("\n")[:-1], 1)  # text after the last line end is incomplete
-    return [_line(path, number, line, keys) for number, line in lines if not (skip_truncated and _is_truncated(line))]
+def _is_report(report: Report) -> bool:
+    """Return True if a line of metrics.jsonl has the keys and types that txl writes."""
+    return (
+        isinstance(report.get("kind"), str)
+        and _is_number(report.get("step"))
+        and all(report.get(key) is None or _is_number(report[key]) for key in ("loss_nats", "tokens_per_s", "seconds"))
+        and "loss_nats" in report
+    )
 
 
-def _is_truncated(line: str) -> bool:
-    """Return True if a line begins like a JSON object but is not one."""
-    try:
-        parse_json(line)
-    except ValueError:
-        return line.startswith("{")
-    return False
+def _is_evaluation(report: Report) -> bool:
+    """Return True if a line of evals.jsonl has the keys and types that txl writes."""
+    loss, settings = report.get("loss_nats", False), map(report.get, SETTINGS)
+    return (loss is None or _is_number(loss)) and all(isinstance(value, str | float | int | None) for value in settings)
 
 
-def _line(path: Path, number: int, line: str, keys: tuple[str, ...]) -> Report:
-    try:
-        report = parse_json(line)
-        values = {key: report[key] for key in keys}
-    except (ValueError, KeyError, TypeError, IndexError):
-        values = None
-    if values is None or not all(_is_valid(key, value) for key, value in values.items()):
-        raise RunError(f"{path}: line {number} is damaged; delete that line to read the others")
-    return dict(report)
-
-
-def _is_valid(key: str, value: object) -> bool:
-    if key == "kind":
-        return isinstance(value, str)
-    if key == "loss_nats" and value is None:
-        return True
-    return isinstance(value, int | float) and math.isfinite(value)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _metadata(path: Path) -> Report:
@@ -301,7 +277,7 @@ def _metadata(path: Path) -> Report:
         return {}
     try:
         state = read_state(path)
-        return {**state, "step": int(state["step"])}
+        return {**state, "step": value_of(state, "step", int)}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
 
@@ -312,16 +288,4 @@ def record(run: Run, results: Iterable[Report]) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    path = run.folder / run_folder.EVALS
-    text = "".join(json.dumps(result) + "\n" for result in results)
-    with path.open("ab") as file:  # in a single write, so that parallel evaluations do not mix their lines
-        file.write(text.encode() if _ends_a_line(path) else b"\n" + text.encode())
-
-
-def _ends_a_line(path: Path) -> bool:
-    """Return True if a file is empty or ends with a line end: a killed process may have left a truncated line."""
-    with path.open("rb") as file:
-        if not file.seek(0, 2):
-            return True
-        file.seek(-1, 2)
-        return file.read() == b"\n"
+    log_file.append(run.folder / run_folder.EVALS, results)

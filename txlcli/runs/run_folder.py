@@ -24,17 +24,19 @@ from txlcli.config import recipe
 from txlcli.config.encodings import limits_distance
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
+from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import digest, read_state
 from txlcli.system.input_files import MIB, MOST_VOCABULARY, read_text
-from txlcli.system.plain_json import parse_json
+from txlcli.system.plain_json import parse_json, value_of
 
 FORMAT = 1
 CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
 EVALS = "evals.jsonl"
 MOST_CARD = 16 * MIB
 """Largest run.json, in bytes; it grows with every change of settings."""
+METRICS_OF_LOSS = ("bpc", "ppl")
 DIGEST = "checksum"
 """Key of run.json."""
 LOCKS = ".locks"
@@ -52,7 +54,7 @@ class Change:
     @classmethod
     def from_entry(cls, entry: dict[str, Any]) -> "Change":
         """Read a change from an entry of run.json."""
-        return cls(int(entry["step"]), {name: [old, new] for name, (old, new) in entry["settings"].items()})
+        return cls(value_of(entry, "step", int), {name: [old, new] for name, (old, new) in entry["settings"].items()})
 
     def followed_by(self, settings: dict[str, list[Any]]) -> "Change":
         """Return this change and a later one after the same step as a single change."""
@@ -88,7 +90,7 @@ class Run:
     def best_or_last(self) -> Path:
         """Checkpoint to evaluate: the best one if the run was validated, otherwise the last."""
         best = self.folder / BEST
-        return best if best.exists() else self.folder / LAST
+        return best if os.path.lexists(best) else self.folder / LAST  # a broken link is an error
 
     def vocab_text(self) -> str:
         """Return the vocabulary as JSON text.
@@ -109,28 +111,23 @@ class Run:
         """
         path = self.folder / METRICS
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            log_file.append(path, [line])
         except OSError as error:
             raise _not_written(path, error) from error
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:
         """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
         path = self.folder / METRICS
-        if not path.exists():
-            return
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        kept = [line for line in lines if _is_before(line, step=step, validated=min(step, validated))]
-        _write_text(path, "".join(line + "\n" for line in kept))
+        kept = log_file.lines_before(path, step=step, validated=validated)
+        if kept is not None:
+            _write_text(path, "".join(line + "\n" for line in kept))
 
 
-def _is_before(line: str, *, step: int, validated: int) -> bool:
-    """Return True if the report belongs to these steps; a truncated last line does not."""
-    try:
-        report = parse_json(line)
-        return float(report["step"]) <= (validated if report.get("kind") == "valid" else step)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+def _metric(card: dict[str, Any]) -> str:
+    metric = value_of(card, "metric", str)
+    if metric not in METRICS_OF_LOSS:
+        raise ValueError(f"metric is {metric}, not one of {', '.join(METRICS_OF_LOSS)}")
+    return metric
 
 
 def free_folders(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
@@ -408,12 +405,12 @@ def open_run(folder: Path) -> Run:
             )
         return Run(
             folder=folder,
-            recipe_name=card["recipe"],
+            recipe_name=value_of(card, "recipe", str),
             settings=recipe.resolve(_without_idle_limit(card["settings"]), where=str(path)),
-            vocab_fingerprint=card["vocab_fingerprint"],
-            vocab_size=card["vocab_size"],
-            parameters=card["parameters"],
-            metric=card["metric"],
+            vocab_fingerprint=value_of(card, "vocab_fingerprint", str),
+            vocab_size=value_of(card, "vocab_size", int),
+            parameters=value_of(card, "parameters", int),
+            metric=_metric(card),
             changes=tuple(Change.from_entry(entry) for entry in card.get("changes", [])),
             has_checksum=DIGEST in card,
         )

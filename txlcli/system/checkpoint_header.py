@@ -12,12 +12,14 @@ from typing import Any
 import xxhash
 
 from txlcli.system.input_files import check_regular
-from txlcli.system.plain_json import parse_json
+from txlcli.system.plain_json import parse_json, value_of
 
 FORMAT = 1
 STATE = "txl"
 """The only key of the metadata, since safetensors writes several in any order."""
 CHECKSUMS = "checksums"
+TEXTS = ("vocab_fingerprint", "train_sha256", "valid_sha256", "imported_from")
+"""Keys of a state that hold digests and names, if they are there."""
 
 
 def digest(*parts: Any) -> str:
@@ -37,6 +39,15 @@ def write_header(state: Mapping[str, Any], tensor_digests: Mapping[str, str]) ->
 
 def _digest_of(state: Mapping[str, Any]) -> str:
     return digest(json.dumps(state).encode())
+
+
+def _check_types(state: Mapping[str, Any]) -> None:
+    """Check the values that every checkpoint has, or may have; those of a training are checked when it resumes."""
+    if value_of(state, "step", int) < 0:
+        raise ValueError(f"step is {state['step']}")
+    for name in TEXTS:
+        if state.get(name) is not None:
+            value_of(state, name, str)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -68,8 +79,10 @@ def read_header(metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dic
         raise LookupError("not a checkpoint of txl") from error
     if not isinstance(format_, int):
         raise LookupError("not a checkpoint of txl")
+    if format_ <= FORMAT:  # the caller refuses a newer format
+        _check_types(state)
     checksums = state.pop(CHECKSUMS, None)
-    if checksums is None or format_ > FORMAT:  # the caller refuses a newer format
+    if checksums is None or format_ > FORMAT:
         return state, None
     try:
         expected, tensors = checksums["state"], dict(checksums["tensors"])

@@ -1,16 +1,43 @@
 """Parses JSON and TOML of unknown origin: every text gives a value of moderate depth, or a ValueError."""
 
 import json
+import math
 import tomllib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 MOST_DEPTH = 8
 """Deepest nesting of values in TOML; a recipe needs three levels."""
 MOST_JSON_DEPTH = 32
 LARGEST_INT = 2**63 - 1
 """Largest whole number; Python would accept larger ones and then fail to print them."""
+MOST_SHOWN = 40
+"""Characters of a value in an error."""
 MOST_DOTS = 32
 """Largest number of dots in a line of TOML; Python's parser takes quadratic time and memory for keys with more."""
+
+T = TypeVar("T", bound=str | int | float | bool | list[Any] | dict[str, Any])
+
+
+def value_of(table: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """Return a value of a JSON object; a whole number may stand for a float.
+
+    Raises:
+        ValueError: there is no such key, or its value has another type or is not finite.
+    """
+    if key not in table:
+        raise ValueError(f"{key} is missing")
+    value = table[key]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{key} is {_short(value)}, not a value of type {kind.__name__}")
+    return value
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def parse_json(text: str | bytes) -> Any:

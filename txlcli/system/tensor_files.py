@@ -23,15 +23,20 @@ def check_safetensors(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Check the unpacked size that a zip file (.npz, torch) states; other files are left to their reader.
+    """Check the unpacked size and the checksums of a zip file (.npz, torch); other files are left to their reader.
+
+    PyTorch does not compare the checksums itself.
 
     Raises:
-        ValueError: it is far more than the size of the file.
+        ValueError: the size is far more than that of the file, or a checksum is wrong.
         OSError, BadZipFile: the file cannot be read.
     """
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
-    if size > max(SMALL, MOST_RATIO * path.stat().st_size):
-        raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
+        if size > max(SMALL, MOST_RATIO * path.stat().st_size):
+            raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"{damaged} in it has a wrong checksum")

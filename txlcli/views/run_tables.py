@@ -75,7 +75,7 @@ def show_comparison(result: dict[str, Any]) -> None:
     runs = result["runs"]
     metric = runs[0]["metric"] if len({run["metric"] for run in runs}) == 1 else None
     unit = f" {metric}" if metric else ""
-    rows = [
+    rows: list[list[str | list[str]]] = [
         ["recipe", *(run["recipe"] for run in runs)],
         ["parameters", *_counts(runs, "parameters")],
         ["state", *(run["state"] for run in runs)],
@@ -90,7 +90,7 @@ def show_comparison(result: dict[str, Any]) -> None:
     ]
     changed = any(run["changes"] for run in runs)
     if changed:
-        rows.append(["changed settings", *("\n".join(map(_describe_change, run["changes"])) or "-" for run in runs)])
+        rows.append(["changed settings", *(_describe_changes(run["changes"]) or "-" for run in runs)])
     notes = []
     if not result["settings"]:
         notes.append(ONCE_OTHER_SETTINGS if changed else SAME_SETTINGS)
@@ -110,13 +110,16 @@ def _counts(runs: Sequence[dict[str, Any]], key: str) -> list[str]:
     return ["-" if run[key] is None else f"{run[key]:,.0f}" for run in runs]
 
 
-def _describe_change(change: dict[str, Any]) -> str:
-    """Return the step and the settings of a change, one per line."""
-    settings = (
-        f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})"
-        for name, (old, new) in change["settings"].items()
-    )
-    return "\n".join((f"after {change['step']:,}:", *settings))
+def _describe_changes(changes: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the step and the settings of each change, one per line."""
+    lines = []
+    for change in changes:
+        lines.append(f"after {change['step']:,}:")
+        lines += [
+            f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})"
+            for name, (old, new) in change["settings"].items()
+        ]
+    return lines
 
 
 def plot_curves(

@@ -7,6 +7,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from txlcli.core.reading.sampling import Sampling, generate, sample
+from txlcli.errors import RunError
 
 L, M = 5, 7
 ODDS = torch.tensor([0.05, 0.4, 0.25, 0.3])  # likeliest first: 1, 3, 2, 0
@@ -98,3 +99,10 @@ def test_tokens_come_one_by_one_and_without_end():
     endless = generate(decoder(small_model(n_layers=1)), draw_tokens(1, 3)[0], Sampling(), seed=0)
     assert len(first(300, endless)) == 300
     assert isinstance(next(endless), int)
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(greedy=True), Sampling(top_p=0.5)])
+def test_probabilities_that_are_not_numbers_are_refused(how):
+    tokens = torch.arange(3)
+    with pytest.raises(RunError, match="the model's probabilities are not numbers: its weights have diverged; use an"):
+        sample(torch.full((3,), torch.nan), tokens, how, torch.Generator())

@@ -51,7 +51,7 @@ def test_a_saved_checkpoint_loads_unchanged(path):
 
 
 def test_tensors_load_by_group(path):
-    checkpoint.save(path, Checkpoint(TENSORS))
+    checkpoint.save(path, Checkpoint(TENSORS, STATE))
     loaded = checkpoint.load(path)
     assert loaded.group("model").keys() == {"a", "b.c"}
     assert loaded.group("memory").keys() == {"0.0"}
@@ -62,7 +62,7 @@ def test_tensors_load_by_group(path):
 def test_views_and_parameters_are_saved(path):
     whole = torch.arange(12.0).view(3, 4)
     weight = torch.nn.Parameter(torch.ones(2))
-    checkpoint.save(path, Checkpoint({"transposed": whole.T, "part": whole[1:, 2:], "weight": weight}))
+    checkpoint.save(path, Checkpoint({"transposed": whole.T, "part": whole[1:, 2:], "weight": weight}, STATE))
     loaded = checkpoint.load(path).tensors
     assert torch.equal(loaded["transposed"], whole.T)
     assert torch.equal(loaded["part"], whole[1:, 2:])
@@ -90,7 +90,7 @@ def test_a_checkpoint_replaces_the_older_one_and_leaves_no_other_file(path):
 def test_a_missing_folder_is_named(tmp_path):
     path = tmp_path / "gone" / "last.safetensors"
     with pytest.raises(RunError) as caught:
-        checkpoint.save(path, Checkpoint(TENSORS))
+        checkpoint.save(path, Checkpoint(TENSORS, STATE))
     assert str(caught.value).startswith(f"{path}: the checkpoint cannot be written (")
     assert str(caught.value).endswith("); the previous checkpoint is not changed")
 
@@ -185,7 +185,7 @@ def test_a_pickle_is_refused_without_unpickling_it(path, tmp_path):
 
 
 def model_checkpoint(model):
-    return Checkpoint(checkpoint.grouped("model", dict(model.named_parameters())))
+    return Checkpoint(checkpoint.grouped("model", dict(model.named_parameters())), STATE)
 
 
 def test_a_loaded_model_has_the_same_logits(path):
@@ -261,3 +261,18 @@ def test_metadata_that_no_parser_accepts_is_refused(path, text):
     save_file({"a": torch.ones(2)}, path, {"txl": text})
     with pytest.raises(RunError, match="not a checkpoint of txl"):
         checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 2.5}, "step is 2.5, not a value of type int"),
+        ({"step": -1}, "step is -1"),
+        ({"step": None}, "step is null, not a value of type int"),
+        ({"train_sha256": [[]]}, "train_sha256 is [[]], not a value of type str"),
+        ({"vocab_fingerprint": 7}, "vocab_fingerprint is 7, not a value of type str"),
+    ],
+)
+def test_a_state_with_values_of_another_type_is_refused(path, changes, message):
+    checkpoint.save(path, Checkpoint(TENSORS, {**STATE, **changes}))
+    assert refusal(path).startswith(f"damaged checkpoint ({message})")

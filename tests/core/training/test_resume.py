@@ -11,6 +11,7 @@ from tests.core.builders import V
 from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run, valids_of
 from txlcli.core.training import checkpoint
 from txlcli.core.training.reports import StepReport, ValidReport
+from txlcli.errors import RunError
 
 SETTINGS = {
     "adam": {},
@@ -182,3 +183,39 @@ def test_before_the_first_validation_there_is_no_best_loss(tmp_path):
     run(fresh(tmp_path), until=2)
     assert checkpoint.load(tmp_path / "last.safetensors").state["best_nats"] is None
     assert resumed(tmp_path).best_nats == math.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        ({}, {"step": 2.5}, "step is 2.5, not a value of type int"),
+        ({}, {"validated": math.inf}, "validated is Infinity, not a value of type int"),
+        ({}, {"validated": 3}, "step 2, validated 3, "),
+        ({}, {"place": 7}, "place is 7, not a value of type dict"),
+        ({}, {"place": {"epoch": 2.5, "segment": 0}}, "epoch is 2.5, not a value of type int"),
+        ({}, {"place": {"epoch": 0, "segment": 10**9}}, "step 2, validated 0, segment 1000000000 of"),
+        ({}, {"best_nats": True}, "best_nats is true, not a value of type float"),
+        ({}, {"best_nats": math.nan}, "best_nats is NaN, not a value of type float"),
+        ({"schedule": "plateau"}, {"plateau": {"scale": "x", "waited": 0}}, 'scale is "x", not a value of type float'),
+        ({"schedule": "plateau"}, {"plateau": {"scale": 1, "waited": 0.5}}, "waited is 0.5, not a value of type int"),
+        (SETTINGS["averaged SGD"], {"average": {"kind": "asgd", "steps": -0.5}}, "steps is -0.5, not a value of type"),
+        (
+            SETTINGS["averaged SGD"],
+            {"average": {"kind": "asgd", "steps": 0, "losses": ["x"], "triggered": False}},
+            "losses are not numbers",
+        ),
+        (
+            SETTINGS["averaged SGD"],
+            {"average": {"kind": "asgd", "steps": 0, "losses": [], "triggered": 1}},
+            "triggered is 1, not a value of type bool",
+        ),
+    ],
+)
+def test_a_state_with_values_of_another_type_is_refused(tmp_path, settings, changes, message):
+    run(fresh(tmp_path, **settings), until=2)
+    saved = checkpoint.load(tmp_path / "last.safetensors")
+    saved.state.update(changes)
+    with pytest.raises(RunError) as refused:
+        fresh(tmp_path, **settings).restore(saved)
+    assert str(refused.value).startswith(f"{tmp_path / 'last.safetensors'}: damaged checkpoint (ValueError: {message}")
+    assert str(refused.value).endswith("; restore it from a copy")

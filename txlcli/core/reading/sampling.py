@@ -16,6 +16,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
+from txlcli.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,16 @@ def reader_of_one_text(model: LanguageModel, settings: EvalSettings, *, precisio
 
 
 def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:
-    """Sample one of the candidates, (1,), given their log-probabilities (k,) and ids (k,), likeliest first."""
+    """Sample one of the candidates, (1,), given their log-probabilities (k,) and ids (k,), likeliest first.
+
+    Raises:
+        RunError: the probabilities are not numbers.
+    """
+    if log_probs.isnan().any():
+        raise RunError(
+            "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint, or train "
+            "again with a lower train.lr"
+        )
     if options.greedy:
         return tokens[:1]
     probabilities = (log_probs / options.temperature).softmax(dim=-1)
@@ -67,6 +77,9 @@ def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -
         context: (T,) tokens, at least one.
         options: for sampling.
         seed: the same seed gives the same tokens.
+
+    Raises:
+        RunError: see `sample`.
     """
     reader.reset()
     yield from continue_text(reader, context, options, torch.Generator(device=reader.device).manual_seed(seed))

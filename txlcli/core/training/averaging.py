@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from txlcli.config.settings import TrainSettings
+from txlcli.system.plain_json import value_of
 
 
 class Average:
@@ -77,7 +78,7 @@ class Average:
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the average from a checkpoint; the model has its weights already."""
-        self.steps = state["steps"]
+        self.steps = value_of(state, "steps", int)
         if weights:
             self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
 
@@ -116,7 +117,9 @@ class AveragedSgd(Average):
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the average from a checkpoint; the model has its weights already."""
         super().restore(state, weights)
-        self._losses, self.triggered = list(state["losses"]), state["triggered"]
+        self._losses, self.triggered = value_of(state, "losses", list), value_of(state, "triggered", bool)
+        if not all(isinstance(loss, float) for loss in self._losses):
+            raise ValueError("losses are not numbers")
         if self.triggered and not weights:
             self._begin()
 

@@ -32,6 +32,7 @@ from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.step import CaptureGraph, ForwardBackward, OptimizerStep
 from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
+from txlcli.system.plain_json import value_of
 
 
 class Training:
@@ -415,9 +416,10 @@ class Training:
 
     def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
-        self.step, self.validated = int(state["step"]), int(state["validated"])
-        self.position = StreamPosition(**{name: int(number) for name, number in state["place"].items()})
-        self.best_nats = math.inf if state["best_nats"] is None else float(state["best_nats"])
+        self.step, self.validated = value_of(state, "step", int), value_of(state, "validated", int)
+        place = value_of(state, "place", dict)
+        self.position = StreamPosition(**{name: value_of(place, name, int) for name in place})
+        self.best_nats = math.inf if state["best_nats"] is None else value_of(state, "best_nats", float)
         segment, per_epoch = self.position.segment, self.segments.per_epoch
         if not (0 <= self.validated <= self.step and self.position.epoch >= 0 and 0 <= segment < per_epoch):
             raise ValueError(f"step {self.step}, validated {self.validated}, segment {segment} of {per_epoch}")

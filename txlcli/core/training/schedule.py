@@ -3,6 +3,7 @@
 import math
 
 from txlcli.config.settings import TrainSettings
+from txlcli.system.plain_json import value_of
 
 
 def scheduled_lr(settings: TrainSettings, step: int) -> float:
@@ -55,4 +56,4 @@ class Plateau:
     def restore(self, state: dict[str, float]) -> None:
         """Restore the state from a checkpoint; another schedule keeps its own rate."""
         if self._active:
-            self.scale, self._waited = state["scale"], int(state["waited"])
+            self.scale, self._waited = value_of(state, "scale", float), value_of(state, "waited", int)

@@ -1,0 +1,78 @@
+"""Tests of metrics.jsonl and evals.jsonl: checksums of lines, damage, lines that were cut."""
+
+import json
+
+import pytest
+
+from txlcli.errors import RunError
+from txlcli.runs import log_file
+
+REPORTS = ({"step": 1, "loss_nats": 2.5, "name": "é", "rows": [1, None]}, {"step": 2, "loss_nats": 1e-300})
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log_file.append(path, REPORTS)
+    return path
+
+
+def read(path, **options):
+    return log_file.read(path, lambda report: True, **options)
+
+
+def outcome(path):
+    try:
+        return read(path)
+    except RunError:
+        return "refused"
+
+
+def test_reports_are_read_as_they_were_written(path):
+    assert read(path) == REPORTS
+    assert all("checksum" in json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_line_of_an_earlier_version_has_no_checksum(path):
+    path.write_text(json.dumps(REPORTS[0]) + "\n")
+    assert read(path) == REPORTS[:1]
+
+
+def test_a_changed_bit_of_a_line_never_gives_another_report(path):
+    content = path.read_bytes()
+    first, outcomes = content.index(b"\n"), []
+    for place in range(first):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            path.write_bytes(changed)
+            outcomes.append(outcome(path))
+    assert all(one in ("refused", REPORTS) for one in outcomes)
+    assert outcomes.count(REPORTS) <= 1  # 1e-300 may have become 1E-300
+
+
+def test_lines_without_a_checksum_are_checked_by_the_caller(path):
+    path.write_text(json.dumps(REPORTS[0]) + "\n")
+    with pytest.raises(RunError, match="line 1 is damaged; delete that line to read the others"):
+        log_file.read(path, lambda report: False)
+
+
+@pytest.mark.parametrize("length", [1, 9, 30, 60])
+def test_a_line_that_another_process_could_not_finish_is_skipped_if_that_is_allowed(path, length):
+    whole = log_file.to_line(REPORTS[0])
+    path.write_text(f"{whole[:length]}\n{whole}")
+    assert read(path, skip_truncated=True) == REPORTS[:1]
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("line", ['{"step": nothing}', "nonsense", '{"step": 1}}', "{" * 99 + "}" * 99])
+def test_a_damaged_line_is_not_taken_for_an_unfinished_one(path, line):
+    path.write_text(f"{line}\n{log_file.to_line(REPORTS[0])}")
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        read(path, skip_truncated=True)
+
+
+def test_a_missing_file_has_no_reports(tmp_path):
+    assert read(tmp_path / "metrics.jsonl") == ()
+    assert log_file.lines_before(tmp_path / "metrics.jsonl", step=1, validated=1) is None
