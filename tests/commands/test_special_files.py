@@ -134,6 +134,16 @@ def test_a_pipe_instead_of_the_metrics_of_a_run_is_refused_when_it_resumes(here)
     assert (here / "runs/half/last.safetensors").read_bytes() == before
 
 
+def test_a_folder_instead_of_the_metrics_of_a_run_is_refused_when_it_resumes(here):
+    done("train", "tiny.toml", "--name", "half", "--max-steps", 2)
+    path = here / "runs/half/metrics.jsonl"
+    path.unlink()
+    path.mkdir()
+    assert refusal("train", "--resume", "half", code=1) == (
+        "runs/half/metrics.jsonl: cannot be read (Is a directory); restore it from a copy, or delete it"
+    )
+
+
 def test_a_broken_link_instead_of_the_best_checkpoint_is_an_error(here):
     path = here / "runs/byte/best.safetensors"
     path.unlink()

@@ -194,10 +194,12 @@ def _weight_attacks():
     for name, (value, _) in HOSTILE.items():
         yield Attack("import", name, FOREIGN, _torch_of(value, "w.pt"), ("import", "w.pt", *BARE))
         write = _pickle_of(value, "v.pkl")
-        yield Attack("import", f"{name} in words", ("state.pt", *FOREIGN), write, ("import", "state.pt", *WORDS))
+        yield Attack(
+            "import", f"{name} in words", ("state.pt", *FOREIGN), write, ("import", "state.pt", *IMPORTED_WORDS)
+        )
 
 
-WORDS = (*BARE[:-1], "v.pkl")
+IMPORTED_WORDS = (*BARE[:-1], "v.pkl")
 
 
 def _renamed(write, path):
@@ -217,15 +219,18 @@ def _pickle_of(value, path):
 # --- stores ----------------------------------------------------------------------------------------------------------
 
 
-def _store(vocab, ids, *, dtype=None, note="a note", name="novel"):
-    """Return a function that writes a store with correct checksums, as the attacker's own txl would."""
+WORDS_OF_STORE = [f"w{number}" for number in range(7)] + ["<eos>"]
+GOOD_IDS = [number % 8 for number in range(999)]
+
+
+def _store(vocab, ids, *, note="a note", name="novel"):
+    """Return a function that writes a store."""
 
     def write(folder):
         path = folder / "data/novel.h5"
         facts = TokenStore.open(path).facts
         facts = type(facts)(**{**vars(facts), "notes": (note,), "name": name})
         with token_store.writing(path, facts, vocab) as writer:
-            writer.dtype = np.dtype(dtype or writer.dtype)
             for split in ("train", "valid", "test"):
                 counts = SplitCounts(tokens=len(ids), words=1, bytes=len(ids), unknown=0, types=2)
                 writer.add(split, counts, [np.asarray(ids)])
@@ -233,12 +238,29 @@ def _store(vocab, ids, *, dtype=None, note="a note", name="novel"):
     return write
 
 
-def _boundary(boundary):
-    """Return a function that writes a store whose vocabulary has another boundary; txl would not write it."""
-    words = [f"w{number}" for number in range(7)] + ["<eos>"]
+def _ids(ids, dtype):
+    """Return a function that writes a store with other ids and their checksums; txl would not write it."""
+    ids = np.asarray(ids, dtype)
 
     def write(folder):
-        _store(Vocab("word", words, boundary=7), [number % 8 for number in range(999)])(folder)
+        _store(Vocab("word", WORDS_OF_STORE, boundary=7), GOOD_IDS)(folder)
+        with unsealed(folder / "data/novel.h5") as file:
+            for group in file["splits"].values():
+                info = json.loads(group.attrs["info"])
+                del group["ids"]
+                group["ids"] = ids
+                group.attrs["info"] = json.dumps(
+                    info | {"tokens": len(ids), "sha256": hashlib.sha256(ids.data).hexdigest()}
+                )
+
+    return write
+
+
+def _boundary(boundary):
+    """Return a function that writes a store whose vocabulary has another boundary; txl would not write it."""
+
+    def write(folder):
+        _store(Vocab("word", WORDS_OF_STORE, boundary=7), GOOD_IDS)(folder)
         with unsealed(folder / "data/novel.h5") as file:
             vocabulary = json.loads(bytes(file["vocabulary"][()])) | {"boundary": boundary}
             text = json.dumps(vocabulary, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
@@ -278,15 +300,15 @@ def _linked_split(name):
 
 
 def _store_attacks():
-    words = [f"w{number}" for number in range(7)] + ["<eos>"]
-    good, many = Vocab("word", words, boundary=7), [number % 8 for number in range(999)]
+    words, many = WORDS_OF_STORE, GOOD_IDS
+    good = Vocab("word", words, boundary=7)
     attacks = {
         "boundary -1": _boundary(-1),
         "boundary 10**9": _boundary(10**9),
-        "ids above V": _store(good, [*many, 200]),
-        "floating-point ids": _store(good, many, dtype="f4"),
-        "ids of 64 bits": _store(good, [*many, 2**62], dtype="i8"),
-        "negative ids": _store(good, [*many, -1], dtype="i4"),
+        "ids above V": _ids([*many, 200], "u1"),
+        "floating-point ids": _ids(many, "f4"),
+        "ids of 64 bits": _ids([*many, 2**62], "i8"),
+        "negative ids": _ids([*many, -1], "i4"),
         "a vocabulary of 3 GB": _hdf5_bomb,
         "an external vocabulary": _external_vocabulary,
         **{name: _linked_split(name) for name in ("a broken soft link", "a link to itself", "an external link")},

@@ -116,9 +116,18 @@ class Run:
             raise _not_written(path, error) from error
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:
-        """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
+        """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`.
+
+        Raises:
+            RunError: the file cannot be read or written.
+        """
         path = self.folder / METRICS
-        kept = log_file.lines_before(path, step=step, validated=validated)
+        try:
+            kept = log_file.lines_before(path, step=step, validated=validated)
+        except OSError as error:
+            raise RunError(
+                f"{path}: cannot be read ({error.strerror}); restore it from a copy, or delete it"
+            ) from error
         if kept is not None:
             _write_text(path, "".join(line + "\n" for line in kept))
 
