@@ -107,6 +107,32 @@ def test_sigterm_removes_unfinished_files(tmp_path):
     assert list(tmp_path.glob("data/.*")) == []
 
 
+DROPPED = """
+import os, signal, sys, time
+from txlcli import cli
+
+class Dropping:
+    def __del__(self):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        time.sleep(0.01)  # the handler is called here, and Python drops its exception
+
+def wait(*_):
+    Dropping()
+    time.sleep(30)
+
+import txlcli.workflows.info
+txlcli.workflows.info.describe = wait
+cli.app(["info"])
+"""
+
+
+@pytest.mark.parametrize(("name", "code", "word"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
+def test_a_signal_that_python_drops_is_delivered_again(tmp_path, name, code, word):
+    command = [sys.executable, "-c", DROPPED, name]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=25)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"error: {word}\n")
+
+
 STARTING = """
 import os, signal, sys
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from txlcli.system.memory import is_out_of_memory, requested_size
 CTRL_C, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 SECONDS_FOR_RANK_0 = 10.0
 """Time for rank 0 to report an error before another process reports it."""
+SECONDS_TO_DELIVER_AGAIN = 0.01
 
 
 class TxlCommand(TyperCommand):
@@ -101,6 +103,7 @@ class TxlGroup(TyperGroup):
         console.set_quiet(False)
         extra["obj"] = args
         before = signal.signal(signal.SIGTERM, _terminate)  # so that unfinished files are removed
+        hook, sys.unraisablehook = sys.unraisablehook, _deliver_again
         try:
             result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
@@ -135,6 +138,7 @@ class TxlGroup(TyperGroup):
             sys.exit(TxlError.exit_code)
         finally:
             signal.signal(signal.SIGTERM, before)
+            sys.unraisablehook = hook
         sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -144,6 +148,17 @@ class Terminated(SystemExit):
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated(TERMINATED)
+
+
+def _deliver_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception Python dropped, as it does while it frees an object or forks."""
+    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(unraisable.exc_type)
+    if number is None:
+        sys.__unraisablehook__(unraisable)
+        return
+    again = threading.Timer(SECONDS_TO_DELIVER_AGAIN, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def _explain(error: typer.TyperException) -> str:

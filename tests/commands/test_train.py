@@ -29,7 +29,7 @@ from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import UsageError
+from txlcli.errors import TrainingError, UsageError
 from txlcli.runs import run_folder
 from txlcli.workflows.training import plan, start
 from txlcli.workflows.training.execution import Limits
@@ -240,7 +240,8 @@ def test_a_validation_that_fails_costs_no_step(here):
             if detail.startswith("validating"):
                 raise MemoryError
 
-    with pytest.raises(MemoryError):
+    message = "out of memory in the validation after step 4; resume with --set train.valid_batch_size=1"
+    with pytest.raises(TrainingError, match=message):
         start.train("tiny.toml", [], Workspace(**HERE, reporter=Failing()))
     assert step_of(here / "runs/tiny/last.safetensors") == 4  # where the first validation was due
     result = done("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")

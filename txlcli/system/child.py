@@ -57,16 +57,20 @@ def end_of(function: Callable[[], object], *, cpu_seconds: int = 2, seconds: int
     Raises:
         OSError: the system cannot start a process.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the copy uses no lock that another thread may hold
-        copy = os.fork()
-    if copy == 0:
-        _call_and_exit(function, cpu_seconds, seconds)
-    status = None
+    # Python drops exceptions of signal handlers that run while it forks, so the signals wait until then.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    copy = status = None
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the copy uses no lock that another thread may hold
+            copy = os.fork()
+        if copy == 0:
+            _call_and_exit(function, cpu_seconds, seconds)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _, status = os.waitpid(copy, 0)
     finally:
-        if status is None:  # Ctrl-C or SIGTERM
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if copy is not None and status is None:  # Ctrl-C or SIGTERM
             os.kill(copy, signal.SIGKILL)
             os.waitpid(copy, 0)
     if not os.WIFSIGNALED(status):

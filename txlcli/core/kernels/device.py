@@ -2,6 +2,7 @@
 
 import contextlib
 import platform
+import resource
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from txlcli.errors import UsageError
 from txlcli.system import torchrun
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
 Value = TypeVar("Value")
 
@@ -67,6 +68,19 @@ def _free_bytes(meminfo: Path) -> int | None:
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def available_bytes(device: torch.device, *, meminfo: Path = MEMINFO) -> int | None:
+    """Return the memory that is free or that this process has already, in bytes; None if the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
+    free = _free_bytes(meminfo)
+    if free is None:
+        return None
+    pages = int(STATM.read_text(encoding="ascii").split()[1])
+    held = pages * resource.getpagesize()
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return free + held if limit == resource.RLIM_INFINITY else min(free + held, limit)
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ def reproduce(
 def _make_folder(folder: Path) -> None:
     if (folder / SECTIONS).is_file():
         return
-    contents = [path for path in folder.iterdir() if path.name != LOCK] if folder.is_dir() else [folder]
-    if folder.exists() and contents:
+    begun = {LOCK, f".{SECTIONS}.new"}  # a killed process may have left these
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= begun):
         raise UsageError(f"{folder} exists and is not a reproduction; give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)

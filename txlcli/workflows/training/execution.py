@@ -19,7 +19,7 @@ from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import training_log
+from txlcli.workflows.training import out_of_memory, training_log
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
 
@@ -82,13 +82,18 @@ def execute(
     """Take the steps of a training, and save its state at the end.
 
     Raises:
+        TrainingError: memory ran out; the message says which settings would fit.
         Interrupted: Ctrl-C or SIGTERM stopped it. If it came with the last step, only where the caller continues.
     """
     reporter, data_dir = workspace.reporter, workspace.data_dir
     processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
     next_command = command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
     resume_hint = limits.resume_hint or f'resume with "{next_command}"'
-    with _collect_signals(reporter) as caught, _explain_second_interrupt(training, caught, resume_hint):
+    with (
+        _collect_signals(reporter) as caught,
+        _explain_second_interrupt(training, caught, resume_hint),
+        out_of_memory.explained(run, training),
+    ):
         _take_steps(run, training, limits, caught, reporter, on_report)
     last = run.settings.train.max_steps
     saved = f"saved {training.last_path} at step {training.step:,}"

@@ -1,6 +1,5 @@
 """Forecasts the memory and the time of a training without starting it."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.measures.cost import counted_shares, training_flops_per_token
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
-from txlcli.core.training.data_parallel import micro_batches
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
@@ -21,6 +19,7 @@ from txlcli.runs.run_folder import Run
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
 from txlcli.workflows.training.execution import Limits
+from txlcli.workflows.training.out_of_memory import of_one_process
 from txlcli.workflows.workspace import Workspace
 
 SHARE_OF_PEAK = 0.5
@@ -75,9 +74,8 @@ def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: in
     """Return parameters by part, bytes of a step of one process by purpose, operations, and the time of the steps."""
     settings, vocab_size = run.settings, run.vocab_size
     train = settings.train
-    largest = max(len(part) for part in micro_batches(train, processes))
-    of_one_process = dataclasses.replace(train, batch_size=largest * train.accumulate)
-    needed = step_bytes(settings.model, vocab_size, of_one_process, device=device)
+    train_of_one = of_one_process(train, processes)
+    needed = step_bytes(settings.model, vocab_size, train_of_one, device=device)
     shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
     flops = training_flops_per_token(
         settings.model,
@@ -88,7 +86,7 @@ def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: in
         shares=shares,
     )
     peak = peak_flops_per_s(device, train.precision)
-    share = timed_share_of_peak(settings.model, vocab_size, of_one_process, device=device, peak=peak)
+    share = timed_share_of_peak(settings.model, vocab_size, train_of_one, device=device, peak=peak)
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * (share or SHARE_OF_PEAK) * peak / flops
     tokens = steps * train.batch_size * train.seg_len

@@ -1,0 +1,103 @@
+"""Fuzz every reader of files for some seconds, and show how many inputs were tried.
+
+python -m tests.fuzz [--target NAME] [--seconds N] [--corpus FOLDER]
+
+Needs `pip install -e ".[fuzz]"` (Linux). An input that a reader neither accepts nor refuses in one line is written to
+the corpus and named, and the exit code is 1. With a corpus that is kept, a later call continues where this one ended.
+"""
+
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from tests.faults.sample import build
+from tests.fuzz import targets
+from txlcli import console
+from txlcli.system import processors
+
+INPUT_S = 20
+"""Longest time for one input, in seconds."""
+MEMORY_MB = 2048
+"""Largest memory for one input."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of one reader."""
+
+    name: str
+    inputs: int
+    covered: int
+    """Branches reached."""
+    defect: str | None
+    """Exception and file of an input that the reader did not refuse as it should."""
+
+
+def fuzz(name, sample, corpus, seconds):
+    """Fuzz one reader in a child process.
+
+    Args:
+        name: of the target.
+        sample: folder of undamaged files.
+        corpus: folder of the inputs that reach new branches; it is created.
+        seconds: time limit.
+    """
+    folder = corpus / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(targets.named(name).seeds(sample)):
+        (folder / f"seed-{number}").write_bytes(seed)
+    options = (
+        *(folder, f"-max_total_time={seconds}", f"-max_len={targets.MOST_BYTES}", f"-timeout={INPUT_S}"),
+        *(f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={folder}/", "-seed=1", "-print_final_stats=1"),
+    )
+    words = [sys.executable, "-m", "tests.fuzz.worker", name, sample, *options]
+    ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, errors="replace", check=False)
+    said = ended.stderr + ended.stdout
+    inputs = re.search(r"stat::number_of_executed_units: (\d+)", said)
+    covered = re.findall(r"cov: (\d+)", said)
+    return Ended(name, int(inputs[1]) if inputs else 0, int(covered[-1]) if covered else 0, _defect(ended, said))
+
+
+def _defect(ended, said):
+    if ended.returncode == 0:
+        return None
+    artifact = re.search(r"Test unit written to (\S+)", said)
+    raised = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*$", said, re.MULTILINE)
+    reason = raised[0] if raised else (said.strip().splitlines() or ["no reason given"])[-1]
+    return f"{reason[:200]}; input: {artifact[1] if artifact else 'none'}"
+
+
+def main(
+    target: Annotated[str | None, typer.Option(help=f"{', '.join(targets.NAMES)} [default: all].")] = None,
+    seconds: Annotated[int, typer.Option(min=1, help="Time for each reader.")] = 300,
+    corpus: Annotated[Path | None, typer.Option(help="Folder of inputs, which is kept [default: temporary].")] = None,
+) -> None:
+    """Fuzz every reader of files."""
+    if target is not None and target not in targets.NAMES:
+        raise typer.BadParameter(f"--target {target}: must be one of {', '.join(targets.NAMES)}")
+    with tempfile.TemporaryDirectory(prefix="txl-fuzz-") as name:
+        sample = build(Path(name) / "sample").folder
+        keep = corpus or Path(tempfile.mkdtemp(prefix="txl-fuzz-corpus-"))
+        with concurrent.futures.ThreadPoolExecutor(processors.available()) as pool:
+            names = [target] if target else targets.NAMES
+            ended = list(pool.map(lambda one: fuzz(one, sample, keep, seconds), names))
+    rows = [[one.name, f"{one.inputs:,}", f"{one.covered:,}", "no" if one.defect is None else "yes"] for one in ended]
+    console.show_table("readers fuzzed", ("reader", "inputs", "branches", "defect"), rows)
+    for one in ended:
+        if one.defect is not None:
+            console.complain(f"{one.name}: {one.defect}")
+    sys.exit(int(any(one.defect is not None or one.inputs == 0 for one in ended)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

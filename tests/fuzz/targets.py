@@ -1,0 +1,220 @@
+"""Readers of files, each as a function of bytes; a refusal is a TxlError, anything else is a defect.
+
+A file with a checksum would be refused before its content is parsed. So the functions put the bytes behind the
+checksum: they are a version without one, or the part that an attacker controls.
+"""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from safetensors.numpy import save
+
+from tests.cards import read_card
+from tests.exchange.hostile import MARKER
+from tests.faults.sample import state_of
+from tests.hdf5_files import unsealed
+from txlcli.config import recipe
+from txlcli.core.training import checkpoint
+from txlcli.data.token_store import TokenStore
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import TxlError
+from txlcli.exchange import huggingface, vocabularies, weights
+from txlcli.runs import history, run_folder
+
+MOST_BYTES = 1 << 16
+"""Longest input; every format is complete in less."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader."""
+
+    name: str
+    seeds: Callable[[Path], list[bytes]]
+    """Returns valid inputs, given the folder of the sample of `tests.faults`."""
+    reader: Callable[[Path, Path], Callable[[bytes], None]]
+    """Returns the function, given the sample and a folder to work in."""
+
+
+def refused(function):
+    """Return a function of bytes that accepts a TxlError of one line; text that is not UTF-8 is passed over."""
+
+    def call(data):
+        try:
+            function(data)
+        except TxlError as error:
+            message = str(error)
+            assert message, "an empty message"
+        except UnicodeDecodeError:
+            if function.__name__ != "of_text":
+                raise
+
+    return call
+
+
+def _of_text(function):
+    """Return a function of bytes for one of text."""
+
+    def of_text(data):
+        function(data.decode())
+
+    return refused(of_text)
+
+
+def _recipes(sample, work):
+    return _of_text(lambda text: recipe.resolve_text(text, "fuzzed.toml"))
+
+
+def _overrides(sample, work):
+    text = (sample / "tiny.toml").read_text()
+    return _of_text(lambda change: recipe.resolve_text(text, "tiny.toml", [change]))
+
+
+def _vocabularies(sample, work):
+    return _of_text(Vocab.from_json)
+
+
+def _stores(sample, work):
+    """Replace the facts, the counts of a split or the vocabulary, by the first byte of the input."""
+    path, original = work / "novel.h5", (sample / "data/novel.h5").read_bytes()
+    path.write_bytes(original)
+    with unsealed(path):
+        pass
+    original = path.read_bytes()
+
+    def read(data):
+        path.write_bytes(original)
+        content = data[1:]
+        with h5py.File(path, "r+") as file:
+            if data[:1] == b"v":
+                del file["vocabulary"]
+                file["vocabulary"] = np.frombuffer(content, dtype=np.uint8)
+            else:
+                holder, name = (file, "facts") if data[:1] == b"f" else (file["splits/valid"], "info")
+                holder.attrs[name] = content.decode(errors="replace").replace("\0", "")
+        TokenStore.open(path).verify()
+
+    return refused(read)
+
+
+def _runs(sample, work):
+    def read(data):
+        (work / "run.json").write_bytes(data)
+        run_folder.open_run(work)
+
+    return refused(read)
+
+
+def _reports(sample, work):
+    run = run_folder.open_run(sample / "runs/half")
+    run = type(run)(**{**vars(run), "folder": work})
+
+    def read(data):
+        for name in ("metrics.jsonl", "evals.jsonl"):
+            (work / name).write_bytes(data)
+        with contextlib.suppress(TxlError):
+            history.read(run).summary()
+        (work / "metrics.jsonl").write_bytes(b"")
+        past = history.read(run)
+        assert json.dumps([past.state, past.step, past.tokens_per_s, past.hours()])
+        past.summary()
+
+    return refused(read)
+
+
+def _checkpoints(sample, work):
+    """Read a file, or with `{` as the first byte a checkpoint with that state."""
+    path = work / "last.safetensors"
+
+    def read(data):
+        if data[:1] == b"{":
+            state = data.decode()  # UnicodeDecodeError: safetensors takes text only
+            data = save({"model.a": np.zeros(3, np.float32)}, {"txl": state})
+        path.write_bytes(data)
+        run_folder.checkpoint_state(work)
+        checkpoint.load(path)
+
+    def of_text(data):
+        read(data)
+
+    return refused(of_text)
+
+
+def _configurations(sample, work):
+    def read(data):
+        (work / "config.json").write_bytes(data)
+        config = huggingface.read_config(work)
+        huggingface.model_settings(config, work)
+        huggingface.eval_settings(config, work)
+        huggingface.vocab_size(config, work)
+
+    return refused(read)
+
+
+def _file_reader(name, function):
+    """Return a maker of a function that writes its input to a file of that name and reads it."""
+
+    def make(sample, work):
+        def read(data):
+            (work / name).write_bytes(data)
+            function(work / name)
+            assert not (work / MARKER).exists()
+
+        return refused(read)
+
+    return make
+
+
+def _files(*names):
+    return lambda sample: [(sample / name).read_bytes() for name in names]
+
+
+def _seeds_of_stores(sample):
+    with h5py.File(sample / "data/novel.h5") as file:
+        facts, info = file.attrs["facts"], file["splits/valid"].attrs["info"]
+        return [b"f" + facts.encode(), b"i" + info.encode(), b"v" + bytes(file["vocabulary"][()])]
+
+
+def _seeds_of_checkpoints(sample):
+    content = (sample / "runs/half/last.safetensors").read_bytes()
+    state = state_of(content)
+    state.pop("checksums")
+    return [json.dumps(state).encode(), content[:4096]]
+
+
+CHANGES = (b"train.lr=1e-4", b"model.n_layers=3", b"eval.max_distance=none", b"model.position=rotary", b"log.to=['x']")
+ALL = (
+    Target("recipe", _files("tiny.toml", "foreign.toml"), _recipes),
+    Target("override", lambda sample: list(CHANGES), _overrides),
+    Target("store", _seeds_of_stores, _stores),
+    Target("vocabulary", _files("runs/word/vocab.json", "runs/char/vocab.json"), _vocabularies),
+    Target("run", lambda sample: [json.dumps(read_card(sample / "runs/half")).encode()], _runs),
+    Target("reports", _files("runs/half/metrics.jsonl", "runs/half/evals.jsonl"), _reports),
+    Target("checkpoint", _seeds_of_checkpoints, _checkpoints),
+    Target("configuration", _files("hf/config.json"), _configurations),
+    Target("words", _files("words.txt"), _file_reader("words.txt", vocabularies.read)),
+    Target("pickle", _files("words.pkl"), _file_reader("words.pkl", vocabularies.read)),
+    Target("pytorch", _files("state.pt"), _file_reader("state.pt", weights.read)),
+    Target("npz", _files("tf.npz"), _file_reader("tf.npz", weights.read)),
+    Target("safetensors", _files("hf/model.safetensors"), _file_reader("model.safetensors", weights.read)),
+)
+NAMES = tuple(target.name for target in ALL)
+
+
+def named(name):
+    """Return a target by its name."""
+    return next(target for target in ALL if target.name == name)
+
+
+@contextlib.contextmanager
+def opened(target, sample):
+    """Yield the function of a target; its files are in a temporary folder, in memory if possible."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="txl-fuzz-", dir=memory if memory.is_dir() else None) as work:
+        yield target.reader(sample, Path(work))

@@ -1,0 +1,67 @@
+"""After memory ran out, the error names settings that need less, by the forecast of a step."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from tests.commands.novel import RECIPE
+from txlcli.config import recipe
+from txlcli.core.measures.footprint import step_bytes
+from txlcli.workflows.training.out_of_memory import advise, of_one_process
+
+CPU, V = torch.device("cpu"), 300
+SETTINGS = recipe.resolve_text(RECIPE, "tiny.toml", ["train.batch_size=12", "train.seg_len=64", "train.mem_len=64"])
+MODEL, TRAIN = SETTINGS.model, SETTINGS.train
+
+
+def forecast(train, processes=1):
+    return sum(step_bytes(MODEL, V, of_one_process(train, processes), device=CPU).values())
+
+
+def advice(available, train=TRAIN, processes=1):
+    return advise(MODEL, V, train, CPU, processes, available)
+
+
+def bytes_of(text):
+    number, unit = text.split()
+    return float(number) * {"GiB": 2**30, "MiB": 2**20}[unit]
+
+
+def test_the_first_settings_that_fit_are_suggested():
+    half = forecast(dataclasses.replace(TRAIN, accumulate=2))
+    message = advice(available=round(half / 0.8) + 1)
+    needs, suggested = message.split("; try ")
+    stated = re.fullmatch(r"a step needs about (.+) of (.+)", needs)
+    assert bytes_of(stated[1]) == pytest.approx(forecast(TRAIN), abs=2**19)
+    assert "--set train.accumulate=2 (about" in suggested
+    for options, size in re.findall(r"((?:--set \S+ ?)+)\(about ([^)]+)\)", suggested):
+        changes = re.findall(r"--set (\S+)", options)
+        smaller = recipe.resolve_text(RECIPE, "tiny.toml", ["train.batch_size=12", "train.seg_len=64", *changes]).train
+        needed = forecast(dataclasses.replace(smaller, mem_len=64))
+        assert needed <= half
+        assert bytes_of(size) == pytest.approx(needed, abs=2**19)
+
+
+def test_an_unknown_amount_of_memory_asks_for_less_than_now():
+    message = advice(available=None)
+    assert " of " not in message.split(";")[0]
+    assert "; try --set train." in message
+
+
+def test_without_settings_that_fit_a_smaller_model_is_advised():
+    assert advice(available=1000).endswith(
+        " of 0 MiB, and no division of the batch fits; use shorter lengths or a smaller model"
+    )
+
+
+def test_processes_divide_the_batch():
+    assert forecast(TRAIN, processes=3) < forecast(TRAIN)
+    numbers = re.findall(r"accumulate=(\d+)", advice(available=None, processes=3))
+    assert set(numbers) <= {"2", "4"}  # 12 lanes over 3 processes
+
+
+@pytest.mark.parametrize("changes", [{"recompute": True}, {"attention": "sdpa"}])
+def test_recomputing_is_advised_only_where_it_is_possible(changes):
+    assert "recompute" not in advice(available=None, train=dataclasses.replace(TRAIN, **changes))

@@ -1,0 +1,117 @@
+"""Says which settings of a training would fit, after memory ran out."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from txlcli.config.model_settings import ModelSettings
+from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.device import available_bytes
+from txlcli.core.measures.footprint import step_bytes
+from txlcli.core.training.data_parallel import micro_batches
+from txlcli.core.training.loop import Training
+from txlcli.errors import TrainingError
+from txlcli.runs.run_folder import Run
+from txlcli.system.memory import is_out_of_memory, requested_size
+
+USABLE = 0.8
+"""Share of the memory that a forecast may fill; single operations need a workspace."""
+MOST_SHOWN = 2
+"""Largest number of suggested settings."""
+
+
+@contextmanager
+def explained(run: Run, training: Training) -> Iterator[None]:
+    """Raise a TrainingError with settings that would fit if memory runs out in the block.
+
+    Args:
+        run: what is trained.
+        training: takes its steps.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        size = requested_size(error)
+        error.__traceback__ = None  # which holds the tensors of the step
+        train, device, processes = run.settings.train, training.device, training.world.size
+        if training.validation_is_due() and train.valid_batch_size > 1:
+            raise TrainingError(
+                f"out of memory{size} in the validation after step {training.step:,}; resume with --set "
+                f"train.valid_batch_size={train.valid_batch_size // 2}"
+            ) from error
+        advice = advise(run.settings.model, run.vocab_size, train, device, processes, available_bytes(device))
+        raise TrainingError(f"out of memory{size}; {advice}") from error
+
+
+def advise(
+    model: ModelSettings,
+    vocab_size: int,
+    train: TrainSettings,
+    device: torch.device,
+    processes: int,
+    available: int | None,
+) -> str:
+    """Return the next step after memory ran out: settings with the same results that need less.
+
+    Args:
+        model: settings of the model.
+        vocab_size: V.
+        train: settings of the training.
+        device: where it is trained.
+        processes: number of processes, which divide the batch.
+        available: bytes that this process can use; None if the system does not say.
+    """
+
+    def forecast(settings: TrainSettings) -> int:
+        return sum(step_bytes(model, vocab_size, of_one_process(settings, processes), device=device).values())
+
+    needed = forecast(train)
+    most = USABLE * min(available or needed, needed)
+    fitting = []
+    for smaller in _smaller(train, processes):
+        less = forecast(smaller)
+        if less <= most:
+            fitting.append(f"{_options(train, smaller)} (about {_gib(less)})")
+        if len(fitting) == MOST_SHOWN:
+            break
+    needs = f"a step needs about {_gib(needed)}" + (f" of {_gib(available)}" if available else "")
+    if not fitting:
+        return f"{needs}, and no division of the batch fits; use shorter lengths or a smaller model"
+    return f"{needs}; try {', or '.join(fitting)}"
+
+
+def of_one_process(train: TrainSettings, processes: int) -> TrainSettings:
+    """Return the settings with the batch of the process that has most lanes.
+
+    Raises:
+        RecipeError: the batch is too small for the processes.
+    """
+    largest = max(len(part) for part in micro_batches(train, processes))
+    return dataclasses.replace(train, batch_size=largest * train.accumulate)
+
+
+def _smaller(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
+    """Yield settings that give the same results with less memory: the least division of the batch first."""
+    can_recompute = train.attention == "auto" and not (train.recompute or train.cuda_graph)
+    for accumulate in range(train.accumulate, train.batch_size // processes + 1):
+        if train.batch_size % (accumulate * processes):
+            continue
+        divided = dataclasses.replace(train, accumulate=accumulate)
+        if accumulate != train.accumulate:
+            yield divided
+        if can_recompute:
+            yield dataclasses.replace(divided, recompute=True)
+
+
+def _options(before: TrainSettings, after: TrainSettings) -> str:
+    accumulate = [] if after.accumulate == before.accumulate else [f"--set train.accumulate={after.accumulate}"]
+    recompute = [] if after.recompute == before.recompute else ["--set train.recompute=true"]
+    return " ".join(accumulate + recompute)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
