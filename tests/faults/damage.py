@@ -154,8 +154,13 @@ def is_edit_of_json(before, after):
 
 
 def is_edit_of_configuration(before, after):
-    """Return True if a text is valid JSON with the same types, and perhaps fewer keys: most have a default."""
-    return _is_edit(before, after, json.loads, may_lack_keys=True)
+    """Return True if a text is valid JSON whose keys have the same types: most have a default, others are ignored."""
+    try:
+        earlier, later = json.loads(before.decode()), json.loads(after.decode())
+        known = {key: value for key, value in later.items() if key in earlier}
+    except (ValueError, RecursionError, AttributeError):
+        return False
+    return _same_types(earlier, known, may_lack_keys=True)
 
 
 def is_edit_of_toml(before, after):

@@ -86,12 +86,13 @@ def damage_lines(path, others, number, chance):
     """Damage bytes in a file with a JSON object per line, or change a value of a line without a checksum."""
     if number % 2:
         return damage_bytes(path, others, number // 2, chance, is_edit=is_cut)
-    before = path.read_bytes()
-    lines = before.decode().splitlines()
+    lines = path.read_text().splitlines()
     line = chance.randrange(len(lines))
     name, value = damaged_value(log_file.from_line(lines[line]), number // 2, chance)
-    lines[line] = to_json(value)
+    earlier = [*lines]
+    earlier[line], lines[line] = to_json(log_file.from_line(lines[line])), to_json(value)
     path.write_text("".join(f"{text}\n" for text in lines), encoding="utf-8")
+    before = "".join(f"{text}\n" for text in earlier).encode()
     return f"line {line + 1}: {name}", not is_edit_of_lines(before, path.read_bytes())
 
 
@@ -108,7 +109,8 @@ def damage_recipe(path, others, number, chance):
 def damage_store(path, others, number, chance):
     """Damage bytes, or change the type of one value in the JSON of a store."""
     if number % 3:
-        return damage_bytes(path, others, number, chance)
+        name, is_strict = damage_bytes(path, others, number, chance)
+        return name, is_strict and "replaced by data/" not in name  # a store may be renamed
     with h5py.File(path, "r+") as file:
         holders = [(file, "facts"), *((group, "info") for group in file["splits"].values())]
         holder, attribute = chance.choice(holders)
@@ -137,6 +139,8 @@ def damage_checkpoint(path, others, number, chance):
         checkpoint.save(path, Checkpoint(loaded.tensors, changed))
     except (TypeError, ValueError):  # an integer that Python refuses to write as text
         return damage_bytes(path, others, number, chance)
+    if name.startswith(("train_sha256", "valid_sha256")) and changed.get(name.split()[0]) is None:
+        return f"state {name}", False  # earlier versions did not write it
     return f"state {name}", not is_edit_of_json(json.dumps(state).encode(), to_json(changed).encode())
 
 
@@ -267,7 +271,7 @@ TARGETS = (
         for name, damage in (
             ("config.json", partial(damage_json, is_edit=is_edit_of_configuration)),
             ("model.safetensors", damage_weights),
-            ("vocab.json", damage_json),
+            ("vocab.json", partial(damage_json, is_edit=lambda *_: True)),  # any words are a vocabulary
         )
     ),
     Target("import", "state.pt", ("state.pt", *NEEDS_FOREIGN), _import("state.pt", *BARE), damage_bytes),

@@ -278,9 +278,8 @@ def test_damaged_evaluations_are_named(run):
 
 def test_metrics_that_are_not_utf_8_are_refused(run):
     (run.folder / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
-    message = refusal(run)
-    assert message.startswith("runs/mine/metrics.jsonl: cannot be read (")
-    assert message.endswith("; restore it from a copy, or delete it")
+    message = "runs/mine/metrics.jsonl: damaged (not UTF-8 text); restore it from a copy, or delete it"
+    assert refusal(run) == message
 
 
 @pytest.mark.parametrize(

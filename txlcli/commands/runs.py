@@ -123,12 +123,13 @@ FACTS = (
 
 
 def _facts(run_history: History) -> dict[str, Any]:
-    settings, valid, (test, trials) = run_history.run.settings, run_history.best_valid, run_history.test_result
+    settings, (test, trials) = run_history.run.settings, run_history.test_result
+    valid_tokens, scored = settings.train.valid_tokens, (run_history.best_valid or {}).get("tokens")
     return {
         **run_history.summary(),
         "store": settings.corpus.store,
         "max_steps": settings.train.max_steps if run_history.state != "imported" else None,
-        "valid_tokens": valid["tokens"] if valid and valid["tokens"] == settings.train.valid_tokens else None,
+        "valid_tokens": valid_tokens if scored == valid_tokens else None,
         "test_mem_len": test.get("mem_len") if test else None,
         "test_readings": trials if test else None,
     }

@@ -16,7 +16,6 @@ from txlcli.runs import log_file, run_folder
 from txlcli.runs.log_file import Report
 from txlcli.runs.run_folder import Run
 from txlcli.system.checkpoint_header import read_state
-from txlcli.system.plain_json import value_of
 
 STATES = ("finished", "unfinished", "interrupted", "imported")
 MODEL_ALONE = "model"  # method of an evaluation without a cache and without dynamic evaluation
@@ -208,8 +207,8 @@ def read(run: Run) -> History:
     Raises:
         RunError: a line of metrics.jsonl or evals.jsonl, or a checkpoint, is damaged.
     """
-    saved = _metadata(run.folder / run_folder.LAST) or _metadata(run.folder / run_folder.BEST)
-    return History(run, read_reports(run), read_evals(run), saved, _metadata(run.best_or_last).get("step"))
+    saved = _metadata(run, run_folder.LAST) or _metadata(run, run_folder.BEST)
+    return History(run, read_reports(run), read_evals(run), saved, _metadata(run, run.best_or_last.name).get("step"))
 
 
 def check_finished(run: Run) -> None:
@@ -245,7 +244,7 @@ def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> I
     for folder in run_folder.newest_first(runs_dir):
         with contextlib.suppress(RunError, OSError):
             run = run_folder.open_run(folder)
-            saved = _metadata(folder / run_folder.LAST)
+            saved = _metadata(run, run_folder.LAST)
             same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
             if same_text and not run.changes and dataclasses.replace(run.settings, log=settings.log) == settings:
                 yield run, int(saved.get("step", 0))
@@ -271,13 +270,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _metadata(path: Path) -> Report:
-    """Read the metadata of a checkpoint without its tensors; empty if there is no checkpoint."""
+def _metadata(run: Run, name: str) -> Report:
+    """Read the metadata of a checkpoint of a run without its tensors; empty if there is no checkpoint."""
+    path = run.folder / name
     if not path.exists():
         return {}
     try:
         state = read_state(path)
-        return {**state, "step": value_of(state, "step", int)}
+        if state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
+            raise ValueError("the weights belong to another vocabulary")
+        return state
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
 

@@ -87,7 +87,9 @@ def read(path: Path, is_valid: Callable[[Report], bool], *, skip_truncated: bool
         text = check_regular(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return ()
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path}: damaged (not UTF-8 text); restore it from a copy, or delete it") from error
+    except OSError as error:
         raise RunError(f"{path}: cannot be read ({error}); restore it from a copy, or delete it") from error
     lines = enumerate(text.split("\n")[:-1], 1)
     return tuple(
