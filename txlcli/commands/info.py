@@ -5,6 +5,8 @@ from typing import Any
 from txlcli import console
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
 
+SAFE_HDF5 = 2
+"""First major release of HDF5 without the faults of 2025 that read and write beyond the ends of damaged parts."""
 SHOWN = 8
 """Largest number of stores, or of runs, that are named."""
 
@@ -30,7 +32,7 @@ def _show(facts: dict[str, Any]) -> None:
         "Python": f"{facts['python']} ({facts['executable']})",
         "platform": facts["platform"],
         "packages": packages,
-        "HDF5": facts["hdf5"],
+        "HDF5": describe_hdf5(facts["hdf5"]),
         "BLAS": facts["blas"],
         "processors": f"{facts['processors']} ({facts['cpu_capability']}), {facts['threads']} threads",
         "CUDA": f"{facts['cuda'] or 'not in this build of PyTorch'}; GPUs: {gpus}",
@@ -41,6 +43,12 @@ def _show(facts: dict[str, Any]) -> None:
         lines[name] = value
     for name, value in lines.items():
         console.show_line(f"{name + ':':<12} {value}")
+
+
+def describe_hdf5(version: str) -> str:
+    """Return a release of HDF5, with the next step if it has known faults that damaged files can use."""
+    major = int(version.split(".", maxsplit=1)[0])
+    return version if major >= SAFE_HDF5 else f"{version}; damaged files can crash releases before 2.0, update h5py"
 
 
 def _some(names: list[str]) -> str:

@@ -1,0 +1,56 @@
+"""The same seed, machine and number of threads give the same files, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cards import read_log
+from tests.commands.novel import Saved, done
+
+TIMES = ("tokens_per_s", "seconds")
+WIDE = ("--set", "model.d_model=64", "--set", "model.d_inner=256", "--set", "model.dropout=0.1")
+
+
+def run(*words, threads=1):
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "txlcli", *words]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def train(name, *, threads=1):
+    run("train", "tiny.toml", "--name", name, *WIDE, threads=threads)
+    lines = read_log(Path("runs", name, "metrics.jsonl"))
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def test_two_trainings_with_the_same_seed_have_the_same_metrics_and_weights(here):
+    assert train("one") == train("two")
+    for file in ("last.safetensors", "best.safetensors"):
+        assert Saved(Path("runs/one", file)) == Saved(Path("runs/two", file))
+
+
+def test_another_number_of_threads_changes_sums_by_their_rounding_only(here):
+    one, two = train("one"), train("two", threads=2)
+    assert [line["step"] for line in one] == [line["step"] for line in two]
+    assert [line["loss_nats"] for line in one] == pytest.approx([line["loss_nats"] for line in two], rel=1e-5)
+
+
+def test_a_store_that_is_prepared_twice_is_the_same_file(here):
+    for folder in ("one", "two"):
+        done("prepare", "novel", "--name", "again", "--data-dir", folder)
+    assert Path("one/again.h5").read_bytes() == Path("two/again.h5").read_bytes()
+
+
+def test_two_evaluations_give_the_same_losses(here):
+    for name in ("one", "two"):
+        done("eval", "byte", "--mem-len", "0,5", "--losses", f"{name}.h5")
+    assert Path("one.h5").read_bytes() == Path("two.h5").read_bytes()
+    rows = [{k: v for k, v in row.items() if "ms_per" not in k} for row in read_log("runs/byte/evals.jsonl")]
+    half = len(rows) // 2
+    for first, second in zip(rows[:half], rows[half:], strict=True):
+        assert json.dumps(first | {"when": "", "slowdown": 0}) == json.dumps(second | {"when": "", "slowdown": 0})
