@@ -8,8 +8,11 @@ import textwrap
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.hdf5_files import unsealed
+from txlcli.corpora.corpus import SPLITS
 from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, prepare_command, stores_in, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError
@@ -51,6 +54,27 @@ def test_a_store_is_read_as_it_was_written(tmp_path):
     assert store.sentence_starts("train") is None
     assert store.sentence_starts("test").tolist() == [0]
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["tiny.h5"]
+
+
+WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1), min_size=2, unique=True)
+
+
+@given(words=WORDS, streams=st.lists(st.lists(st.integers(0), max_size=50), min_size=1, max_size=3), data=st.data())
+def test_any_ids_and_words_are_read_as_they_were_written(tmp_path_factory, words, streams, data):
+    vocab, path = Vocab("word", words), tmp_path_factory.mktemp("store") / "any.h5"
+    streams = dict(zip(SPLITS, ([number % len(words) for number in stream] for stream in streams), strict=False))
+    starts = sorted(data.draw(st.sets(st.integers(0, max(0, len(streams["train"]) - 1)))) if streams["train"] else [])
+    with writing(path, FACTS, vocab) as writer:
+        for split, numbers in streams.items():
+            counts = SplitCounts(tokens=len(numbers), words=1, bytes=1, unknown=0, types=len(set(numbers)))
+            cuts = sorted(data.draw(st.lists(st.integers(0, len(numbers)), max_size=3)))
+            writer.add(split, counts, np.split(np.array(numbers, dtype=np.int64), cuts))
+        writer.add_sentence_starts("train", np.array(starts, dtype=np.int64))
+    store = TokenStore.open(path)
+    store.verify()
+    assert {split: store.ids(split).tolist() for split in store.splits} == streams
+    assert store.sentence_starts("train").tolist() == starts
+    assert store.vocab.to_json() == vocab.to_json()
 
 
 def test_a_store_can_be_read_without_txl(tmp_path):

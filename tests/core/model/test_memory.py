@@ -35,6 +35,15 @@ def test_memory_keeps_the_last_m_inputs(held, read, mem_len, kept):
     assert memory[1, :, 2].tolist() == list(kept)
 
 
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), mem_len=st.integers(0, 20))
+def test_memory_is_the_end_of_all_that_was_read(lengths, mem_len):
+    memory, read = numbered(0, 0), 0
+    for length in lengths:
+        memory = update_memory(memory, numbered(read, length), mem_len=mem_len)
+        read += length
+        assert memory[0, :, 0].tolist() == list(range(max(0, read - mem_len), read))
+
+
 @pytest.mark.parametrize(("held", "read", "mem_len"), [(0, 5, 0), (7, 3, 7), (2, 3, 7), (7, 7, 7), (7, 11, 7)])
 def test_memory_holds_on_to_nothing_but_itself(held, read, mem_len):
     memory = update_memory(numbered(0, held), numbered(held, read), mem_len=mem_len)

@@ -1,0 +1,50 @@
+"""Recipes of any values: what is accepted is kept exactly, and everything else is refused in one line."""
+
+import dataclasses
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.config.test_recipe import TINY
+from txlcli.config import recipe
+from txlcli.errors import RecipeError
+
+VALUES = st.one_of(
+    st.integers(-3, 10**6),
+    st.floats(-1e3, 1e3, allow_nan=False),
+    st.booleans(),
+    st.sampled_from(["none", "auto", "relative", "shaw", "rotary", "adam", "sgd", "muon", "cosine", "bf16", "full"]),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 30), max_size=3),
+)
+CHANGES = st.dictionaries(st.sampled_from(recipe.setting_names()), VALUES, max_size=4)
+
+
+def outcome(texts):
+    try:
+        return recipe.resolve_text(TINY, "tiny.toml", texts), None
+    except RecipeError as error:
+        return None, str(error)
+
+
+@given(changes=CHANGES)
+def test_accepted_settings_are_kept_and_others_are_refused_in_one_line(changes):
+    texts = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
+    settings, refusal = outcome(texts)
+    if settings is None:
+        assert refusal.startswith("tiny.toml")
+    else:
+        assert recipe.resolve(json.loads(json.dumps(recipe.to_table(settings))), where="run.json") == settings
+
+
+@given(
+    dropout=st.floats(0, 0.99), lr=st.floats(1e-9, 10.0), steps=st.integers(1, 2**31 - 1), lengths=st.integers(1, 10**6)
+)
+def test_legal_values_are_accepted_and_kept_exactly(dropout, lr, steps, lengths):
+    texts = [f"model.dropout={dropout!r}", f"train.lr={lr!r}", f"train.max_steps={steps}", f"train.mem_len={lengths}"]
+    settings = recipe.resolve_text(TINY, "tiny.toml", texts)
+    train = settings.train
+    assert (settings.model.dropout, train.lr, train.max_steps, train.mem_len) == (dropout, lr, steps, lengths)
+    assert recipe.resolve(recipe.to_table(settings), where="run.json") == settings
+    assert dataclasses.replace(settings) == settings
