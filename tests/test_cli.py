@@ -110,6 +110,7 @@ def test_sigterm_removes_unfinished_files(tmp_path):
 DROPPED = """
 import os, signal, sys, time
 from txlcli import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
 
 class Dropping:
     def __del__(self):

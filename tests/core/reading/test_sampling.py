@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
-from txlcli.core.reading.sampling import Sampling, generate, sample
+from txlcli.core.reading.sampling import NO_TOKEN, Sampling, generate, sample
 from txlcli.errors import RunError
 
 L, M = 5, 7
@@ -103,6 +103,10 @@ def test_tokens_come_one_by_one_and_without_end():
 
 @pytest.mark.parametrize("how", [Sampling(), Sampling(greedy=True), Sampling(top_p=0.5)])
 def test_probabilities_that_are_not_numbers_are_refused(how):
-    tokens = torch.arange(3)
+    assert sample(torch.full((3,), torch.nan), torch.arange(3), how, torch.Generator()).tolist() == [NO_TOKEN]
+    model = small_model()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    tokens = generate(make_decoder(model, batch_size=1, mem_len=M, seg_len=L), torch.arange(3), how, seed=1)
     with pytest.raises(RunError, match="the model's probabilities are not numbers: its weights have diverged; use an"):
-        sample(torch.full((3,), torch.nan), tokens, how, torch.Generator())
+        next(tokens)

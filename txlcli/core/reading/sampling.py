@@ -18,6 +18,9 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.errors import RunError
 
+NO_TOKEN = -1
+"""Stands for a token that cannot be drawn."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -52,21 +55,16 @@ def reader_of_one_text(model: LanguageModel, settings: EvalSettings, *, precisio
 def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:
     """Sample one of the candidates, (1,), given their log-probabilities (k,) and ids (k,), likeliest first.
 
-    Raises:
-        RunError: the probabilities are not numbers.
+    It is NO_TOKEN if the probabilities are not numbers, which the caller finds without waiting for the device twice.
     """
-    if log_probs.isnan().any():
-        raise RunError(
-            "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint, or train "
-            "again with a lower train.lr"
-        )
+    unknown = log_probs.isnan().any()
     if options.greedy:
-        return tokens[:1]
-    probabilities = (log_probs / options.temperature).softmax(dim=-1)
+        return tokens[:1].masked_fill(unknown, NO_TOKEN)
+    probabilities = (log_probs / options.temperature).softmax(dim=-1).nan_to_num(nan=1.0)
     if options.top_p is not None:
         before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = probabilities.masked_fill(before >= options.top_p, 0.0)  # the first always stays
-    return tokens[torch.multinomial(probabilities, 1, generator=generator)]
+    return tokens[torch.multinomial(probabilities, 1, generator=generator)].masked_fill(unknown, NO_TOKEN)
 
 
 def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -> Iterator[int]:
@@ -79,17 +77,27 @@ def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -
         seed: the same seed gives the same tokens.
 
     Raises:
-        RunError: see `sample`.
+        RunError: see `continue_text`.
     """
     reader.reset()
     yield from continue_text(reader, context, options, torch.Generator(device=reader.device).manual_seed(seed))
 
 
 def continue_text(reader: Reader, context: Tensor, options: Sampling, generator: torch.Generator) -> Iterator[int]:
-    """Read more context (T,) after all that was read, then yield sampled tokens; the last one yielded is not read."""
+    """Read more context (T,) after all that was read, then yield sampled tokens; the last one yielded is not read.
+
+    Raises:
+        RunError: the model's probabilities are not numbers.
+    """
     candidates = options.candidates(reader.model.vocab_size)
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
     while True:
         token = sample(*reader.likeliest(hidden[0, -1:], candidates), options, generator)
-        yield int(token)
+        number = int(token)
+        if number == NO_TOKEN:
+            raise RunError(
+                "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint, or "
+                "train again with a lower train.lr"
+            )
+        yield number
         hidden = reader.read(token[None])
