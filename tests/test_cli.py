@@ -134,6 +134,29 @@ def test_a_signal_that_python_drops_is_delivered_again(tmp_path, name, code, wor
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"error: {word}\n")
 
 
+IN_C_CODE = """
+import sys
+from txlcli import cli
+import txlcli.workflows.info
+
+def fail(*_):
+    raise SystemError("flush returned a result with an exception set") from eval(sys.argv[1])
+
+txlcli.workflows.info.describe = fail
+cli.app(["info"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "word"),
+    [("cli.Terminated(143)", 143, "terminated"), ("KeyboardInterrupt()", 130, "interrupted")],
+)
+def test_a_signal_in_python_code_that_a_library_calls_ends_with_one_line(tmp_path, cause, code, word):
+    command = [sys.executable, "-c", IN_C_CODE, cause]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=25)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"error: {word}\n")
+
+
 STARTING = """
 import os, signal, sys
 

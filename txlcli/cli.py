@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Annotated, Any, cast
 
@@ -105,7 +105,8 @@ class TxlGroup(TyperGroup):
         before = signal.signal(signal.SIGTERM, _terminate)  # so that unfinished files are removed
         hook, sys.unraisablehook = sys.unraisablehook, _deliver_again
         try:
-            result = super().main(args=args, prog_name=prog_name or "txl", **extra)
+            with _signals_of_c_code():
+                result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
         except TxlError as error:
@@ -148,6 +149,17 @@ class Terminated(SystemExit):
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated(TERMINATED)
+
+
+@contextlib.contextmanager
+def _signals_of_c_code() -> Iterator[None]:
+    """Raise the exception of a signal instead of the SystemError that C code makes of it, for example HDF5's."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt | Terminated):
+            raise error.__cause__ from None
+        raise
 
 
 def _deliver_again(unraisable: "sys.UnraisableHookArgs") -> None:
