@@ -46,6 +46,7 @@ CTRL_C, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 SECONDS_FOR_RANK_0 = 10.0
 """Time for rank 0 to report an error before another process reports it."""
 SECONDS_TO_DELIVER_AGAIN = 0.01
+"""Time until the code that dropped the exception of a signal has returned."""
 
 
 class TxlCommand(TyperCommand):
@@ -102,9 +103,10 @@ class TxlGroup(TyperGroup):
         extra["standalone_mode"] = False
         console.set_quiet(False)
         extra["obj"] = args
-        before = signal.signal(signal.SIGTERM, _terminate)  # so that unfinished files are removed
-        hook, sys.unraisablehook = sys.unraisablehook, _deliver_again
+        before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
         try:
+            signal.signal(signal.SIGTERM, _terminate)  # so that unfinished files are removed
+            sys.unraisablehook = functools.partial(_deliver_again, otherwise=hook)
             with _signals_of_c_code():
                 result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
@@ -162,11 +164,18 @@ def _signals_of_c_code() -> Iterator[None]:
         raise
 
 
-def _deliver_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Send a signal again whose exception Python dropped, as it does while it frees an object or forks."""
+def _deliver_again(
+    unraisable: "sys.UnraisableHookArgs", otherwise: Callable[["sys.UnraisableHookArgs"], object]
+) -> None:
+    """Send a signal again whose exception Python dropped, as it does while it frees an object or forks.
+
+    Args:
+        unraisable: the exception.
+        otherwise: called with any other exception.
+    """
     number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(unraisable.exc_type)
     if number is None:
-        sys.__unraisablehook__(unraisable)
+        otherwise(unraisable)
         return
     again = threading.Timer(SECONDS_TO_DELIVER_AGAIN, os.kill, (os.getpid(), number))
     again.daemon = True

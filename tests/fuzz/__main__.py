@@ -2,13 +2,15 @@
 
 python -m tests.fuzz [--target NAME] [--seconds N] [--corpus FOLDER]
 
-Needs `pip install -e ".[fuzz]"` (Linux). An input that a reader neither accepts nor refuses in one line is written to
-the corpus and named, and the exit code is 1. With a corpus that is kept, a later call continues where this one ended.
+Needs `pip install -e ".[fuzz]"` (Linux). An input that a reader neither accepts nor refuses with an error of txl is
+written to the corpus and named, and the exit code is 1. With a folder for the corpus, a later call continues where this
+one ended; without it, the corpus is kept only if it has such an input.
 """
 
 import concurrent.futures
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -80,7 +82,9 @@ def _defect(ended, said):
 def main(
     target: Annotated[str | None, typer.Option(help=f"{', '.join(targets.NAMES)} [default: all].")] = None,
     seconds: Annotated[int, typer.Option(min=1, help="Time for each reader.")] = 300,
-    corpus: Annotated[Path | None, typer.Option(help="Folder of inputs, which is kept [default: temporary].")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Folder of inputs to begin with and to add to [default: temporary].")
+    ] = None,
 ) -> None:
     """Fuzz every reader of files."""
     if target is not None and target not in targets.NAMES:
@@ -91,12 +95,15 @@ def main(
         with concurrent.futures.ThreadPoolExecutor(processors.available()) as pool:
             names = [target] if target else targets.NAMES
             ended = list(pool.map(lambda one: fuzz(one, sample, keep, seconds), names))
+    failed = any(one.defect is not None or one.inputs == 0 for one in ended)
+    if corpus is None and not failed:
+        shutil.rmtree(keep)
     rows = [[one.name, f"{one.inputs:,}", f"{one.covered:,}", "no" if one.defect is None else "yes"] for one in ended]
     console.show_table("readers fuzzed", ("reader", "inputs", "branches", "defect"), rows)
     for one in ended:
         if one.defect is not None:
             console.complain(f"{one.name}: {one.defect}")
-    sys.exit(int(any(one.defect is not None or one.inputs == 0 for one in ended)))
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":

@@ -43,28 +43,30 @@ class Target:
 
 
 def refused(function):
-    """Return a function of bytes that accepts a TxlError of one line; text that is not UTF-8 is passed over."""
+    """Return a function that calls another one and accepts its refusal, a TxlError with a message."""
 
     def call(data):
         try:
             function(data)
-        except TxlError as error:
-            message = str(error)
-            assert message, "an empty message"
-        except UnicodeDecodeError:
-            if function.__name__ != "of_text":
-                raise
+        except TxlError as refusal:
+            message = str(refusal)
+            if not message:
+                raise ValueError("a refusal without a message") from refusal
 
     return call
 
 
 def _of_text(function):
-    """Return a function of bytes for one of text."""
+    """Return a function of bytes for one of text; bytes that are no UTF-8 are passed over."""
 
-    def of_text(data):
-        function(data.decode())
+    def read(data):
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return
+        function(text)
 
-    return refused(of_text)
+    return refused(read)
 
 
 def _recipes(sample, work):
@@ -133,17 +135,13 @@ def _checkpoints(sample, work):
     path = work / "last.safetensors"
 
     def read(data):
-        if data[:1] == b"{":
-            state = data.decode()  # UnicodeDecodeError: safetensors takes text only
-            data = save({"model.a": np.zeros(3, np.float32)}, {"txl": state})
+        if data[:1] == b"{":  # safetensors takes text only
+            data = save({"model.a": np.zeros(3, np.float32)}, {"txl": data.decode(errors="replace")})
         path.write_bytes(data)
         run_folder.checkpoint_state(work)
         checkpoint.load(path)
 
-    def of_text(data):
-        read(data)
-
-    return refused(of_text)
+    return refused(read)
 
 
 def _configurations(sample, work):

@@ -282,6 +282,11 @@ def test_metrics_that_are_not_utf_8_are_refused(run):
     assert refusal(run) == message
 
 
+def test_a_validation_without_its_number_of_tokens_is_read(run):
+    line = {key: value for key, value in valid(40, 1.5).items() if key != "tokens"}
+    assert read(run, line).best_valid == line
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"{}", (1).to_bytes(8, "little") + b"{"]
 )
@@ -309,3 +314,11 @@ def test_a_result_without_a_line_end_is_kept(run):
     (run.folder / "evals.jsonl").write_text(json.dumps(evaluated(2.0)))
     history.record(run, [evaluated(1.5)])
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5]
+
+
+def test_a_checkpoint_of_another_vocabulary_is_an_error(run):
+    save(run, step=3, vocab_fingerprint="another")
+    assert refusal(run) == (
+        "runs/mine/last.safetensors: damaged checkpoint (the weights belong to another vocabulary); restore it from a "
+        "copy or train again"
+    )

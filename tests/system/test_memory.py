@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txlcli.system.memory import is_out_of_memory, requested_size
+from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
 
 def raised(work):
@@ -42,3 +42,10 @@ def test_other_errors_are_not_out_of_memory():
 )
 def test_the_size_of_a_request_is_stated_in_a_readable_unit(message, text):
     assert requested_size(MemoryError(message)) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0.0 MiB"), (5 << 19, "2.5 MiB"), (1 << 30, "1.00 GiB"), (3 << 40, "3,072.00 GiB")]
+)
+def test_a_size_is_formatted_in_a_suitable_unit(size, text):
+    assert format_size(size) == text

@@ -1,4 +1,4 @@
-"""Recognizes errors that mean that memory ran out."""
+"""Recognizes errors that mean that memory ran out, and formats sizes."""
 
 import re
 
@@ -20,3 +20,8 @@ def requested_size(error: BaseException) -> str:
         return ""
     amount = f"{float(size[1]) / 2**30:,.1f} GiB" if size[2] == "bytes" else f"{size[1]} {size[2]}"
     return f" (tried to allocate {amount})"
+
+
+def format_size(size: float) -> str:
+    """Return a number of bytes in GiB, or in MiB if it is less than one GiB."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -4,6 +4,7 @@ from typing import Any
 
 from txlcli import console
 from txlcli.paper import metrics
+from txlcli.system.memory import format_size
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training.execution import TrainingResult
 
@@ -16,7 +17,7 @@ def show_forecast(forecast: dict[str, Any]) -> None:
     rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast["parameters_by_part"].items() if count]
     rows.append(["parameters", f"{forecast['parameters']:,}"])
     memory = "memory of a step" if forecast["processes"] == 1 else "memory of a process"
-    rows += [[f"{memory}, {purpose}", _bytes(size)] for purpose, size in forecast["step_bytes"].items() if size]
+    rows += [[f"{memory}, {purpose}", format_size(size)] for purpose, size in forecast["step_bytes"].items() if size]
     rows.append(["operations per token", f"{forecast['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
     is_whole = forecast["steps"] == forecast["max_steps"]
     extent = "the whole recipe" if is_whole else f"{forecast['steps']:,} steps"
@@ -40,10 +41,6 @@ def _notes(forecast: dict[str, Any]) -> list[str]:
     if forecast["tails"]:
         notes.append(f"Share of tokens in each tail band: from {forecast['tails_by']}.")
     return notes
-
-
-def _bytes(size: float) -> str:
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
 
 
 def duration(seconds: float) -> str:

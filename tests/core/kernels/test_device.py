@@ -1,9 +1,20 @@
 """Devices and precisions: which are selected, which are refused."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from txlcli.core.kernels.device import MEMINFO, autocast, check_free_memory, check_precision, describe, pick_device
+from txlcli.core.kernels.device import (
+    MEMINFO,
+    autocast,
+    available_bytes,
+    check_free_memory,
+    check_precision,
+    describe,
+    pick_device,
+)
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 
@@ -80,3 +91,33 @@ def test_the_free_memory_is_read_from_linux():
     assert check_free_memory(1, CPU) is None
     with pytest.raises(MemoryError):
         check_free_memory(1 << 60, CPU)
+
+
+@pytest.mark.skipif(not MEMINFO.exists(), reason="only Linux has /proc/meminfo")
+def test_available_memory_is_what_is_free_and_what_the_process_holds(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 1048576 kB\n", encoding="ascii")
+    before = available_bytes(CPU, meminfo=meminfo)
+    assert before > 1 << 30
+    held = torch.ones(64 << 20)  # 256 MiB
+    assert available_bytes(CPU, meminfo=meminfo) - before > 200 << 20
+    assert held.numel() == 64 << 20
+
+
+def test_available_memory_is_unknown_where_the_system_does_not_say(tmp_path):
+    assert available_bytes(CPU, meminfo=tmp_path / "no such file") is None
+
+
+SHOW_AVAILABLE = """
+import torch
+from txlcli.core.kernels.device import available_bytes
+print(available_bytes(torch.device("cpu")))
+"""
+
+
+@pytest.mark.skipif(not MEMINFO.exists(), reason="only Linux has /proc/meminfo")
+def test_a_limit_of_the_address_space_limits_the_available_memory():
+    limit = 6 << 30
+    command = ["bash", "-c", f'ulimit -v {limit >> 10} && exec "$0" -c "$1"', sys.executable, SHOW_AVAILABLE]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(printed) <= limit

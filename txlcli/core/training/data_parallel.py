@@ -10,7 +10,7 @@ Axes: B lanes.
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
 from itertools import pairwise
@@ -164,6 +164,16 @@ def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
         raise RecipeError(f"train.batch_size = {batch_size} is too small for {wanted}; use fewer of them")
     edges = [batch_size * number // count for number in range(count + 1)]
     return [range(first, end) for first, end in pairwise(edges)]
+
+
+def of_one_process(settings: TrainSettings, processes: int) -> TrainSettings:
+    """Return the settings with the batch of the process that has most lanes.
+
+    Raises:
+        RecipeError: see `micro_batches`.
+    """
+    largest = max(len(part) for part in micro_batches(settings, processes))
+    return replace(settings, batch_size=largest * settings.accumulate)
 
 
 class Objective:

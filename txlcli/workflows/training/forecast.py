@@ -11,6 +11,7 @@ from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.measures.cost import counted_shares, training_flops_per_token
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
+from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
@@ -19,7 +20,6 @@ from txlcli.runs.run_folder import Run
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
 from txlcli.workflows.training.execution import Limits
-from txlcli.workflows.training.out_of_memory import of_one_process
 from txlcli.workflows.workspace import Workspace
 
 SHARE_OF_PEAK = 0.5

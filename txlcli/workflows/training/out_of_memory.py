@@ -10,11 +10,11 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.footprint import step_bytes
-from txlcli.core.training.data_parallel import micro_batches
+from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import Training
 from txlcli.errors import TrainingError
 from txlcli.runs.run_folder import Run
-from txlcli.system.memory import is_out_of_memory, requested_size
+from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
 USABLE = 0.8
 """Share of the memory that a forecast may fill; single operations need a workspace."""
@@ -55,7 +55,7 @@ def advise(
     processes: int,
     available: int | None,
 ) -> str:
-    """Return the next step after memory ran out: settings with the same results that need less.
+    """Return the next step after memory ran out: settings of the same training that need less.
 
     Args:
         model: settings of the model.
@@ -75,27 +75,17 @@ def advise(
     for smaller in _smaller(train, processes):
         less = forecast(smaller)
         if less <= most:
-            fitting.append(f"{_options(train, smaller)} (about {_gib(less)})")
+            fitting.append(f"{_options(train, smaller)} (about {format_size(less)})")
         if len(fitting) == MOST_SHOWN:
             break
-    needs = f"a step needs about {_gib(needed)}" + (f" of {_gib(available)}" if available else "")
+    needs = f"a step needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
     if not fitting:
         return f"{needs}, and no division of the batch fits; use shorter lengths or a smaller model"
     return f"{needs}; try {', or '.join(fitting)}"
 
 
-def of_one_process(train: TrainSettings, processes: int) -> TrainSettings:
-    """Return the settings with the batch of the process that has most lanes.
-
-    Raises:
-        RecipeError: the batch is too small for the processes.
-    """
-    largest = max(len(part) for part in micro_batches(train, processes))
-    return dataclasses.replace(train, batch_size=largest * train.accumulate)
-
-
 def _smaller(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
-    """Yield settings that give the same results with less memory: the least division of the batch first."""
+    """Yield settings that compute the same loss with less memory: the least division of the batch first."""
     can_recompute = train.attention == "auto" and not (train.recompute or train.cuda_graph)
     for accumulate in range(train.accumulate, train.batch_size // processes + 1):
         if train.batch_size % (accumulate * processes):
@@ -111,7 +101,3 @@ def _options(before: TrainSettings, after: TrainSettings) -> str:
     accumulate = [] if after.accumulate == before.accumulate else [f"--set train.accumulate={after.accumulate}"]
     recompute = [] if after.recompute == before.recompute else ["--set train.recompute=true"]
     return " ".join(accumulate + recompute)
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
