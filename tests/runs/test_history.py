@@ -97,7 +97,7 @@ def test_the_header_of_a_real_checkpoint_is_read_without_its_tensors(run):
 
 
 def test_best_and_last_validation_are_distinguished(run):
-    past = read(run, report(10), valid(10, 1.5), report(20), valid(20, 1.25), valid(30, 1.75), valid(35, None))
+    past = read(run, report(10), valid(10, 1.5), report(20), valid(20, 1.25), valid(30, 1.75), valid(35, 2.5))
     assert past.best_valid["step"] == 20
     assert past.last_valid["step"] == 35
     assert past.last_train["step"] == 20
@@ -258,9 +258,15 @@ def test_a_damaged_line_is_named_with_its_number(run, text):
     assert refusal(run) == expected
 
 
-@pytest.mark.parametrize("loss", ["NaN", "Infinity", '"low"', "[]"])
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", '"low"', "[]", "null"])
 def test_a_loss_that_is_not_a_number_is_refused(run, loss):
     (run.folder / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": 1, "loss_nats": {loss}}}\n')
+    assert refusal(run).startswith("runs/mine/metrics.jsonl: line 1 is damaged")
+
+
+@pytest.mark.parametrize("step", ["2.5", "1e9", "true", "null"])
+def test_a_step_that_is_not_a_whole_number_is_refused(run, step):
+    (run.folder / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": {step}, "loss_nats": 1.5}}\n')
     assert refusal(run).startswith("runs/mine/metrics.jsonl: line 1 is damaged")
 
 

@@ -254,9 +254,9 @@ def _is_report(report: Report) -> bool:
     """Return True if a line of metrics.jsonl has the keys and types that txl writes."""
     return (
         isinstance(report.get("kind"), str)
-        and _is_number(report.get("step"))
-        and all(report.get(key) is None or _is_number(report[key]) for key in ("loss_nats", "tokens_per_s", "seconds"))
-        and "loss_nats" in report
+        and type(report.get("step")) is int
+        and _is_number(report.get("loss_nats"))
+        and all(report.get(key) is None or _is_number(report[key]) for key in ("tokens_per_s", "seconds"))
     )
 
 
