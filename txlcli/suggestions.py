@@ -31,6 +31,7 @@ NAMES = {
     # attention backends and what recipes choose from
     "sdpa": "flash flash-attention fused scaled-dot-product",
     "flex": "flexattention flex-attention",
+    "triton": "kernel fused-kernel",
     "reference": "naive eager math",
     "rotary": "rope roformer",
     "sinusoid": "sinusoidal absolute vaswani",

@@ -307,10 +307,12 @@ def test_every_attention_backend_gives_the_same_loss(here, backend, options, mon
     assert [row["loss_nats"] for row in rows] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["flex", "triton"])
 @pytest.mark.parametrize("options", [[], ["--attn-len", 5], ["--dynamic"]])
-def test_flex_attention_is_refused_on_a_cpu(here, options):
-    message = refusal("eval", "byte", "--attention", "flex", *options)
-    assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
+def test_attention_for_cuda_is_refused_on_a_cpu(here, backend, options, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    message = refusal("eval", "byte", "--attention", backend, *options)
+    assert message == f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU"
 
 
 @pytest.mark.parametrize("option", ["--mem-len", "--attn-len"])

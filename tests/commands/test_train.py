@@ -439,8 +439,9 @@ def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):
     assert [line["loss_nats"] for line in reports("runs/fused")] == pytest.approx(
         [line["loss_nats"] for line in reports("runs/byte")], rel=1e-4
     )
-    message = refusal("train", "tiny.toml", "--attention", "flex")
-    assert message == "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
+    for backend in ("flex", "triton"):
+        message = refusal("train", "tiny.toml", "--attention", backend)
+        assert message == f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU"
 
 
 def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here):
@@ -459,6 +460,14 @@ def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
     assert str(caught.value).startswith("attention flex: PyTorch finds no working compiler for cuda (")
     assert str(caught.value).endswith("; install Triton, or take --attention auto")
     plan.check_device(recipe.load("tiny.toml"), torch.device("cuda"), processes=2)
+
+
+def test_heads_too_wide_for_the_kernels_of_triton_are_refused_before_a_run_is_made(here, monkeypatch):
+    pytest.importorskip("triton", reason="its absence is reported first")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    message = refusal("train", "tiny.toml", "--attention", "triton", "--set", "model.d_head=160")
+    assert message == "attention triton has heads of at most 128 units, not 160; take --attention auto"
+    assert not (here / "runs/tiny").exists()
 
 
 @pytest.mark.parametrize("extra", [["tiny.toml"], ["--name", "x"], ["--force"], ["--dry-run"]])

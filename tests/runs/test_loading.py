@@ -104,6 +104,13 @@ def test_another_vocabulary_in_the_run_folder_is_refused(tmp_path):
         open_run(tmp_path)
 
 
+def test_a_vocabulary_of_another_size_is_refused(tmp_path):
+    """A damaged SentencePiece model may have lost a piece although its fingerprint fits."""
+    run, _ = saved_run(tmp_path)
+    with pytest.raises(VocabularyError, match=r"not the vocabulary of the weights; restore it from a copy$"):
+        loading.read_vocabulary(dataclasses.replace(run, vocab_size=VOCAB.size + 1))
+
+
 def test_a_damaged_vocabulary_is_named(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.folder / run_folder.VOCAB).write_text(VOCAB.to_json()[:-9])

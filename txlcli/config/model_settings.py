@@ -69,6 +69,11 @@ class ModelSettings:
         require(narrowest > 0, "model", "div_val", self.div_val, f"small enough to leave band {bands} a width")
 
     @property
+    def head_width(self) -> int | None:
+        """Head width D; None without attention."""
+        return None
+
+    @property
     def longest_window(self) -> int | None:
         """Largest number of tokens in a segment or window; None if there is no limit."""
         return None
@@ -142,6 +147,11 @@ class TransformerSettings(ModelSettings):
     def is_transformer_xl(self) -> bool:
         """True if this is the model of section 3, not a baseline."""
         return self.encoding.transformer_xl and not self.auxiliary_losses
+
+    @property
+    def head_width(self) -> int:
+        """Head width D."""
+        return self.d_head
 
     @property
     def longest_window(self) -> int | None:

@@ -103,6 +103,6 @@ def read_vocabulary(run: Run) -> Vocab:
         vocab = Vocab.from_json(run.vocab_text())
     except VocabularyError as error:
         raise VocabularyError(f"{path}: {error}; restore it from a copy") from error
-    if vocab.fingerprint != run.vocab_fingerprint:
+    if vocab.fingerprint != run.vocab_fingerprint or vocab.size != run.vocab_size:
         raise VocabularyError(f"{path}: not the vocabulary of the weights; restore it from a copy")
     return vocab

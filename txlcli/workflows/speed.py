@@ -120,7 +120,7 @@ def _with_attention(settings: Settings, model: LanguageModel, attention: Attenti
     if attention is not None:
         recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
         train = dataclasses.replace(train, attention=attention, recompute=recompute)
-    check_attention(train.attention, model.device)
+    check_attention(train.attention, model.device, d_head=settings.model.head_width)
     model.set_attention_backend(train.attention)
     return dataclasses.replace(settings, train=train)
 

@@ -176,9 +176,17 @@ def test_another_attention_backend_keeps_other_tensors(backend):
     assert needed > step_bytes(settings, V, train_settings())["activations"]
 
 
-def test_flex_attention_keeps_scores_by_distance_instead_of_probabilities():
-    kept, again = (step_bytes(model_settings(), V, train_settings(attention=backend)) for backend in ("flex", "auto"))
+@pytest.mark.parametrize("backend", ["flex", "triton"])
+def test_attention_for_cuda_keeps_scores_by_distance_instead_of_probabilities(backend):
+    kept, again = (step_bytes(model_settings(), V, train_settings(attention=name)) for name in (backend, "auto"))
     assert kept["activations"] == again["activations"]
+
+
+def test_kernels_of_triton_keep_no_dropout_mask():
+    settings = model_settings(attention_dropout=0.1)
+    kept, again = (step_bytes(settings, V, train_settings(attention=name)) for name in ("triton", "auto"))
+    masks = settings.n_layers * B * settings.n_heads * L * (M + L)  # a byte each
+    assert again["activations"] - kept["activations"] >= masks
 
 
 def test_a_wide_tail_counts_by_the_share_of_tokens_that_need_it():

@@ -11,10 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
+from txlcli.core.kernels import cuda_graph
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture
+from txlcli.core.reading.graph_step import graphs_enabled
+from txlcli.errors import UsageError
 
 B, L, M, T = 2, 5, 7, 53
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 POSITIONS = {
     "relative": {"tie_biases": False},
     "shaw": {"position": "shaw", "n_positions": 6},
@@ -100,15 +103,33 @@ def test_no_operation_of_a_step_knows_how_long_the_text_is():
 
 def test_a_cpu_records_nothing():
     run = torch.zeros(3).clone
-    assert capture(run, CPU) is run
+    assert capture(run, CPU, instead="leave it out") is run
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA can record here")
-def test_where_nothing_can_be_recorded_tokens_are_read_all_the_same():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA can capture here")
+def test_a_capture_that_fails_ends_the_command_and_names_the_next_step():
     run = torch.zeros(3).clone
-    with pytest.warns(UserWarning, match="no CUDA graph could be captured"):
-        assert capture(run, torch.device("cuda")) is run
-    assert torch.equal(run(), torch.zeros(3))
+    with pytest.raises(
+        UsageError, match=r"^CUDA cannot capture the kernels of a step as a graph \(.*\); leave it out$"
+    ):
+        capture(run, CUDA, instead="leave it out")
+
+
+def test_a_capture_without_memory_is_not_taken_for_one_that_is_impossible(monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cuda_graph, "_capture", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        capture(torch.zeros(3).clone, CUDA, instead="leave it out")
+
+
+@pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True), (None, True)])
+def test_an_environment_variable_turns_graphs_off(monkeypatch, value, enabled):
+    monkeypatch.delenv("TXL_CUDA_GRAPHS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TXL_CUDA_GRAPHS", value)
+    assert graphs_enabled() is enabled
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -131,7 +152,7 @@ def test_a_recording_casts_weights_itself(monkeypatch):
         found.append(torch.is_autocast_cache_enabled())
         return torch.ones(1)
 
-    repeat = capture(run, torch.device("cuda"))
+    repeat = capture(run, CUDA, instead="leave it out")
     assert found == [False] * (WARM_UP + 1)
     assert torch.is_autocast_cache_enabled()
     repeat()

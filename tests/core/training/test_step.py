@@ -10,10 +10,10 @@ import torch
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.step import capture_step
 
 CPU = torch.device("cpu")
 LANES, LANE_LEN, L, M = 3, 38, 5, 7  # an epoch: memories of 0 and 5, then six whole segments, then a shorter one
@@ -34,7 +34,7 @@ class ModelAsOnCuda(TransformerXL):
         self.zero_grad(set_to_none=True)
 
 
-def trained(model_changes, *, steps=20, capture_graph=capture, **changed):
+def trained(model_changes, *, steps=20, capture_graph=capture_step, **changed):
     """Return losses and gradient norms of the steps, and the weights and memory after them."""
     settings = TrainSettings(
         **{"seg_len": L, "mem_len": M, "batch_size": LANES, "max_steps": steps, "lr": 0.01, "clip": 0.5, **changed}

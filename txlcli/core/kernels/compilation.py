@@ -1,24 +1,67 @@
-"""Checks that torch.compile works here, before it is used for layers in training and for FlexAttention."""
+"""Checks that compilers of kernels work here: torch.compile for layers and FlexAttention, Triton for attention."""
+
+import importlib.metadata
+import os
 
 import torch
 
+from txlcli.core.kernels.triton_launch import MAX_WIDTH
 from txlcli.errors import UsageError
 
+OLDEST_TRITON = (3, 6)
+OLDEST_CAPABILITY = (8, 0)
+"""Compute capability of Ampere, the first GPUs with tensor cores for bf16."""
 
-def check_attention(backend: str, device: torch.device) -> None:
+
+def check_attention(backend: str, device: torch.device, *, d_head: int | None) -> None:
     """Refuse an attention backend that does not work on the device.
 
     FlexAttention needs torch.compile. On a CPU it has no gradient, and its kernels do not support lengths that vary, as
     those of a memory do.
 
+    Args:
+        backend: name of the attention backend.
+        device: that the model is on.
+        d_head: head width D of the model; None without attention.
+
     Raises:
-        UsageError: FlexAttention without CUDA, or without a compiler.
+        UsageError: FlexAttention without CUDA, or without a compiler; Triton's kernels without a GPU, a Triton or a
+            head width that they support.
     """
-    if backend != "flex":
+    if backend not in ("flex", "triton"):
         return
-    if device.type != "cuda":
-        raise UsageError("attention flex needs a CUDA device; take auto, reference or sdpa on a CPU")
-    check_compiler(device, "attention flex", "take --attention auto")
+    if device.type != "cuda" and not (backend == "triton" and interprets_triton()):
+        raise UsageError(f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU")
+    if backend == "flex":
+        check_compiler(device, "attention flex", "take --attention auto")
+    else:
+        _check_triton(device, d_head)
+
+
+def interprets_triton() -> bool:
+    """Return True if Triton interprets its kernels, so that they run on a CPU, slowly: TRITON_INTERPRET=1."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _check_triton(device: torch.device, d_head: int | None) -> None:
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        message = "attention triton needs the package triton; pip install triton, or take --attention auto"
+        raise UsageError(message) from error
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        raise UsageError(f"attention triton needs triton {oldest} or later, not {version}; take --attention auto")
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else OLDEST_CAPABILITY
+    if capability < OLDEST_CAPABILITY:
+        oldest, this = (".".join(map(str, numbers)) for numbers in (OLDEST_CAPABILITY, capability))
+        raise UsageError(
+            f"attention triton needs a GPU of compute capability {oldest} or higher, not {this}; take --attention auto"
+        )
+    if d_head is not None and d_head > MAX_WIDTH:
+        raise UsageError(
+            f"attention triton has heads of at most {MAX_WIDTH} units, not {d_head}; take --attention auto"
+        )
 
 
 def check_compiler(device: torch.device, feature: str, instead: str) -> None:

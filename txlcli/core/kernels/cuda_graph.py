@@ -1,27 +1,39 @@
 """CUDA graphs: kernels that are captured once and launched together, on the same memory each time."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from txlcli.errors import UsageError
+
 WARM_UP = 2  # calls before a capture, in which libraries initialize themselves
 
 
-def capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str) -> Callable[[], Tensor]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same tensor each time.
 
-    Return `run` itself on a CPU and, with a warning, where CUDA cannot capture it. A capture calls `run` a few times.
+    Return `run` itself on a CPU. A capture calls `run` a few times.
+
+    Args:
+        run: launches kernels, and waits for none.
+        device: of its tensors.
+        instead: next step without a graph.
+
+    Raises:
+        UsageError: CUDA cannot capture it. The process must end: streams and random generators may be left in the state
+            of a capture.
+        torch.OutOfMemoryError: memory ran out.
     """
     if device.type == "cpu":
         return run
     try:
         return _capture(run, device)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
-        warnings.warn(f"kernels are launched one by one: no CUDA graph could be captured ({reason})", stacklevel=2)
-        return run
+        raise UsageError(f"CUDA cannot capture the kernels of a step as a graph ({reason}); {instead}") from error
 
 
 def _capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

@@ -184,10 +184,12 @@ def _saved_bytes(
         return tensor
 
     with tensors_without_data():
-        stand_in = make_model(model, vocab_size).train()
-        # FlexAttention needs CUDA. It keeps no probabilities, but equally many scores by distance.
+        # FlexAttention and Triton's kernels need CUDA. They keep no probabilities and no dropout masks, but as many
+        # scores by distance.
+        needs_cuda = train.attention in ("flex", "triton")
+        stand_in = make_model(_without_attention_dropout(model) if needs_cuda else model, vocab_size).train()
         stand_in.recompute(train.recompute)
-        if train.attention != "flex":
+        if not needs_cuda:
             stand_in.set_attention_backend(train.attention)
         weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
@@ -200,6 +202,10 @@ def _saved_bytes(
             memory = stand_in.full_memory(batch_size, train.mem_len)
             stand_in.objective(tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)
+
+
+def _without_attention_dropout(model: ModelSettings) -> ModelSettings:
+    return dataclasses.replace(model, attention_dropout=0.0) if isinstance(model, TransformerSettings) else model
 
 
 def _precision(train: TrainSettings) -> contextlib.AbstractContextManager[object]:

@@ -23,8 +23,16 @@ def choose(name: AttentionBackend, workspace: Workspace, *, recompute: bool) -> 
     """
     if name == "reference":
         return definition.attend, definition.plain_product
+    if name == "triton":
+        return _triton(), _call_module
     attend: dict[str, Attend] = {"auto": TiledAttention(workspace, recompute=recompute), "sdpa": sdpa, "flex": flex}
     return attend[name], _call_module
+
+
+def _triton() -> Attend:
+    from txlcli.core.kernels.attention_triton import attend  # noqa: PLC0415 - PyTorch for CPUs comes without Triton
+
+    return attend
 
 
 def _call_module(module: nn.Linear, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from txlcli.config.settings import EvalSettings, SameLength
 from txlcli.core.kernels.device import DTYPES, check_free_memory
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
-from txlcli.core.reading.graph_step import GraphStep
+from txlcli.core.reading.graph_step import GraphStep, graphs_enabled
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 from txlcli.core.reading.reader import Reader
 
@@ -84,7 +84,7 @@ class Decoder(Reader):
         model.encoding.check_positions(self._period)
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
-        by_default = self.device.type == "cuda" and model.attention_backend != "reference"
+        by_default = self.device.type == "cuda" and model.attention_backend != "reference" and graphs_enabled()
         self._replay_steps = by_default if replay_steps is None else replay_steps
         self._graph_step: GraphStep | None = None  # made when the first single token is read
         self._read_before = 0  # tokens, since the text began

@@ -7,6 +7,7 @@ avoids the launch overhead of single kernels.
 Axes: B batch, C capacity of the buffers, d model width.
 """
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +18,14 @@ from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer
+
+GRAPHS_VARIABLE = "TXL_CUDA_GRAPHS"
+"""Environment variable: 0 reads single tokens without a CUDA graph."""
+
+
+def graphs_enabled() -> bool:
+    """Return True unless the user has turned CUDA graphs off for reading."""
+    return os.environ.get(GRAPHS_VARIABLE) != "0"
 
 
 class GraphStep:
@@ -64,7 +73,8 @@ class GraphStep:
         self._position.copy_(position)
         self._in_stream.fill_(in_stream)
         if self._run is None:
-            self._run = capture(self._layers, self._embedded.device)
+            without = f"set the environment variable {GRAPHS_VARIABLE}=0"
+            self._run = capture(self._layers, self._embedded.device, instead=without)
         return self._run().clone()
 
     def _layers(self) -> Tensor:

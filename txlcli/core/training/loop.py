@@ -17,7 +17,6 @@ from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.cuda_graph import capture
 from txlcli.core.kernels.device import check_free_memory, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import count_parameters, make_model
@@ -29,7 +28,7 @@ from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, Objectiv
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.schedule import Plateau, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
-from txlcli.core.training.step import CaptureGraph, ForwardBackward, OptimizerStep
+from txlcli.core.training.step import CaptureGraph, ForwardBackward, OptimizerStep, capture_step
 from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
 from txlcli.system.plain_json import value_of
@@ -69,7 +68,7 @@ class Training:
         identity: dict[str, Any],
         world: World = SINGLE_PROCESS,
         *,
-        capture_graph: CaptureGraph = capture,
+        capture_graph: CaptureGraph = capture_step,
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
         self.valid, self.folder, self.identity, self.world = valid, folder, identity, world

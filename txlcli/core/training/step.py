@@ -4,6 +4,7 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,10 @@ MIN_LOSS_SCALE = 1.0
 
 CaptureGraph = Callable[[Callable[[], Tensor], torch.device], Callable[[], Tensor]]
 """Captures a function as a CUDA graph and returns a function that replays it."""
+capture_step: CaptureGraph = functools.partial(
+    capture, instead="resume with --set train.cuda_graph=false, or train without it"
+)
+"""Captures the forward and backward pass of a step."""
 
 
 class OptimizerStep:
@@ -97,7 +102,7 @@ class ForwardBackward:
         optimizer_step: OptimizerStep,
         *,
         processes: int,
-        capture_graph: CaptureGraph = capture,
+        capture_graph: CaptureGraph = capture_step,
     ) -> None:
         self._model, self._settings, self._objective = model, settings, objective
         self._optimizer_step, self._processes = optimizer_step, processes

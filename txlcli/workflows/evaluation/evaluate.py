@@ -87,7 +87,7 @@ def evaluate_opened(opened: OpenRun, options: EvalOptions, workspace: Workspace)
     reporter = workspace.reporter
     _check_options(opened, options)
     if options.attention is not None:
-        check_attention(options.attention, opened.model.device)
+        check_attention(options.attention, opened.model.device, d_head=opened.run.settings.model.head_width)
         opened.model.set_attention_backend(options.attention)
     run = opened.run
     reporter.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")

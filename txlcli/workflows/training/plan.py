@@ -90,7 +90,7 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
         UsageError: it does not, or several processes would capture CUDA graphs.
     """
     check_precision(settings.train.precision, device)
-    check_attention(settings.train.attention, device)
+    check_attention(settings.train.attention, device, d_head=settings.model.head_width)
     if settings.train.cuda_graph and device.type != "cuda":
         raise UsageError(
             "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"

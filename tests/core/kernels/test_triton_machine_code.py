@@ -1,0 +1,123 @@
+"""Triton's kernels become machine code for GPUs of compute capability 8.0 and 9.0, without spilled registers."""
+
+import itertools
+import os
+
+import pytest
+import torch
+
+from tests.core.attention_cases import draw
+from txlcli.core.kernels.device import use_row_multiple
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("Triton interprets its kernels, and compiles none", allow_module_level=True)
+pytest.importorskip("triton", reason="Triton compiles the kernels; it is not among the test packages")
+
+from tests.core.kernels.triton_compiler import compiling_for, resources
+from txlcli.core.kernels import attention_triton, triton_launch
+
+B, H, L, K = 2, 4, 64, 128
+SHARED_BYTES = {80: 166_912, 90: 232_448}
+"""Shared memory that a program can have on an A100 and on an H100 or H200."""
+FEW_BYTES = 32
+"""Products of float32 without TF32 use no tensor cores; the assembler then keeps to fewer registers by itself."""
+PRODUCTS = {"forward": 2, "backward_of_keys": 4, "backward_of_queries": 3}
+
+
+class Compiler:
+    """Compiles a kernel for the arguments it is called with, instead of running it."""
+
+    def __init__(self, name, kernel, reports):
+        self._name, self._kernel, self._reports = name, kernel, reports
+
+    def __getitem__(self, grid):
+        return self._compile
+
+    def _compile(self, *arguments, **options):
+        self._reports[self._name] = resources(self._kernel.warmup(*arguments, grid=(1,), **options))
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """Resources of each kernel that a call would run."""
+    collected = {}
+    for name in ("forward", "combine", "backward_of_keys", "backward_of_queries"):
+        kernel = getattr(attention_triton.kernels, f"{name}_kernel")
+        monkeypatch.setattr(attention_triton.kernels, f"{name}_kernel", Compiler(name, kernel, collected))
+    return collected
+
+
+def compile_all(capability, dtype, width, *, dropout=0.1, positions=True):
+    """Compile what a training step runs, and what an evaluation of few sequences runs."""
+    shapes = {"query": (B, L, H, width), "key": (B, K, H, width), "value": (B, K, H, width)}
+    tensors = {name: draw(*shape, dtype=dtype).transpose(1, 2).requires_grad_() for name, shape in shapes.items()}
+    if positions:
+        tensors["position_key"] = draw(H, K, width, dtype=dtype).requires_grad_()
+        tensors |= {name: draw(H, width, dtype=dtype) for name in ("content_bias", "position_bias")}
+    with compiling_for(capability), use_row_multiple(8):
+        out = attention_triton.attend(**tensors, reach=K, scale=0.3, dropout=dropout)
+        torch.autograd.grad(out.sum(), list(tensors.values())[:3])
+
+
+def assert_fits(reports, capability, *, tensor_cores):
+    assert reports.keys() == PRODUCTS.keys()
+    for name, needs in reports.items():
+        assert needs["spilled"] <= (0 if tensor_cores else FEW_BYTES), (name, needs)
+        assert needs["shared"] <= SHARED_BYTES[capability], name
+        assert (needs["tensor_cores"] >= PRODUCTS[name]) is tensor_cores, name
+
+
+def test_kernels_of_enwik8_in_bf16_use_tensor_cores_and_spill_no_registers(reports):
+    compile_all(90, torch.bfloat16, 64)
+    assert_fits(reports, 90, tensor_cores=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width"),
+    list(itertools.product((80, 90), (torch.bfloat16, torch.float16, torch.float32), (16, 41, 48, 64, 96, 128))),
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("positions", [True, False])
+def test_every_kernel_spills_no_registers(reports, capability, dtype, width, dropout, positions):
+    compile_all(capability, dtype, width, dropout=dropout, positions=positions)
+    assert_fits(reports, capability, tensor_cores=dtype != torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "width"), list(itertools.product((80, 90), (64, 128))))
+def test_tf32_uses_tensor_cores(reports, capability, width, monkeypatch):
+    monkeypatch.setattr(triton_launch, "uses_tf32", lambda: True)
+    compile_all(capability, torch.float32, width)
+    assert_fits(reports, capability, tensor_cores=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_divided_keys_are_combined(reports, capability):
+    tensors = {
+        name: draw(1, H, rows, 64, dtype=torch.bfloat16) for name, rows in (("query", 1), ("key", K), ("value", K))
+    }
+    with compiling_for(capability):
+        attention_triton.attend(**tensors, reach=K, scale=0.3, splits=4)
+    assert [needs["spilled"] for needs in reports.values()] == [0, 0]
+    assert list(reports) == ["forward", "combine"]
+
+
+@pytest.mark.slow
+def test_lengths_need_few_kernels(reports, monkeypatch):
+    """A memory that grows, and segments of any length, compile a kernel again for few alignments of their rows only."""
+    compiled = set()
+    monkeypatch.setattr(
+        "tests.core.kernels.test_triton_machine_code.resources", lambda kernel: compiled.add(kernel.asm["ptx"])
+    )
+    for key_len in (1, 2, 7, 16, 64, 100, 128, 160, 203):
+        rows = min(key_len, 64)
+        tensors = {
+            name: draw(1, H, length, 64) for name, length in (("query", rows), ("key", key_len), ("value", key_len))
+        }
+        given = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+        position_key = draw(H, key_len, 64, dtype=torch.bfloat16)
+        with compiling_for(90), torch.no_grad():
+            attention_triton.attend(**given, position_key=position_key, reach=key_len, scale=0.3)
+    assert len(compiled) <= 8

@@ -1,0 +1,64 @@
+"""Compiles Triton kernels to machine code for a GPU that is not there, and reads what they need of it."""
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+TENSOR_CORES = r"wgmma\.mma_async|mma\.sync"
+
+
+class _Driver:
+    """A driver of Triton for a compute capability, 80 or 90, which launches nothing."""
+
+    def __init__(self, capability):
+        self._capability = capability
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self):
+        return self._capability  # kernels are cached by device
+
+    def get_current_stream(self, _):
+        return 0
+
+    def get_device_interface(self):
+        return torch.cuda
+
+    def get_active_torch_device(self):
+        return torch.device("cuda:0")
+
+
+@contextlib.contextmanager
+def compiling_for(capability):
+    """Compile for this capability inside the block."""
+    driver.set_active(_Driver(capability))
+    try:
+        yield
+    finally:
+        driver.set_active(None)  # found again when it is needed
+
+
+def resources(compiled):
+    """Registers per thread, bytes of spilled registers, bytes of shared memory, tensor-core instructions."""
+    ptx = compiled.asm["ptx"]
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [PTXAS, "--verbose", f"--gpu-name={target}", file.name, "--output-file=/dev/null"]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", report)[1]),
+        "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", report))),
+        "shared": compiled.metadata.shared,
+        "tensor_cores": len(re.findall(TENSOR_CORES, ptx)),
+    }
