@@ -77,7 +77,7 @@ class TrainSettings:
     attention: AttentionBackend = "auto"
     """Implementation of attention; the result is the same. auto: txl's own; reference: written out as in the paper;
     sdpa: PyTorch's fused attention with the position score as its mask; flex: FlexAttention, on CUDA and without
-    attention dropout; triton: kernels for CUDA that never write probabilities."""
+    attention dropout; triton: kernels for CUDA that never write probabilities, also of the softmax."""
     compile: bool = False
     """Compile each layer with torch.compile, which fuses many small operations; takes some seconds at the start. Useful
     on CUDA, where every kernel launch takes time; no gain on a CPU."""

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 pytest.importorskip("triton", reason="Triton compiles the kernels; it is not among the test packages")
 
 from tests.core.kernels.triton_compiler import compiling_for, resources
-from txlcli.core.kernels import attention_triton, triton_launch
+from txlcli.core.kernels import attention_triton, normalizer_triton, triton_launch
 
 B, H, L, K = 2, 4, 64, 128
 SHARED_BYTES = {80: 166_912, 90: 232_448}
@@ -121,3 +121,17 @@ def test_lengths_need_few_kernels(reports, monkeypatch):
         with compiling_for(90), torch.no_grad():
             attention_triton.attend(**given, position_key=position_key, reach=key_len, scale=0.3)
     assert len(compiled) <= 8
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_of_the_softmax_spill_no_registers(capability, dtype, monkeypatch):
+    collected = {}
+    for name in ("accumulate", "gradient"):
+        kernel = getattr(normalizer_triton.kernels, f"{name}_kernel")
+        monkeypatch.setattr(normalizer_triton.kernels, f"{name}_kernel", Compiler(name, kernel, collected))
+    logits, chosen, rows = draw(64, 4096).to(dtype), torch.arange(64), normalizer_triton.TritonRows()
+    with compiling_for(capability):
+        rows.accumulate(logits, chosen, slice(0, 4096), draw(64).float(), draw(64).float())
+        rows.gradient(logits, chosen, slice(0, 4096), *(draw(64).float() for _ in range(3)))
+    assert {name: needs["spilled"] for name, needs in collected.items()} == {"accumulate": 0, "gradient": 0}

@@ -3,14 +3,17 @@
 Axes: B batch, L segment, K keys, H heads, D head width, n distances scored, m of them with a position key.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
@@ -49,10 +52,23 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **t
         mask = by_key(inputs)
         # The fused kernels want rows, and the first of them, to begin at multiples of 16 bytes.
         mask = F.pad(mask, (0, missing))[..., : inputs.key_len] if missing else mask.contiguous()
-        out = F.scaled_dot_product_attention(
-            inputs.query_content, inputs.key, inputs.value, attn_mask=mask, dropout_p=dropout, scale=1.0
-        )
+        with _fused_kernels(query.device):
+            out = F.scaled_dot_product_attention(
+                inputs.query_content, inputs.key, inputs.value, attn_mask=mask, dropout_p=dropout, scale=1.0
+            )
     return out[..., : query.shape[3]]
+
+
+def _fused_kernels(device: torch.device) -> AbstractContextManager[None]:
+    """Choose among PyTorch's fused kernels on CUDA: the same in training and in evaluation.
+
+    cuDNN, which PyTorch prefers on Hopper where the mask needs no gradient, makes a plan for each length of the keys
+    and has had wrong gradients with masks.
+    """
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    kernels: AbstractContextManager[None] = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    return kernels
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:

@@ -1,14 +1,16 @@
 """The log normalizer of a softmax over many ids, computed block by block.
 
 On a CPU the logits of a block are still in the cache when they are summed, and again when their gradient is multiplied;
-on a GPU the blocks bound the memory. Only the logits kept for the backward pass ever take tokens times ids.
+on a GPU the blocks bound the memory. Only the logits kept for the backward pass ever take tokens times ids. What is
+done with the logits of a block has two implementations: PyTorch's operations here, and the kernels of
+`normalizer_triton`.
 
 Axes: T tokens, w width, n ids; in one block t tokens and c ids.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +31,8 @@ class BlockSize:
     """Tokens of a block on a CPU: with more, it would have too few ids for a fast product."""
     id_multiple: int = 128
     """The number of ids is a multiple of this."""
+    kept_bytes: int = 1 << 30
+    """Most bytes of logits that are kept for a backward pass by row kernels on a GPU; more are computed again."""
 
     def limits(self, hidden: Tensor, ids: int) -> tuple[int, int]:
         """Return the largest numbers of tokens and ids of a block, for hidden (T, w) and n ids."""
@@ -70,6 +74,71 @@ class SpareGradient:
         return SpareGradient()
 
 
+class RowOperations(Protocol):
+    """What is computed of the logits of a block, (t, c), row by row."""
+
+    spends_logits: bool
+    """True if `gradient` overwrites the logits."""
+
+    def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
+        """Add the logits to the log normalizers, and note those of chosen ids in the block.
+
+        Args:
+            logits: (t, c).
+            chosen: (t,) ids, not only of this block.
+            ids: of the columns.
+            total: (t,) log normalizers of the blocks before; overwritten.
+            logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
+        """
+
+    def gradient(
+        self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the logits (t, c) in their dtype, and its sums over tokens (c,).
+
+        Args:
+            logits: (t, c).
+            chosen: (t,) ids, not only of this block.
+            ids: of the columns.
+            total: (t,) log normalizers of all ids.
+            grad_total: (t,) gradient of the log normalizers.
+            grad_logit: (t,) gradient of the logits of the chosen ids.
+        """
+
+
+class TorchRows:
+    """`RowOperations` by PyTorch."""
+
+    spends_logits = False
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
+        """Add a block of logits to the log normalizers, and note those of chosen ids."""
+        column, inside = _columns(chosen, ids)
+        logit.copy_(torch.where(inside, logits.gather(1, column[:, None])[:, 0].to(logit.dtype), logit))
+        largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
+        exponentials = torch.sub(logits, largest, out=self._view(logits.shape, total)).exp_()
+        total.copy_(torch.logaddexp(total, exponentials.sum(dim=-1).log_().add_(largest[:, 0])))
+
+    def gradient(
+        self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient of a block of logits, and its sums over tokens."""
+        grad = torch.sub(logits, total[:, None], out=self._view(logits.shape, total))  # (t, c)
+        grad.exp_().mul_(grad_total[:, None])
+        column, inside = _columns(chosen, ids)
+        grad.scatter_add_(1, column[:, None], torch.where(inside, grad_logit, 0.0)[:, None])
+        return grad.to(logits.dtype), grad.sum(dim=0)
+
+    def _view(self, shape: torch.Size, like: Tensor) -> Tensor:
+        """Return memory (t, c) with the values of the block before; the first block is the largest."""
+        if self._buffer is None or self._buffer.numel() < shape.numel():
+            self._buffer = like.new_empty(shape.numel())
+        return self._buffer[: shape.numel()].view(shape)
+
+
 def normalize(
     hidden: Tensor,
     table: Tensor,
@@ -78,7 +147,8 @@ def normalize(
     *,
     spare: SpareGradient,
     recompute: bool = False,
-    size: BlockSize = BlockSize(),
+    rows: RowOperations | None = None,
+    size: BlockSize = DEFAULT_SIZE,
 ) -> tuple[Tensor, Tensor]:
     """Return the logsumexp of all logits and the logit of one id: (T,) each, float32 at least.
 
@@ -91,25 +161,20 @@ def normalize(
         chosen: (T,) ids whose logits are returned.
         spare: memory for the gradient of the table.
         recompute: compute the logits again in the backward pass instead of keeping them.
+        rows: computes what is computed of a block of logits; PyTorch by default.
         size: of the blocks.
     """
+    rows = rows or TorchRows()
+    if rows.spends_logits:
+        itemsize = _product_dtype(hidden, table).itemsize
+        recompute = recompute or len(hidden) * len(table) * itemsize > size.kept_bytes
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias)):
-        total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(hidden, table, bias, chosen, spare, recompute, size)
+        total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(
+            hidden, table, bias, chosen, spare, recompute, rows, size
+        )
         return total_and_logit
-    total, logit, _ = _normalize(hidden, table, bias, chosen, keep=False, size=size)
+    total, logit, _ = _normalize(hidden, table, bias, chosen, keep=False, rows=rows, size=size)
     return total, logit
-
-
-class _BlockBuffer:
-    """Memory for one block at a time."""
-
-    def __init__(self, hidden: Tensor, ids: int, dtype: torch.dtype, size: BlockSize) -> None:
-        height, width = size.limits(hidden, ids)
-        self._tensor = torch.empty(height * width, dtype=dtype, device=hidden.device)
-
-    def view(self, shape: torch.Size) -> Tensor:
-        """Return the buffer as (t, c), with the values of the block before."""
-        return self._tensor[: shape.numel()].view(shape)
 
 
 def _product_dtype(hidden: Tensor, table: Tensor) -> torch.dtype:
@@ -118,24 +183,19 @@ def _product_dtype(hidden: Tensor, table: Tensor) -> torch.dtype:
 
 
 def _normalize(
-    hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor, *, keep: bool, size: BlockSize
+    hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor, *, keep: bool, rows: RowOperations, size: BlockSize
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block."""
     dtype = _product_dtype(hidden, table)
     exact = torch.promote_types(dtype, torch.float32)
     total = torch.full((len(hidden),), -torch.inf, dtype=exact, device=hidden.device)
     logit = torch.zeros_like(total)
-    buffer = _BlockBuffer(hidden, len(table), exact, size)
     saved_logits: list[Tensor] = []
-    for rows, ids in size.blocks(hidden, len(table)):
-        logits = linear(hidden[rows].to(dtype), table[ids].to(dtype), bias[ids].to(dtype))
+    for tokens, ids in size.blocks(hidden, len(table)):
+        logits = linear(hidden[tokens].to(dtype), table[ids].to(dtype), bias[ids].to(dtype))
         if keep:
             saved_logits.append(logits)
-        column, inside = _columns(chosen[rows], ids)
-        logit[rows] = torch.where(inside, logits.gather(1, column[:, None])[:, 0].to(exact), logit[rows])
-        largest = logits.amax(dim=-1, keepdim=True).to(exact)
-        exponentials = torch.sub(logits, largest, out=buffer.view(logits.shape)).exp_()
-        total[rows] = torch.logaddexp(total[rows], exponentials.sum(dim=-1).log_().add_(largest[:, 0]))
+        rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
         del logits  # free them before the next block allocates its own
     return total, logit, saved_logits
 
@@ -158,10 +218,12 @@ class _Normalizer(torch.autograd.Function):
         chosen: Tensor,
         spare: SpareGradient,
         recompute: bool,
+        rows: RowOperations,
         size: BlockSize,
     ) -> tuple[Tensor, Tensor]:
-        total, logit, saved_logits = _normalize(hidden, table, bias, chosen, keep=not recompute, size=size)
-        ctx.dtype, ctx.spare, ctx.size = _product_dtype(hidden, table), spare, size
+        total, logit, saved_logits = _normalize(hidden, table, bias, chosen, keep=not recompute, rows=rows, size=size)
+        ctx.dtype, ctx.spare, ctx.rows, ctx.size = _product_dtype(hidden, table), spare, rows, size
+        ctx.spent = False
         ctx.save_for_backward(hidden, table, bias, chosen, total, *saved_logits)
         return total, logit
 
@@ -169,23 +231,23 @@ class _Normalizer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad_logit: Tensor) -> tuple[Tensor | None, ...]:
         hidden, table, bias, chosen, total, *saved_logits = ctx.saved_tensors
+        if ctx.spent and ctx.rows.spends_logits and saved_logits:
+            raise RuntimeError("the first backward pass has overwritten the logits")
+        ctx.spent = True
         grad_hidden = torch.zeros(hidden.shape, dtype=total.dtype, device=hidden.device)
         grad_table, grad_bias = ctx.spare.acquire(table), torch.zeros_like(bias)
         if not len(hidden):
             grad_table.zero_()
-        buffer = _BlockBuffer(hidden, len(table), total.dtype, ctx.size)
-        for number, (rows, ids) in enumerate(ctx.size.blocks(hidden, len(table))):
-            read, weight = hidden[rows].to(ctx.dtype), table[ids].to(ctx.dtype)
+        for number, (tokens, ids) in enumerate(ctx.size.blocks(hidden, len(table))):
+            read, weight = hidden[tokens].to(ctx.dtype), table[ids].to(ctx.dtype)
             logits = saved_logits[number] if saved_logits else linear(read, weight, bias[ids].to(ctx.dtype))
-            grad = torch.sub(logits, total[rows, None], out=buffer.view(logits.shape))  # (t, c)
-            grad.exp_().mul_(grad_total[rows, None])
-            column, inside = _columns(chosen[rows], ids)
-            grad.scatter_add_(1, column[:, None], torch.where(inside, grad_logit[rows], 0.0)[:, None])
-            grad_bias[ids] += grad.sum(dim=0)
-            cast = grad.to(ctx.dtype)
-            grad_hidden[rows] += linear(cast, weight.mT)
-            _add_product(grad_table[ids], cast.mT, read, first=rows.start == 0)
-        return grad_hidden.to(hidden.dtype), grad_table, grad_bias, None, None, None, None
+            grad, sums = ctx.rows.gradient(
+                logits, chosen[tokens], ids, total[tokens], grad_total[tokens], grad_logit[tokens]
+            )  # (t, c), (c,)
+            grad_bias[ids] += sums
+            grad_hidden[tokens] += linear(grad, weight.mT)
+            _add_product(grad_table[ids], grad.mT, read, first=tokens.start == 0)
+        return grad_hidden.to(hidden.dtype), grad_table, grad_bias, None, None, None, None, None
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

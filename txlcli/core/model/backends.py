@@ -7,6 +7,7 @@ from txlcli.config.settings import AttentionBackend
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.attention_torch import flex, sdpa
 from txlcli.core.kernels.linear import Linear, Packed, should_pack
+from txlcli.core.kernels.normalizer import RowOperations
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention as definition
 from txlcli.core.model.attention import Attend, Attention, Product
@@ -27,6 +28,15 @@ def choose(name: AttentionBackend, workspace: Workspace, *, recompute: bool) -> 
         return _triton(), _call_module
     attend: dict[str, Attend] = {"auto": TiledAttention(workspace, recompute=recompute), "sdpa": sdpa, "flex": flex}
     return attend[name], _call_module
+
+
+def row_operations(name: AttentionBackend) -> RowOperations | None:
+    """Return what computes the rows of the softmax with a backend; None: PyTorch's operations."""
+    if name != "triton":
+        return None
+    from txlcli.core.kernels.normalizer_triton import TritonRows  # noqa: PLC0415 - see `_triton`
+
+    return TritonRows()
 
 
 def _triton() -> Attend:

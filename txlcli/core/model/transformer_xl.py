@@ -299,6 +299,7 @@ class TransformerXL(LanguageModel):
         attend, product = backends.choose(name, self.workspace, recompute=self._recompute)
         for layer in self.layers:
             layer.attention.attend, layer.attention.product = attend, product
+        self.softmax.rows = backends.row_operations(name)
 
     def compile_layers(self) -> None:
         """Compile each layer with torch.compile: norms, residuals, dropout and activations in few kernels.

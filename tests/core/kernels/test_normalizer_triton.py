@@ -1,0 +1,120 @@
+"""Triton's row kernels of the softmax equal all logits at once in float64, in Triton's interpreter.
+
+Run with TRITON_INTERPRET=1, which Triton reads when it is imported.
+"""
+
+import os
+
+import pytest
+import torch
+
+from tests.core.builders import draw_tokens, small_model
+from txlcli.core.kernels.normalizer import BlockSize, SpareGradient, normalize
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("Triton interprets its kernels with TRITON_INTERPRET=1 only", allow_module_level=True)
+pytest.importorskip("triton", reason="Triton's interpreter runs the kernels")
+
+from txlcli.core.kernels.normalizer_triton import TritonRows
+
+W = 8
+
+
+def random_inputs(tokens, ids, *, scale=1.0):
+    """Hidden states, table and bias in float64, each with a gradient, and one id per token."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((tokens, W), (ids, W), (ids,))
+    tensors = [(torch.randn(*shape, generator=generator).double() * scale).requires_grad_() for shape in shapes]
+    chosen = torch.randint(ids, (tokens,), generator=generator)
+    chosen[:2] = torch.tensor([0, ids - 1])[: len(chosen)]
+    return tensors, chosen
+
+
+def blocks(tokens, ids):
+    return BlockSize(cpu_tokens=tokens, cpu_bytes=4 * tokens * ids, id_multiple=1)
+
+
+def with_gradients(tensors, results):
+    """Normalizers and logits, and the gradients of a weighted sum of both."""
+    total, logit = results
+    weights = torch.linspace(-1, 2, len(total), dtype=total.dtype)
+    grads = torch.autograd.grad((total * weights + logit * weights.flip(0)).sum(), tensors)
+    return [total, logit, *grads]
+
+
+def largest_difference(given, expected):
+    return max((one.double() - other).abs().max().item() for one, other in zip(given, expected, strict=True))
+
+
+@pytest.mark.parametrize(("tokens", "ids"), [(1, 1), (3, 23), (70, 5000), (130, 1024)])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("size", [None, (70, 700), (33, 5000)])
+def test_normalizers_logits_and_gradients_equal_all_logits_in_float64(tokens, ids, recompute, size):
+    tensors, chosen = random_inputs(tokens, ids)
+    logits = tensors[0] @ tensors[1].mT + tensors[2]
+    expected = with_gradients(tensors, (logits.logsumexp(-1), logits[torch.arange(tokens), chosen]))
+    cast = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    options = {} if size is None else {"size": blocks(*size)}
+    results = normalize(*cast, chosen, spare=SpareGradient(), recompute=recompute, rows=TritonRows(), **options)
+    assert results[0].dtype == torch.float32
+    given = with_gradients(cast, results)
+    assert largest_difference(given[:2], expected[:2]) < 1e-5
+    assert largest_difference(given[2:], expected[2:]) < 1e-4  # sums over up to 130 tokens
+
+
+def test_logits_beyond_the_range_of_exp_are_handled():
+    tensors, chosen = random_inputs(5, 300, scale=60.0)
+    cast = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    total, logit = normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows(), size=blocks(2, 100))
+    (total - logit).sum().backward()
+    expected = (tensors[0] @ tensors[1].mT + tensors[2]).logsumexp(-1)
+    assert ((total - expected) / expected).abs().max() < 1e-5
+    assert all(tensor.grad.isfinite().all() for tensor in cast)
+
+
+def test_a_nan_is_not_lost():
+    (hidden, table, bias), chosen = random_inputs(4, 300)
+    cast = [tensor.detach().float() for tensor in (hidden, table, bias)]
+    cast[1][299, 0] = torch.nan
+    total, _ = normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows(), size=blocks(4, 100))
+    assert total.isnan().all()
+
+
+def test_many_logits_are_computed_again_instead_of_kept():
+    tensors, chosen = random_inputs(6, 50)
+    cast = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    saved = []
+
+    def save(tensor):
+        saved.append(tuple(tensor.shape))
+        return tensor
+
+    for kept_bytes, count in ((6 * 50 * 4, 1), (6 * 50 * 4 - 1, 0)):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows(), size=BlockSize(kept_bytes=kept_bytes))
+        assert saved.count((6, 50)) == count
+
+
+def test_a_second_backward_pass_through_the_same_logits_is_refused():
+    tensors, chosen = random_inputs(6, 50)
+    cast = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    total = normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows())[0].sum()
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="the first backward pass has overwritten the logits"):
+        total.backward()
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (7, 12), "div_val": 2}], ids=["softmax", "adaptive softmax"])
+def test_losses_of_a_model_and_their_gradients_equal_the_default(changes):
+    outputs = []
+    for backend in ("auto", "triton"):
+        model = small_model(dtype=torch.float32, **changes).train()
+        model.set_attention_backend(backend)
+        tokens = draw_tokens(3, 6)
+        hidden, _ = model(tokens[:, :-1], model.first_memory(3, 7), mem_len=7)
+        losses = model.losses(hidden, tokens[:, 1:])
+        losses.sum().backward()
+        outputs.append([losses, *(one.grad for one in model.parameters() if one.grad is not None)])
+    for one, other in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
