@@ -113,18 +113,22 @@ def test_output_and_gradients_equal_the_definition(implementation, terms, sizes)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("with_distance_bias", [False, True])
-def test_distances_without_a_position_key_score_as_the_farthest_with_one(implementation, with_distance_bias):
-    names = (*RELATIVE, "distance_bias") if with_distance_bias else RELATIVE
-    tensors = {name: tensor.detach() for name, tensor in arguments(names, seg_len=L, key_len=K, reach=11).items()}
-    few = tensors["position_key"][:, -(L + 2) :].clone()
-    few[:, :L] = few[:, :1]  # a kernel may read any of the first L rows for a distance beyond m
-    every = torch.cat([few[:, :1].expand(-1, 11 - few.shape[1], -1), few], dim=1)
-    options = {"reach": 11, "scale": 0.3}
-    expected = attention.attend(**tensors | {"position_key": every}, **options)
+@pytest.mark.parametrize("names", [SHAW, RELATIVE, (*RELATIVE, "distance_bias")])
+@pytest.mark.parametrize("position_keys", [1, L - 1, L + 2, 10])
+def test_distances_without_a_position_key_score_as_the_farthest_with_one(implementation, names, position_keys):
+    reach, options = 11, {"reach": 11, "scale": 0.3}
+    tensors = arguments(names, seg_len=L, key_len=K, reach=reach)
+    tensors["position_key"] = draw(H, position_keys, D, seed=8).requires_grad_()
+
+    def with_every_key(position_key, **others):
+        farther = position_key[:, :1].expand(-1, reach - position_keys, -1)
+        return attention.attend(position_key=torch.cat([farther, position_key], dim=1), **others, **options)
+
+    expected = with_gradients(with_every_key, tensors)
     for function in (attention.attend, IMPLEMENTATIONS[implementation]):
-        given = function(**tensors | {"position_key": few}, **options)
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+        assert_equal(with_gradients(function, tensors, **options), expected)
+        with torch.no_grad():
+            torch.testing.assert_close(function(**tensors, **options), expected["output"], rtol=0, atol=1e-10)
 
 
 @pytest.fixture

@@ -202,8 +202,8 @@ def test_equal_position_keys_need_not_be_repeated(dtype, tiling, reach, max_dist
     *inputs, position_key = (tensor.detach().to(dtype) for tensor in draw_inputs(reach=reach))
     position_key[:, : max(0, reach - max_distance)] = position_key[:, max(0, reach - 1 - max_distance), None]
     terms = ScoreTerms(reach, position_key)
-    few = terms.without_repetition(max_distance, L)
-    assert few.position_key.shape[1] == min(reach, max_distance + L)
+    few = terms.without_repetition(max_distance)
+    assert few.position_key.shape[1] == min(reach, max_distance + 1)
     assert torch.equal(few.every_position_key(), position_key)
     workspace = workspace_of(tiling)
     for count in (reach, reach - 1, 4, 1):

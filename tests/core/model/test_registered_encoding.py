@@ -6,7 +6,8 @@ import torch
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import SlopesEncoding, registered_encoding, registered_slopes
 from txlcli.config.encodings import EncodingTraits
-from txlcli.core.model.encodings import ENCODINGS, register_encoding
+from txlcli.core.model.attention import ScoreTerms, split_heads
+from txlcli.core.model.encodings import ENCODINGS, Encoding, register_encoding
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.loop import new_model
 
@@ -144,3 +145,72 @@ def test_the_initialization_of_an_encoding_leaves_all_other_parameters_alone(ram
     others = [name for name in slopes if not name.startswith("encoding.")]
     assert len(others) == len(slopes) - 1
     assert all(torch.equal(slopes[name], ramps[name]) for name in others)
+
+
+class NearEncoding(Encoding):
+    """A trained vector for each of the distances 0 to 3; all larger distances share that of 3."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.vectors = torch.nn.Parameter(torch.empty(4, settings.n_heads * settings.d_head))
+
+    def score_terms(self, reach, *, max_distance, like):
+        count = min(4, reach) if max_distance is None else min(4, reach, max_distance + 1)
+        key = split_heads(self.vectors[-count:], self.settings.n_heads)
+        return [ScoreTerms(reach, position_key=key)] * self.settings.n_layers
+
+
+class RepeatingEncoding(NearEncoding):
+    """The same with a row for every distance."""
+
+    def score_terms(self, reach, *, max_distance, like):
+        farthest = 3 if max_distance is None else min(3, max_distance)
+        key = split_heads(self.vectors[3 - _distances(reach).clamp(max=farthest)], self.settings.n_heads)
+        return [ScoreTerms(reach, position_key=key)] * self.settings.n_layers
+
+
+def _distances(reach):
+    return torch.arange(reach - 1, -1, -1)
+
+
+@pytest.fixture
+def near_and_repeating():
+    with registered_encoding("near", NearEncoding), registered_encoding("repeating", RepeatingEncoding):
+        repeating = small_model(std=0.2, position="repeating")
+        near = small_model(std=0.2, position="near")
+        near.load_state_dict(repeating.state_dict())
+        yield near, repeating
+
+
+@pytest.mark.parametrize("max_distance", [None, 2, 9])
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_one_position_key_may_stand_for_all_farther_distances(near_and_repeating, seg_len, max_distance):
+    near, repeating = near_and_repeating
+    tokens = draw_tokens(B, 23)
+    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
+    with torch.no_grad():
+        expected, _ = read_segments(repeating, tokens, lengths, mem_len=M, max_distance=max_distance)
+        given, _ = read_segments(near, tokens, lengths, mem_len=M, max_distance=max_distance)
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+    for replay_steps in (False, True):
+        options = {"mem_len": M, "seg_len": seg_len, "max_distance": max_distance, "replay_steps": replay_steps}
+        decoder = make_decoder(near, batch_size=B, **options)
+        with torch.no_grad():
+            given = torch.cat([near.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "sdpa"])
+def test_a_shared_position_key_learns_from_all_farther_distances(near_and_repeating, backend, recompute):
+    grads = []
+    for model in near_and_repeating:
+        model.recompute(recompute)
+        model.set_attention_backend(backend)
+        tokens = draw_tokens(B, 2 * L)
+        _, memory = model(tokens[:, :L], model.first_memory(B, M), mem_len=M)
+        targets = draw_tokens(B, L, seed=9)
+        loss, *_ = model.objective(tokens[:, L:], targets, memory, mem_len=M, part="full", progress=0.0)
+        grads.append(torch.autograd.grad(loss, model.encoding.vectors)[0])
+    assert grads[1].count_nonzero() == grads[1].numel()
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-10)

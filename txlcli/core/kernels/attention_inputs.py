@@ -31,8 +31,8 @@ class AttentionInputs:
     position_bias: Tensor | None
     """v, scaled, (H, 1, D): gives (d) against `position_key`."""
     position_key: Tensor | None
-    """(H, m, D); row c is distance m - 1 - c; None without relative positions. Without gradient m may be less than n if
-    the first L rows are equal: all farther distances then score as the first row does."""
+    """(H, m, D), m at most n; row c is distance m - 1 - c, and the first row also stands for every larger distance;
+    None without relative positions."""
 
     @classmethod
     def of(
@@ -69,8 +69,7 @@ class AttentionInputs:
         content_bias = None if self.content_bias is None else F.pad(self.content_bias, (0, 1))
         position_bias = query.new_zeros(heads, 1, width) if self.position_bias is None else self.position_bias
         position_key = query.new_zeros(heads, 1, width) if self.position_key is None else self.position_key
-        farther = position_key[:, :1].expand(-1, self.reach - position_key.shape[1], -1)
-        position_key = torch.cat([farther, position_key], dim=1)  # (H, n, D)
+        position_key = repeat_farthest(position_key, self.reach)
         position_key = torch.cat([position_key, distance_bias[..., None]], dim=-1)  # (H, n, D + 1)
         position_bias = F.pad(position_bias, (0, 1), value=1.0)
         return AttentionInputs(self.reach, query, key, value, content_bias, position_bias, position_key)
@@ -113,7 +112,21 @@ class AttentionInputs:
         }
         return dataclasses.replace(self, **padded)  # type: ignore[arg-type]
 
+    def with_position_keys(self, count: int) -> "AttentionInputs":
+        """Repeat the position key of the farthest distances, so that `count` distances have one, or all n."""
+        if self.position_key is None:
+            return self
+        return dataclasses.replace(self, position_key=repeat_farthest(self.position_key, min(count, self.reach)))
+
     @property
     def need_gradient(self) -> bool:
         """True if any of the tensors requires a gradient."""
         return any(tensor is not None and tensor.requires_grad for tensor in self.tensors)
+
+
+def repeat_farthest(position_key: Tensor, count: int) -> Tensor:
+    """Repeat the first of m position keys (H, m, D) so that there are `count` rows, if m is smaller."""
+    missing = count - position_key.shape[1]
+    if missing <= 0:
+        return position_key
+    return torch.cat([position_key[:, :1].expand(-1, missing, -1), position_key], dim=1)

@@ -45,8 +45,12 @@ class TiledAttention:
 @torch.compiler.disable
 def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
     if torch.is_grad_enabled() and inputs.need_gradient:
-        out: Tensor = _Attention.apply(inputs.reach, dropout, recompute, workspace, *inputs.tensors)
+        tensors = inputs.with_position_keys(inputs.reach).tensors
+        out: Tensor = _Attention.apply(inputs.reach, dropout, recompute, workspace, *tensors)
         return out
+    if inputs.position_key is not None:
+        # A DenseScoreBuffer may read any of the first L rows for a distance beyond m.
+        inputs = inputs.with_position_keys(inputs.position_key.shape[1] + inputs.seg_len - 1)
     return _attend(inputs, dropout=dropout, save=False, workspace=workspace)[0]
 
 

@@ -98,7 +98,7 @@ class PaddedScoreBuffer:
 class DenseScoreBuffer:
     """Scores by distance in contiguous rows; `by_key` is arbitrary where the mask hides it.
 
-    If m < n, `by_key` holds the last m keys only.
+    If m < n, `by_key` holds the last m keys only, and the first L of the m position keys must be equal.
 
     Args:
         like: gives dtype and device.

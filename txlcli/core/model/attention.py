@@ -174,15 +174,12 @@ class ScoreTerms:
         """Return the position keys (H, n, D) with one row for each distance."""
         return None if self.position_key is None else _rows_for(self.position_key, self.reach)
 
-    def without_repetition(self, max_distance: int | None, seg_len: int) -> "ScoreTerms":
-        """Drop most of the equal position keys of distances beyond `max_distance`, for segments of up to L tokens.
-
-        L of them stay: some queries of a segment find a key that far away, others find it nearer.
-        """
+    def without_repetition(self, max_distance: int | None) -> "ScoreTerms":
+        """Keep one of the equal position keys of the distances from `max_distance` on."""
         key = self.position_key
         if key is None or max_distance is None:
             return self
-        return dataclasses.replace(self, position_key=key[:, max(0, self.reach - max_distance - seg_len) :])
+        return dataclasses.replace(self, position_key=key[:, max(0, key.shape[1] - max_distance - 1) :])
 
     def arguments(self) -> dict[str, Any]:
         """Return the terms as keyword arguments of `attend`."""

@@ -79,7 +79,7 @@ class Decoder(Reader):
             """The largest number of keys that a query sees."""
             with self._autocast:
                 terms = self.model.score_terms(self.reach, max_distance=max_distance)
-            self._terms = [_contiguous(added.without_repetition(max_distance, seg_len)) for added in terms]
+            self._terms = [_contiguous(added.without_repetition(max_distance)) for added in terms]
         self._period = period or seg_len
         model.encoding.check_positions(self._period)
         self.observed = False
