@@ -57,6 +57,19 @@ def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, s
     torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("position", ["shaw", "rotary", "sinusoid"])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (1, M), (11, 3)])
+def test_zeros_before_the_text_have_the_distances_that_they_have_in_training(position, norm, seg_len, mem_len):
+    options = {"n_positions": 9} if position == "shaw" else {}
+    model = small_model(position=position, norm=norm, memory_start="zeros", d_head=12, **options)
+    for layer in model.layers:  # a pre-norm turns a zero vector into this bias
+        torch.nn.init.normal_(layer.attention_norm.bias)
+    tokens, lengths = draw_tokens(B, T), {"seg_len": seg_len, "mem_len": mem_len}
+    expected = by_the_model(model, tokens, **lengths)
+    torch.testing.assert_close(decode(model, tokens, **lengths), expected, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("max_distance", [1, 4, 100])
 def test_shared_distances_equal_the_model(max_distance):
     model, tokens = small_model(), draw_tokens(B, T)

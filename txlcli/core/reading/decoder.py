@@ -105,11 +105,17 @@ class Decoder(Reader):
         """Forget everything that was read."""
         self._range.start, self._range.end, self._read_before = 0, self._zeros, 0
         if self._zeros:
-            zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
-            for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
-                with self._autocast:
-                    keys, values = layer.attention.project_keys_values(layer.attention_input(zero))
-                buffer.write(keys, values, 0, copies=self._zeros)
+            self._remember_zeros(self._zeros)
+
+    def _remember_zeros(self, count: int) -> None:
+        """Write the keys and values of so many zero vectors before the text into the buffers."""
+        zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
+        rotation = self.model.encoding.rotation(torch.arange(-count, 0, device=self.device))
+        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
+            with self._autocast:
+                keys, values = layer.attention.project_keys_values(layer.attention_input(zero))  # (1, H, 1, D)
+                keys, values = (tensor.expand(-1, -1, count, -1) for tensor in (keys, values))
+                buffer.write(keys if rotation is None else rotation.apply(keys), values, 0)
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:

@@ -60,9 +60,9 @@ class SlidingBuffer(Past):
         seen = slice(self._range.start, self._range.end + keys.shape[2])
         return self.keys[:, :, seen], self.values[:, :, seen]
 
-    def write(self, keys: Tensor, values: Tensor, at: int, *, copies: int = 1) -> None:
-        """Put keys and values (B, H, x, D) into the slots from `at` on; of a single position several copies."""
-        slots, width = slice(at, at + keys.shape[2] * copies), keys.shape[3]
+    def write(self, keys: Tensor, values: Tensor, at: int) -> None:
+        """Put keys and values, (B or 1, H, x, D), into the slots from `at` on."""
+        slots, width = slice(at, at + keys.shape[2]), keys.shape[3]
         self.keys[:, :, slots, :width] = keys
         self.values[:, :, slots, :width] = values
 
