@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from txlcli.config import encodings as traits_by_name
+from txlcli.config import optimizers as traits_by_optimizer
 from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import MODELS, ModelSettings
+from txlcli.config.optimizers import OptimizerTraits
 from txlcli.core.architectures import register_architecture
 from txlcli.core.measures import cost
 from txlcli.core.measures.cost import LayerProducts
@@ -23,6 +25,7 @@ from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, register_encoding
 from txlcli.core.reading import registry as readers
+from txlcli.core.training import optimizer
 
 
 class SlopesEncoding(Encoding):
@@ -151,4 +154,12 @@ def registered_gru():
     """Register GruModel as "gru" inside this block."""
     with _restored(MODELS, models.ARCHITECTURES, readers.READERS, cost.ARCHITECTURES):
         register_architecture("gru", settings=GruSettings, model=GruModel, products=GruProducts)
+        yield
+
+
+@contextlib.contextmanager
+def registered_optimizer(name, entry):
+    """Register an optimizer to which no further settings apply inside this block."""
+    with _restored(traits_by_optimizer.OPTIMIZERS, optimizer.OPTIMIZERS):
+        optimizer.register_optimizer(name, entry, OptimizerTraits())
         yield

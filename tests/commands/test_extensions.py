@@ -1,12 +1,15 @@
 """The commands with an encoding and an architecture that are registered from outside the package."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, reports
-from tests.extensions import registered_gru, registered_slopes
+from tests.extensions import registered_gru, registered_optimizer, registered_slopes
+from txlcli.core.training.optimizer import OptimizerEntry, parameter_group
 
 ATTENTION_KEYS = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
 
@@ -81,6 +84,26 @@ def test_a_registered_architecture_is_counted_trained_resumed_evaluated_and_deco
 def test_muon_refuses_an_architecture_without_matrices_in_its_layers(gru_recipe, dry):
     message = refusal("train", gru_recipe, "--set", 'train.optimizer="muon"', *dry)
     assert message == 'train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"'
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "plain.toml"], ["train", "plain.toml", "--dry-run"], ["speed", "plain.toml"]], ids=" ".join
+)
+def test_a_registered_optimizer_that_refuses_a_parameter_ends_a_command_before_its_work(untouched, words):
+    done("prepare", "novel", "--name", "novel")
+    Path("plain.toml").write_text(RECIPE)
+
+    def make(model, settings):
+        return torch.optim.Muon([parameter_group("all", model.parameters())], lr=settings.lr)
+
+    with registered_optimizer("vectorless", OptimizerEntry(make, lambda *_: 1)):
+        message = refusal(*words, "--set", "train.optimizer=vectorless")
+    assert re.fullmatch(
+        r'train.optimizer = "vectorless" cannot train this model: Muon only supports 2D parameters .*; '
+        'use another, such as "adamw"',
+        message,
+    )
     assert not Path("runs").exists()
 
 

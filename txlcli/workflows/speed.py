@@ -22,6 +22,7 @@ from txlcli.core.measures.timing import (
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.scoring import keys_seen
 from txlcli.core.training.loop import new_model
+from txlcli.core.training.optimizer import check_optimizer
 from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_folder
@@ -141,6 +142,7 @@ class Bench:
         self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
         self.device, self._reporter = model.device, reporter
         self._train = self._training_settings()  # may raise, so before anything is timed
+        check_optimizer(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision)
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Optimizers against their update rules and against PyTorch's, from parameter groups to resumed runs."""
 
-import contextlib
 import math
 
 import pytest
@@ -9,6 +8,7 @@ from torch import nn
 
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.training.test_loop import new_training, run, weights
+from tests.extensions import registered_optimizer
 from txlcli.config import optimizers as config_optimizers
 from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
@@ -26,7 +26,7 @@ from txlcli.core.training.optimizer import (
 )
 from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.step import OptimizerStep
-from txlcli.errors import RecipeError
+from txlcli.errors import RecipeError, TrainingError
 
 CPU = torch.device("cpu")
 MODELS = {
@@ -265,20 +265,10 @@ def make_sign_descent(model, settings):
     )
 
 
-@contextlib.contextmanager
-def registered(name, entry):
-    """Register an optimizer inside this block."""
-    register_optimizer(name, entry, OptimizerTraits())
-    try:
-        yield
-    finally:
-        del OPTIMIZERS[name], config_optimizers.OPTIMIZERS[name]
-
-
 @pytest.fixture
 def sign_descent():
     """An optimizer that another package registers."""
-    with registered("sign", OptimizerEntry(make_sign_descent, lambda *_: 1)):
+    with registered_optimizer("sign", OptimizerEntry(make_sign_descent, lambda *_: 1)):
         yield {"optimizer": "sign", "lr": 0.001, "schedule": "cosine", "warmup_steps": 2, "clip": None}
 
 
@@ -308,10 +298,43 @@ def test_the_rate_of_a_group_is_its_factor_of_the_scheduled_rate(tmp_path, sign_
         before = after
 
 
-def test_an_optimizer_that_leaves_out_a_parameter_is_refused():
-    entry = OptimizerEntry(lambda model, _: SignDescent([parameter_group("weight", [model.weight])]), lambda *_: 1)
-    with registered("incomplete", entry), pytest.raises(ValueError, match='"incomplete" has no group for bias'):
-        make_optimizer(nn.Linear(2, 3), train_settings(optimizer="incomplete"))
+FAULTY = {
+    "it has no group for weight and 1 more": lambda _: SignDescent([parameter_group("none", [torch.zeros(1)])]),
+    "it has no group for bias": lambda model: SignDescent([parameter_group("weight", [model.weight])]),
+    "a group of it has no lr_factor, which parameter_group sets": lambda model: SignDescent(model.parameters()),
+    "Muon only supports 2D parameters whereas we found a parameter with size: torch.Size([3])": lambda model: (
+        torch.optim.Muon([parameter_group("all", model.parameters())])
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", FAULTY)
+def test_an_optimizer_that_cannot_take_a_parameter_is_refused(reason):
+    entry = OptimizerEntry(lambda model, _: FAULTY[reason](model), lambda *_: 1)
+    with registered_optimizer("faulty", entry), pytest.raises(RecipeError) as refused:
+        make_optimizer(nn.Linear(2, 3), train_settings(optimizer="faulty"))
+    assert str(refused.value) == (
+        f'train.optimizer = "faulty" cannot train this model: {reason}; use another, such as "adamw"'
+    )
+
+
+def test_state_that_a_checkpoint_cannot_hold_is_refused():
+    class Counting(SignDescent):
+        def step(self, closure=None):
+            super().step()
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["count"] = 1
+
+    module = nn.Linear(2, 3)
+    optimizer = Counting([parameter_group("all", module.parameters())])
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(TrainingError) as refused:
+        optimizer_tensors(module, optimizer)
+    assert str(refused.value) == (
+        'the optimizer keeps "count" of weight as int, and a checkpoint holds tensors only; make it a tensor, such as '
+        "torch.tensor(1)"
+    )
 
 
 def test_a_name_can_be_registered_once(sign_descent):

@@ -24,7 +24,7 @@ from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import World
-from txlcli.errors import RunError
+from txlcli.errors import RunError, TrainingError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import FORMAT, digest, read_header, write_header
 from txlcli.system.input_files import check_regular
@@ -145,13 +145,22 @@ def _damaged(path: Path, reason: str) -> RunError:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on."""
-    return {
-        f"{name}.{key}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
+    """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on.
+
+    Raises:
+        TrainingError: an optimizer of another package keeps something else, so that a resumed run would differ.
+    """
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}.{key}"] = value
+            elif value is not None:
+                raise TrainingError(
+                    f'the optimizer keeps "{key}" of {name} as {type(value).__name__}, and a checkpoint holds tensors '
+                    f"only; make it a tensor, such as torch.tensor({value!r})"
+                )
+    return tensors
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -30,7 +30,8 @@ class OptimizerEntry:
     """An optimizer that train.optimizer can name."""
 
     make: Callable[[nn.Module, TrainSettings], Optimizer]
-    """Make the optimizer of a model. Its groups hold all parameters and have the keys "name" and "lr_factor"."""
+    """Make the optimizer of a model: its groups come from `parameter_group` and hold all parameters, its step needs no
+    closure, and its state is tensors. A ValueError says that it cannot train the model."""
     state_tensors: Callable[[str, torch.Size, TrainSettings], int]
     """Return the number of tensors of a parameter's shape that the optimizer keeps, given the parameter's name and
     shape. Forecasts of memory use it."""
@@ -45,22 +46,35 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Make the optimizer that train.optimizer names.
 
     Raises:
-        RecipeError: the optimizer cannot train this model.
-        ValueError: a registered factory leaves out a parameter.
+        RecipeError: the optimizer cannot train this model, or a registered factory leaves out a parameter.
     """
-    optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
+    try:
+        optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
+        _check_groups(optimizer, model)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError(
+            f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason}; use another, such as "adamw"'
+        ) from error
+    return optimizer
+
+
+def _check_groups(optimizer: Optimizer, model: nn.Module) -> None:
+    """Refuse groups that lack a parameter or their factor of the learning rate, with a ValueError."""
+    if not all("lr_factor" in group for group in optimizer.param_groups):
+        raise ValueError("a group of it has no lr_factor, which parameter_group sets")
     grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for name, parameter in model.named_parameters() if id(parameter) not in grouped]
     if missing:
-        raise ValueError(f'optimizer "{settings.optimizer}" has no group for {", ".join(missing)}')
-    return optimizer
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"it has no group for {missing[0]}{more}")
 
 
 def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
     """Refuse what `make_optimizer` refuses, without allocating the model.
 
     Raises:
-        RecipeError, ValueError: see `make_optimizer`.
+        RecipeError: see `make_optimizer`.
     """
     with tensors_without_data():
         make_optimizer(make_model(model, vocab_size), settings)
