@@ -72,6 +72,18 @@ def test_a_finished_run_is_used_again(untouched, monkeypatch):
     assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
 
 
+def test_an_interrupted_run_is_resumed(untouched, monkeypatch):
+    small_library(untouched, monkeypatch)
+    small_recipe(untouched)
+    done("prepare", "stdlib")
+    done("train", "stdlib", "--max-steps", 3)
+    result = done("quickstart")
+    assert "$ txl train --resume runs/stdlib\n" in result.stderr
+    assert "resuming runs/stdlib at step 3 of 7" in result.stderr
+    assert "runs/stdlib on stdlib test" in result.stdout
+    assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
+
+
 def test_other_folders_and_a_prepared_store_are_used(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     where = ["--data-dir", "d", "--runs-dir", "r"]

@@ -34,7 +34,7 @@ def quickstart(
     """Run all main steps on Python's own source files.
 
     Prepares them, trains a small model for about two minutes, evaluates it, measures its speed and generates text. A
-    finished run of the same settings is used again.
+    run of the same settings is used again if it is finished, and resumed if it was interrupted.
 
     Example: txl quickstart
     """
@@ -58,11 +58,7 @@ def quickstart(
     if not workspace.store_path(CORPUS).exists():
         announce("prepare", CORPUS, data_dir=data_dir)
         store_table.show_store(prepare(CORPUS, data_dir, reporter=reporter))
-    settings, store = recipe.load(CORPUS), workspace.open_store(CORPUS)
-    finished = history.finished_run(settings, store.digest("train"), runs_dir)
-    run = str(finished.folder) if finished else _train(max_minutes, workspace, announce)
-    if finished:
-        console.say(f"using {run}, which is finished; txl train {CORPUS} --force trains it again")
+    run = _train(max_minutes, workspace, announce)
     announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
     evaluation = evaluate(run, EvalOptions(mem_len=MEM_LENS), workspace)
     evaluation.record()
@@ -91,13 +87,29 @@ def quickstart(
 
 
 def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable[..., None]) -> str:
-    """Train the recipe, show the result, and return the folder of the run."""
+    """Train the recipe unless that is done, show the result, and return the folder of the run.
+
+    An interrupted training of the same settings and text is resumed.
+    """
     from txlcli.views import training
-    from txlcli.workflows.training import start
+    from txlcli.workflows.training import resume, start
     from txlcli.workflows.training.execution import Limits
 
+    settings, digest = recipe.load(CORPUS), workspace.open_store(CORPUS).digest("train")
+    finished = history.finished_run(settings, digest, workspace.runs_dir)
+    if finished is not None:
+        console.say(f"using {finished.folder}, which is finished; txl train {CORPUS} --force trains it again")
+        return str(finished.folder)
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
-    announce("train", CORPUS, *limit, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
-    trained = start.train(CORPUS, [], workspace, limits=Limits(max_minutes=max_minutes, caller_continues=True))
+    limits = Limits(max_minutes=max_minutes, caller_continues=True)
+    folders = {"data_dir": workspace.data_dir, "runs_dir": workspace.runs_dir}
+    interrupted = next(history.same_runs(settings, digest, workspace.runs_dir), None)
+    if interrupted is not None:
+        folder = str(interrupted[0].folder)
+        announce("train", "--resume", folder, *limit, data_dir=workspace.data_dir)
+        trained = resume.resume(folder, [], workspace, limits=limits)
+    else:
+        announce("train", CORPUS, *limit, **folders)
+        trained = start.train(CORPUS, [], workspace, limits=limits)
     training.show_result(trained)
     return str(trained.run.folder)
