@@ -361,6 +361,7 @@ def test_settings_of_a_resumed_run_that_may_change_are_stored(here):
         (["--set", "train.seg_len=3"], "train.seg_len"),
         (["--set", "train.mem_len=3"], "train.mem_len"),
         (["--set", "train.batch_size=2"], "train.batch_size"),
+        (["--set", "train.roll_lanes=true"], "train.roll_lanes"),
         (["--set", "train.optimizer=sgd"], "train.optimizer"),
         (["--set", "train.average=exponential"], "train.average"),
         (["--set", "train.seed=3"], "train.seed"),

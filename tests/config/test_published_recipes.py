@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.config.test_baseline_recipes import BASELINES
+from tests.config.test_nvidia_recipes import NVIDIA
 from tests.config.test_recurrent_recipes import RECURRENT, SMALL
 from txlcli import corpora
 from txlcli.config import recipe
@@ -132,7 +133,15 @@ def count_by_formula(name):
 
 
 def test_every_packaged_recipe_except_stdlib_is_in_these_tables():
-    names = set(recipe.packaged_names()) - {"stdlib", "ptb-small", "vanilla-stdlib", *BASELINES, *RECURRENT, *SMALL}
+    names = set(recipe.packaged_names()) - {
+        "stdlib",
+        "ptb-small",
+        "vanilla-stdlib",
+        *BASELINES,
+        *NVIDIA,
+        *RECURRENT,
+        *SMALL,
+    }
     for table in (PUBLISHED, TRAINING, EVALUATION, TABLE_OF_THE_PAPER):
         assert set(table) == names
 

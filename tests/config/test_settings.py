@@ -156,7 +156,7 @@ OUT_OF_RANGE = [
     (
         "train",
         {"optimizer": "adma"},
-        "optimizer must be one of adam, adamw, muon, sgd, not 'adma'; did you mean \"adam\"?",
+        "optimizer must be one of adam, adamw, lamb, muon, sgd, not 'adma'; did you mean \"adam\"?",
     ),
     (
         "train",
@@ -322,6 +322,13 @@ def test_word_dropout_needs_segments_of_two_tokens_or_more():
     with pytest.raises(RecipeError) as caught:
         Settings(build("corpus"), build("model", word_dropout=0.1), train, build("eval"))
     assert str(caught.value) == "[model] word_dropout must be 0 with train.seg_len = 1, not 0.1"
+
+
+def test_rolled_lanes_are_refused_with_shuffled_sentences():
+    train = build("train", roll_lanes=True)
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus", shuffle_sentences=True), build("model"), train, build("eval"))
+    assert str(caught.value) == "[train] roll_lanes must be false with corpus.shuffle_sentences, not True"
 
 
 def test_flex_attention_refuses_attention_dropout():

@@ -14,6 +14,7 @@ class OptimizerTraits:
 OPTIMIZERS: dict[str, OptimizerTraits] = {
     "adam": OptimizerTraits(settings=frozenset({"weight_decay"})),
     "adamw": OptimizerTraits(settings=frozenset({"weight_decay"})),
+    "lamb": OptimizerTraits(settings=frozenset({"weight_decay"})),
     "muon": OptimizerTraits(settings=frozenset({"momentum", "weight_decay"})),
     "sgd": OptimizerTraits(settings=frozenset({"momentum", "weight_decay"})),
 }

@@ -66,6 +66,9 @@ class TrainSettings:
     """Batch size B: number of contiguous slices ("lanes") of the training text that are read side by side."""
     max_steps: PositiveInt
     """Optimizer steps of the whole run; the learning-rate schedule ends here."""
+    roll_lanes: bool = False
+    """Begin each epoch at a random token of every lane and continue from the lane's end at its start, so that segments
+    begin at other tokens in every epoch (NVIDIA's roll)."""
     loss_part: LossPart = "full"
     """Positions of a segment whose losses count in training: all, or the recent half (Table 6); validation counts
     all."""
@@ -86,14 +89,14 @@ class TrainSettings:
     kernels takes longer than running them. One process only; not with adaptive softmax, auxiliary losses or flex."""
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """adam or adamw (betas 0.9, 0.999); sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
-    and adamw for all other parameters."""
+    and adamw for all other parameters; lamb: LAMB for large batches, as in NVIDIA's recipes."""
     lr: PositiveFloat = 2.5e-4
     """Peak learning rate of all parameters. Muon scales its updates to the size of AdamW's, so both use this rate."""
     momentum: NotNegativeFloat = 0.0
     """optimizer = "sgd": momentum. optimizer = "muon": Nesterov momentum, 0.95 where it is left at 0."""
     weight_decay: NotNegativeFloat = 0.0
     """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
-    this at each step."""
+    this at each step, and lamb adds it to the update before scaling it."""
     schedule: Literal["cosine", "inverse_sqrt", "constant", "plateau"] = "cosine"
     """Learning rate after warm-up: cosine over all steps; falling with 1/sqrt(step); constant; or reduced when the
     validation loss stops falling."""
@@ -260,6 +263,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check requirements between sections."""
+        alone = not (self.train.roll_lanes and self.corpus.shuffle_sentences)
+        require(alone, "train", "roll_lanes", self.train.roll_lanes, "false with corpus.shuffle_sentences")
         dropped = self.model.word_dropout  # the first position of a segment is kept
         require(self.train.seg_len > 1 or not dropped, "model", "word_dropout", dropped, "0 with train.seg_len = 1")
         if self.model.recurrent_state:

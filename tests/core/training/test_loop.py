@@ -64,7 +64,12 @@ def new_training(
         settings_of_model = model_settings(dropout=dropout, attention_dropout=dropout, **(shape or {}))
         model = new_model(settings_of_model, V, seed=settings.seed, device=CPU)
     segments = TrainingSegments(
-        ids, batch_size=settings.batch_size, seg_len=L, sentence_starts=starts, seed=settings.seed
+        ids,
+        batch_size=settings.batch_size,
+        seg_len=L,
+        sentence_starts=starts,
+        seed=settings.seed,
+        roll=settings.roll_lanes,
     )
     split = ValidSplit(*scored_stream(draw_split(31, seed=6), None)) if valid else None
     return cls(model, settings, segments, split, folder, {"recipe": "tiny"}, world)

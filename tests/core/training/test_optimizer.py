@@ -185,6 +185,64 @@ def test_weight_decay_of_adamw_is_decoupled():
     assert updates([0.25], optimizer="adamw", weight_decay=0.5) == pytest.approx([-0.2])
 
 
+def test_the_first_step_of_lamb_by_hand():
+    # m = 0.1 x 0.5 and v = 0.001 x 0.25: an update of 0.05 / sqrt(0.00025), scaled to the weight's norm 1.
+    assert updates([0.5], optimizer="lamb") == pytest.approx([0.2], rel=1e-5)
+    # The gradient of 0 gives an update of 0; weight decay alone gives 0.5, scaled to the weight's norm.
+    assert updates([0, 0], optimizer="lamb") == [1, 1]
+    assert updates([0], optimizer="lamb", weight_decay=0.5) == pytest.approx([0.2], rel=1e-5)
+
+
+def lamb_by_loop(weight, gradients, *, lr, weight_decay):
+    """Return the numbers of one weight after steps of LAMB, number by number, as You et al. and NVIDIA state it."""
+    mean, square = [0.0] * len(weight), [0.0] * len(weight)
+    for gradient in gradients:
+        mean = [0.9 * m + 0.1 * g for m, g in zip(mean, gradient, strict=True)]
+        square = [0.999 * v + 0.001 * g * g for v, g in zip(square, gradient, strict=True)]
+        update = [m / (math.sqrt(v) + 1e-6) for m, v in zip(mean, square, strict=True)]
+        update = [u + weight_decay * w for u, w in zip(update, weight, strict=True)]
+        weight_norm, update_norm = math.hypot(*weight), math.hypot(*update)
+        ratio = min(weight_norm, 10.0) / (update_norm + 1e-6) if weight_norm > 0 and update_norm > 0 else 1.0
+        weight = [w - lr * ratio * u for w, u in zip(weight, update, strict=True)]
+    return weight
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 40.0], ids=["zero", "norm below 10", "norm above 10"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.2])
+def test_lamb_equals_a_loop_over_numbers_in_float64(scale, weight_decay):
+    generator = torch.Generator().manual_seed(3)
+    module = nn.Linear(5, 3).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    given = {
+        name: [torch.randn(one.shape, generator=generator, dtype=torch.float64) for _ in range(4)]
+        for name, one in module.named_parameters()
+    }
+    expected = {
+        name: lamb_by_loop(
+            one.flatten().tolist(), [g.flatten().tolist() for g in given[name]], lr=0.8, weight_decay=weight_decay
+        )
+        for name, one in module.named_parameters()
+    }
+    optimizer = make_optimizer(module, train_settings(optimizer="lamb", weight_decay=weight_decay))
+    for number in range(4):
+        for name, parameter in module.named_parameters():
+            parameter.grad = given[name][number].clone()
+        optimizer.step()
+    for name, parameter in module.named_parameters():
+        assert parameter.flatten().tolist() == pytest.approx(expected[name], rel=1e-12, abs=1e-14)
+
+
+def test_lamb_trains_a_parameter_without_a_gradient_no_step():
+    module = nn.Linear(2, 3)
+    before = module.bias.clone()
+    optimizer = make_optimizer(module, train_settings(optimizer="lamb"))
+    module.weight.grad = torch.ones(3, 2)
+    optimizer.step()
+    assert torch.equal(module.bias, before)
+
+
 @pytest.mark.parametrize(("momentum", "expected_momentum"), [(0.0, 0.95), (0.8, 0.8)])
 def test_muon_is_pytorchs_with_adamw_for_the_rest(momentum, expected_momentum):
     def make_optimizers(model):
@@ -225,6 +283,7 @@ def test_in_fp16_a_skipped_step_changes_neither_weights_nor_state_of_muon(tmp_pa
     [
         {"optimizer": "adam"},
         {"optimizer": "adamw"},
+        {"optimizer": "lamb"},
         {"optimizer": "muon"},
         {"optimizer": "sgd"},
         {"optimizer": "sgd", "momentum": 0.9},

@@ -24,6 +24,7 @@ SETTINGS = {
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "muon": {"optimizer": "muon", "weight_decay": 0.1},
     "muon in fp16": {"optimizer": "muon", "precision": "fp16"},
+    "lamb on rolled lanes": {"optimizer": "lamb", "weight_decay": 0.1, "roll_lanes": True},
     "exponential average": {"average": "exponential", "average_decay": 0.5, "valid_every": 2},
     # The average begins after step 3: stops come before, at and after its beginning.
     "averaged SGD": {

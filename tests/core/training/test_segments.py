@@ -81,6 +81,34 @@ def test_a_segment_is_a_function_of_its_position():
     np.testing.assert_array_equal(epoch_of(one, 1), epoch_of(other, 1))
 
 
+@given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100), epoch=st.integers(0, 5))
+def test_a_rolled_lane_has_its_own_tokens_in_a_circle(lanes, seg_len, count, epoch):
+    segments = TrainingSegments(np.arange(count), batch_size=lanes, seg_len=seg_len, roll=True, seed=7)
+    inputs, targets = epoch_of(segments, epoch)
+    length = (count - 1) // lanes
+    for lane in range(lanes):
+        first = inputs[lane, 0] - lane * length
+        assert inputs[lane].tolist() == [lane * length + (first + i) % length for i in range(length)]
+        assert targets[lane].tolist() == [lane * length + (first + i + 1) % length for i in range(length)]
+
+
+def test_lanes_begin_at_other_tokens_in_every_epoch_and_with_every_seed():
+    def starts(epoch, seed):
+        segments = TrainingSegments(np.arange(4001), batch_size=4, seg_len=5, roll=True, seed=seed)
+        return tuple(segments.at(StreamPosition(epoch, 0))[:, 0] % 1000)
+
+    all_starts = [starts(epoch, seed) for epoch in range(50) for seed in (1, 2)]
+    assert len(set(all_starts)) == 100
+    assert all(len(set(lanes)) > 1 for lanes in all_starts)
+    assert np.mean(all_starts) == pytest.approx(500, abs=60)  # 400 uniform numbers: 4 standard errors
+
+
+def test_some_lanes_of_a_rolled_epoch_are_those_of_all():
+    segments = TrainingSegments(np.arange(60), batch_size=5, seg_len=4, roll=True, seed=3)
+    position = StreamPosition(1, 2)
+    np.testing.assert_array_equal(segments.at(position, range(2, 4)), segments.at(position)[2:4])
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
 def test_segments_are_int64_for_every_dtype_of_a_store(dtype):
     assert TrainingSegments(np.arange(9, dtype=dtype), batch_size=2, seg_len=3).at(StreamPosition()).dtype == np.int64

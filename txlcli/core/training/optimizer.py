@@ -23,6 +23,9 @@ from txlcli.errors import RecipeError
 
 MUON_MOMENTUM = 0.95
 """Momentum of Muon where train.momentum is 0."""
+LAMB_BETAS, LAMB_EPS = (0.9, 0.999), 1e-6
+LAMB_MOST_WEIGHT_NORM = 10.0
+"""Largest norm of a weight that scales its update."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,49 @@ class CombinedOptimizer(Optimizer):
             part.step()
 
 
+class Lamb(Optimizer):
+    """LAMB (You et al. 2020) in NVIDIA's variant: without bias correction, with the norm of a weight limited to 10.
+
+    The update of a parameter w is Adam's, u = m / (sqrt(v) + eps) + weight_decay * w, scaled to the norm of w:
+    w -= lr * min(|w|, 10) / (|u| + eps) * u. If |w| or |u| is 0, u is not scaled. The norms stay on the device.
+
+    A step overwrites the gradients: their memory holds the updates.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient; closures are not supported."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, lr=group["lr"], weight_decay=group["weight_decay"])
+
+    def _update(self, weight: Tensor, gradient: Tensor, *, lr: float, weight_decay: float) -> None:
+        mean, mean_square = self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]
+        mean.mul_(LAMB_BETAS[0]).add_(gradient, alpha=1 - LAMB_BETAS[0])
+        mean_square.mul_(LAMB_BETAS[1]).addcmul_(gradient, gradient, value=1 - LAMB_BETAS[1])
+        update = torch.sqrt(mean_square, out=gradient).add_(LAMB_EPS)
+        torch.div(mean, update, out=update)
+        if weight_decay:
+            update.add_(weight, alpha=weight_decay)
+        weight_norm, update_norm = weight.norm(), update.norm()
+        ratio = weight_norm.clamp(max=LAMB_MOST_WEIGHT_NORM) / (update_norm + LAMB_EPS)
+        ratio = torch.where((weight_norm > 0) & (update_norm > 0), ratio, 1.0)
+        weight.addcmul_(update, ratio, value=-lr)
+
+
+def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """LAMB with betas 0.9 and 0.999; each parameter tensor is scaled alone."""
+    groups = [parameter_group("all", model.parameters())]
+    return Lamb(groups, lr=settings.lr, weight_decay=settings.weight_decay)
+
+
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
     return torch.optim.SGD(
         [parameter_group("all", model.parameters())],
@@ -189,6 +235,7 @@ def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
 OPTIMIZERS = {
     "adam": OptimizerEntry(_make_adam, lambda *_: 2),
     "adamw": OptimizerEntry(_make_adamw, lambda *_: 2),
+    "lamb": OptimizerEntry(_make_lamb, lambda *_: 2),
     "muon": OptimizerEntry(_make_muon, lambda name, shape, _: 1 if _is_layer_matrix(name, shape) else 2),
     "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0)),
 }

@@ -39,17 +39,25 @@ class TrainingSegments:
         batch_size: B.
         seg_len: L.
         sentence_starts: if given, every epoch reads the sentences in a new order.
-        seed: of these orders.
+        roll: begin every epoch at random tokens of the lanes; not with `sentence_starts`.
+        seed: of these orders and tokens.
 
     Raises:
         TrainingError: the split is too short to give every lane one prediction.
     """
 
     def __init__(
-        self, ids: Tokens, *, batch_size: int, seg_len: int, sentence_starts: Tokens | None = None, seed: int = 0
+        self,
+        ids: Tokens,
+        *,
+        batch_size: int,
+        seg_len: int,
+        sentence_starts: Tokens | None = None,
+        roll: bool = False,
+        seed: int = 0,
     ) -> None:
         self._ids, self._batch_size, self._seg_len = ids, batch_size, seg_len
-        self._starts, self._seed = sentence_starts, seed
+        self._starts, self._roll, self._seed = sentence_starts, roll, seed
         self._order: _SentenceOrder | None = None
         self.lane_len = lane_length(len(ids), batch_size)
         """Predictions of a lane in an epoch."""
@@ -80,8 +88,18 @@ class TrainingSegments:
         first = position.segment * self._seg_len
         length = min(self._seg_len, self.lane_len - first)
         lanes = range(self._batch_size) if lanes is None else lanes
-        windows = [self._window(position.epoch, lane * self.lane_len + first, length + 1) for lane in lanes]
+        if self._roll:
+            starts = np.random.default_rng((self._seed, position.epoch)).integers(self.lane_len, size=self._batch_size)
+            windows = [self._rolled_window(lane, int(starts[lane]) + first, length + 1) for lane in lanes]
+        else:
+            windows = [self._window(position.epoch, lane * self.lane_len + first, length + 1) for lane in lanes]
         return np.stack(windows).astype(np.int64)
+
+    def _rolled_window(self, lane: int, first: int, count: int) -> Tokens:
+        """Return tokens of a lane, whose first token follows its last one."""
+        own = self._ids[lane * self.lane_len : (lane + 1) * self.lane_len]
+        head = own[first % self.lane_len :][:count]
+        return np.concatenate([head, own[: count - len(head)]])
 
     def _window(self, epoch: int, first: int, count: int) -> Tokens:
         if self._starts is None:

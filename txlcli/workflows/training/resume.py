@@ -17,7 +17,7 @@ from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResul
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
 
-FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "optimizer", "momentum", "average", "seed")
+FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "roll_lanes", "optimizer", "momentum", "average", "seed")
 VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
 
 

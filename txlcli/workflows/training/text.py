@@ -45,6 +45,7 @@ def read_splits(
         batch_size=settings.train.batch_size,
         seg_len=settings.train.seg_len,
         sentence_starts=starts,
+        roll=settings.train.roll_lanes,
         seed=settings.train.seed,
     )
     if "valid" not in store.splits:
