@@ -72,6 +72,7 @@ def test_a_setting_is_suggested_with_its_section_where_that_differs(section, key
         ("--dropout", TRAIN, "--set model.dropout=VALUE"),
         ("--gpu", TRAIN, "--device cuda"),
         ("--fp16", TRAIN, "--precision fp16"),
+        ("--allow-tf32", TRAIN, "--precision tf32"),
         ("--gpus", TRAIN, "--processes"),
         ("--restart", TRAIN, "--resume"),
         ("--tgt-len", EVAL, "--seg-len"),

@@ -301,7 +301,7 @@ def load(
     runs_dir: PathLike = "runs",
     data_dir: PathLike = "data",
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
     reporter: Reporter | None = None,
 ) -> LoadedRun:
     """Load a trained run with its best weights.

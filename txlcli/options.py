@@ -16,7 +16,7 @@ from txlcli.system.input_files import read_stream
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
-PrecisionName = Literal["fp32", "bf16", "fp16"]
+PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 
 Run = Annotated[
     str | None,

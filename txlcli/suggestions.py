@@ -11,7 +11,8 @@ NAMES = {
     # devices and precisions
     "cuda": "gpu nvidia rocm cuda:0",
     "cpu": "mps metal xpu",
-    "fp32": "float32 float full single tf32",
+    "fp32": "float32 float full single",
+    "tf32": "tensorfloat32 tensorfloat-32 tf-32",
     "fp16": "float16 half amp",
     "bf16": "bfloat16 bfloat",
     # corpora, recipes and splits
@@ -74,7 +75,7 @@ SETTINGS = {
     "train.optimizer": "optim optimiser",
     "train.schedule": "scheduler lr-scheduler lr-schedule",
     "train.weight_decay": "wd l2 decay",
-    "train.precision": "dtype amp fp16 bf16",
+    "train.precision": "dtype amp fp16 bf16 tf32 allow-tf32",
     "train.seed": "random-seed",
     "train.recompute": "gradient-checkpointing checkpoint-activations activation-checkpointing",
     "train.average": "ema swa averaging",
@@ -107,6 +108,7 @@ OPTIONS = {
     "--device cpu": "cpu mps",
     "--precision fp16": "fp16 amp half",
     "--precision bf16": "bf16",
+    "--precision tf32": "tf32 allow-tf32",
     "--mem-len": "mem memory memory-len mem-length",
     "--seg-len": "tgt-len seq-len block-size bptt context-length",
     "--max-distance": "clamp-len clamp",

@@ -487,6 +487,7 @@ USAGE = [
     (["byte", "--plot", "curve.txt"], "--plot curve.txt: unknown figure format; use the extension .png, .svg or .pdf"),
     (["byte", "--plot", "no/curve.png"], "--plot no/curve.png: there is no folder no; make it first"),
     (["byte", "--losses", "no/losses.h5"], "--losses no/losses.h5: there is no folder no; make it first"),
+    (["byte", "--precision", "tf32"], "precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
     (["bite"], 'unknown run "bite"; did you mean "byte"? (known: byte, char, sentencepiece, word)'),
 ]

@@ -166,7 +166,7 @@ OUT_OF_RANGE = [
     (
         "train",
         {"precision": "float16"},
-        "precision must be one of fp32, bf16, fp16, not 'float16'; did you mean \"fp16\"?",
+        "precision must be one of fp32, tf32, bf16, fp16, not 'float16'; did you mean \"fp16\"?",
     ),
     (
         "train",
@@ -343,7 +343,7 @@ def test_flex_attention_refuses_attention_dropout():
     [
         ({"accumulate": 2, "batch_size": 4}, "accumulate must be 1 with cuda_graph, not 2"),
         ({"recompute": True}, "recompute must be false with cuda_graph, not True"),
-        ({"precision": "fp16"}, "precision must be fp32 or bf16 with cuda_graph, not 'fp16'"),
+        ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16 with cuda_graph, not 'fp16'"),
         ({"attention": "flex"}, "attention must be auto, reference or sdpa with cuda_graph, not 'flex'"),
     ],
     ids=str,

@@ -35,6 +35,8 @@ CASES = {
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),
 }
+PRECISIONS = ("fp32", "bf16", "fp16")
+"""Precisions that differ in the dtypes of tensors; tf32 has those of fp32."""
 READ_LIKE_RELATIVE = {"recomputed", "half loss", "regularised", "averaged", "accumulated"}
 """They differ in training only."""
 VOCAB_SIZES = {"adaptive softmax": 267_735}

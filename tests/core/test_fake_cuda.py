@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.core.device_cases import CASES, READ_LIKE_RELATIVE
-from txlcli.core.kernels.device import DTYPES
+from tests.core.device_cases import CASES, PRECISIONS, READ_LIKE_RELATIVE
 
 HERE = Path(__file__).parent
 KNOWN = "2.13."
+FLOAT32_WORK = ("training", "reading")
 MOST_SHARED_BYTES = 232_448  # of one block of threads on an H200
 
 if sys.platform != "linux" or shutil.which("g++") is None:
@@ -73,7 +73,7 @@ def outcomes_of(library):
 
 def in_every_precision(cases, fact):
     """What each case gives."""
-    return {f"{case} {precision}": fact for case in cases for precision in DTYPES}
+    return {f"{case} {precision}": fact for case in cases for precision in PRECISIONS}
 
 
 def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of):
@@ -96,7 +96,7 @@ def copies(*, there, back):
 
 
 def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
-    assert outcomes_of("others") == {
+    assert outcomes_of("others", TXL_CUDA_GRAPHS="0") == {
         **{f"{case} score": copies(there=2, back=1) for case in ("relative", "lstm", "vanilla")},
         "adaptive softmax score": copies(there=1, back=1),  # targets follow segment by segment, pinned
         **{f"{case} cache": copies(there=2, back=2) for case in ("relative", "lstm")},
@@ -105,13 +105,15 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         **{f"{case} contexts": copies(there=4, back=2) for case in ("relative", "lstm")},
         "adaptive softmax contexts": copies(there=2, back=2),
         "vanilla windows": copies(there=5, back=1),  # in three batches, each with its places
-        **{f"resumed in {precision}": ["cuda:0"] for precision in DTYPES},
+        **{f"resumed in {precision}": ["cuda:0"] for precision in PRECISIONS},
         "seeds of resumed runs": 4,
         # The state that the forward pass drew from comes back for the backward pass, then the one that was left.
         "generator of a recomputed step": [["read", 0], ["read", 1], ["set", 0], ["set", 1]],
         "lstm in fp32": ["torch.float32", "torch.float32"],
         "lstm in bf16": ["torch.float32", "torch.float32"],  # cuDNN's would be in fp16, without a scaled loss
         "lstm in fp16": ["torch.float32", "torch.float16"],
+        **{f"products of {work} in fp32": ["ieee"] for work in FLOAT32_WORK},
+        **{f"products of {work} in tf32": ["tf32"] for work in FLOAT32_WORK},
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
         "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},
     }

@@ -126,8 +126,9 @@ class TrainSettings:
     """Steps in a row with a non-finite loss or gradient that are skipped before the training ends. A skipped step
     leaves the weights as they are, passes over its segment and empties the memory. On CUDA the check waits for every
     step."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of matrix products; weights and optimizer state stay fp32."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Precision of matrix products; weights and optimizer state stay fp32. tf32 rounds the factors of fp32 products to
+    10 bits of mantissa, on CUDA devices of compute capability 8.0 or higher."""
     seed: Seed = 1111
     """Random seed of the initial weights, dropout and the order of sentences."""
     valid_every: PositiveInt = 4000
@@ -163,7 +164,9 @@ class TrainSettings:
         if self.cuda_graph:
             require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
             require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")
-            require(self.precision != "fp16", "train", "precision", self.precision, "fp32 or bf16 with cuda_graph")
+            require(
+                self.precision != "fp16", "train", "precision", self.precision, "fp32, tf32 or bf16 with cuda_graph"
+            )
             # FlexAttention caches its masks outside the graph and may free them; a replay would still read them.
             expected = "auto, reference or sdpa with cuda_graph"
             require(self.attention != "flex", "train", "attention", self.attention, expected)

@@ -3,22 +3,25 @@
 import dataclasses
 import itertools
 import tempfile
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.device_cases import CASES, READ_LIKE_RELATIVE, build, load, read, start
+from tests.core.device_cases import CASES, PRECISIONS, READ_LIKE_RELATIVE, build, load, read, start
 from tests.core.fake_cuda.device import CUDA, GENERATOR, pretending
-from txlcli.core.kernels.device import DTYPES
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
+
+PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
 def two_updates(case, precision):
@@ -145,6 +148,36 @@ def dtypes_of_an_lstm(precision):
     return dtypes
 
 
+class Products(TorchDispatchMode):
+    """Notes the setting of TF32 at each product of matrices of float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.settings = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in PRODUCTS and args[-1].dtype == torch.float32:
+            self.settings[torch.backends.cuda.matmul.fp32_precision] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def settings_of_products(case, precision, work):
+    """Return the settings of TF32 at products of float32: of two steps, or of reading."""
+    settings = load(case, f"train.precision={precision}")
+    with pretending(), Products() as products:
+        model = build(case, settings, CUDA)
+        if work == "training":
+            training = start(settings, model)
+            for _ in range(2):
+                training.update()
+        else:
+            read(settings, model, precision=precision)
+    assert sum(products.settings.values()) > 20
+    after = torch.backends.cuda.matmul.fp32_precision, torch.backends.cuda.matmul.allow_tf32
+    assert after == ("none", False)
+    return sorted(products.settings)
+
+
 def detected_waits():
     """Check that mixed devices are refused, and return the operations that wait."""
     with pretending() as watch:
@@ -164,15 +197,20 @@ def _each(check, *names):
 
 
 GROUPS = {
-    "training": _each(two_updates, CASES, DTYPES),
-    "reading": _each(reading, [case for case in CASES if case not in READ_LIKE_RELATIVE], DTYPES),
+    "training": _each(two_updates, CASES, PRECISIONS),
+    "reading": _each(reading, [case for case in CASES if case not in READ_LIKE_RELATIVE], PRECISIONS),
     "others": {
         **_each(evaluation, ["relative", "lstm", "adaptive softmax"], ["score", "cache", "contexts"]),
         **_each(evaluation, ["vanilla"], ["score", "windows"]),
-        **{f"resumed in {precision}": partial(resumed, precision) for precision in DTYPES},
+        **{f"resumed in {precision}": partial(resumed, precision) for precision in PRECISIONS},
         "seeds of resumed runs": seeds_of_resumed_runs,
         "generator of a recomputed step": generator_of_a_recomputed_step,
-        **{f"lstm in {precision}": partial(dtypes_of_an_lstm, precision) for precision in DTYPES},
+        **{f"lstm in {precision}": partial(dtypes_of_an_lstm, precision) for precision in PRECISIONS},
         "noticed": detected_waits,
+        **{
+            f"products of {work} in {precision}": partial(settings_of_products, "relative", precision, work)
+            for work in ("training", "reading")
+            for precision in ("fp32", "tf32")
+        },
     },
 }

@@ -13,8 +13,10 @@ from txlcli.core.kernels.device import (
     check_free_memory,
     check_precision,
     describe,
+    float32_products,
     pick_device,
 )
+from txlcli.core.kernels.triton_launch import launch_of
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 
@@ -65,6 +67,62 @@ def test_the_cpu_multiplies_fp32_and_bf16(precision):
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_matrix_products_use_the_requested_precision(precision, dtype):
     assert product_dtype(CPU, precision) == dtype
+
+
+def test_tf32_needs_cuda():
+    with pytest.raises(UsageError, match=r"^precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU$"):
+        check_precision("tf32", CPU)
+
+
+@pytest.mark.parametrize(("capability", "refused"), [((7, 5), True), ((8, 0), False), ((12, 0), False)])
+def test_tf32_needs_a_recent_gpu(monkeypatch, capability, refused):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    if not refused:
+        return check_precision("tf32", CUDA)
+    message = r"^precision tf32 needs a GPU of compute capability 8\.0 or higher, not 7\.5; use fp32 or fp16$"
+    with pytest.raises(UsageError, match=message):
+        check_precision("tf32", CUDA)
+    return None
+
+
+def float32_settings():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return matmul.fp32_precision, matmul.allow_tf32, torch.get_float32_matmul_precision(), cudnn.allow_tf32
+
+
+def test_float32_products_use_tf32_inside_a_block_only():
+    before = float32_settings()
+    block = autocast(CUDA, "tf32")
+    for _ in range(2):
+        with block:
+            assert float32_settings() == ("tf32", True, "high", True)
+            with autocast(CUDA, "fp32"):
+                assert float32_settings() == ("ieee", False, "highest", False)  # cuDNN's LSTM uses TF32 by default
+            with block:
+                assert float32_settings() == ("tf32", True, "high", True)
+    assert float32_settings() == before
+
+
+def test_a_setting_of_the_user_comes_back():
+    with float32_products(CUDA, "tf32"):
+        before = float32_settings()
+        with pytest.raises(RuntimeError, match="inside"), autocast(CUDA, "fp32"):
+            raise RuntimeError("inside")
+        assert float32_settings() == before
+
+
+@pytest.mark.parametrize(("device", "precision"), [(CPU, "fp32"), (CUDA, "bf16"), (CUDA, "fp16")])
+def test_other_precisions_leave_the_products_of_float32_alone(device, precision):
+    before = float32_settings()
+    with float32_products(device, precision):
+        assert float32_settings() == before
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_kernels_of_triton_multiply_float32_in_the_same_precision(precision, expected):
+    with float32_products(CUDA, precision):
+        assert launch_of("forward", torch.float32, 64).precision == expected
+        assert launch_of("forward", torch.bfloat16, 64).precision == "ieee"
 
 
 @with_cuda

@@ -68,6 +68,11 @@ def test_memory_that_only_products_read_takes_two_bytes_per_value(norm, size, pr
     assert needed["memory"] == size * 2 * B * M * 14
 
 
+def test_tf32_takes_the_memory_of_fp32():
+    expected = step_bytes(model_settings(), V, train_settings(precision="fp32"))
+    assert step_bytes(model_settings(), V, train_settings(precision="tf32")) == expected
+
+
 def saved_by_a_real_step(settings, batch_size, precision, *, recompute=False, attention="auto", seg_len=L):
     """Return the bytes that autograd keeps for the backward pass of one segment with a full memory, without weights."""
     model = make_model(settings, V).train()

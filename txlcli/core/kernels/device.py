@@ -15,7 +15,10 @@ from torch import Tensor
 from txlcli.errors import UsageError
 from txlcli.system import torchrun
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""dtype of the operands of matrix products in each precision."""
+OLDEST_TF32 = (8, 0)
+"""Compute capability of Ampere, the first GPUs that multiply in TF32."""
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
 Value = TypeVar("Value")
@@ -42,12 +45,30 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Check that the device has fast matrix products in this precision.
 
     Raises:
-        UsageError: fp16 without CUDA, or bf16 on a CUDA device without it.
+        UsageError: fp16 or tf32 without CUDA, or bf16 or tf32 on a CUDA device without it.
     """
+    if precision == "tf32":
+        _check_tf32(device)
     if precision == "fp16" and device.type != "cuda":
         raise UsageError("precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
+
+
+def _check_tf32(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_TF32:
+        oldest, this = (".".join(map(str, numbers)) for numbers in (OLDEST_TF32, capability))
+        raise UsageError(
+            f"precision tf32 needs a GPU of compute capability {oldest} or higher, not {this}; use fp32 or fp16"
+        )
+
+
+def product_dtype(precision: str, weights: torch.dtype) -> torch.dtype:
+    """Return the dtype of the operands of products: that of the weights, unless the precision has 16 bits."""
+    return weights if DTYPES[precision] == torch.float32 else DTYPES[precision]
 
 
 def check_free_memory(size: int, device: torch.device, *, meminfo: Path = MEMINFO) -> None:
@@ -118,10 +139,43 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Compute matrix products in `precision` inside this block."""
-    if precision == "fp32":
-        return contextlib.nullcontext()
+    """Compute matrix products in `precision` inside this block, which may be entered again.
+
+    Their gradients are not computed here: see `float32_products`.
+    """
+    if DTYPES[precision] == torch.float32:
+        return float32_products(device, precision)
     return torch.autocast(device.type, dtype=DTYPES[precision])
+
+
+def float32_products(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Multiply float32 in this precision inside this block, also in a backward pass, if the device has a choice."""
+    if device.type == "cpu" or DTYPES[precision] != torch.float32:
+        return contextlib.nullcontext()
+    return _Float32Products(tf32=precision == "tf32")
+
+
+class _Float32Products(AbstractContextManager[None]):
+    """Let CUDA's libraries multiply float32 in TF32 inside this block, or not; restore the setting afterwards.
+
+    PyTorch lets cuDNN's LSTM use TF32 by default, other products not. The older names of these settings are used here:
+    where the newer ones are set alone, PyTorch raises an error when it reads an older one, as torch.compile does.
+    """
+
+    def __init__(self, *, tf32: bool) -> None:
+        self._tf32 = tf32
+        self._before: list[tuple[str, str]] = []  # settings of matrix products and of cuDNN, one pair per entry
+
+    def __enter__(self) -> None:
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        self._before.append((matmul.fp32_precision, cudnn.rnn.fp32_precision))  # type: ignore[attr-defined]
+        matmul.allow_tf32 = cudnn.allow_tf32 = self._tf32
+
+    def __exit__(self, *_: object) -> None:
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        of_products, of_cudnn = self._before.pop()
+        matmul.allow_tf32, cudnn.allow_tf32 = of_products == "tf32", of_cudnn == "tf32"
+        matmul.fp32_precision = of_products  # "none" and "ieee" are one setting by the older name
 
 
 def generator_state(device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast, send
+from txlcli.core.kernels.device import autocast, float32_products, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.rnn import flatten_lstm_weights, lstms_in_training_mode
 from txlcli.core.reading.decoder import key_limit
@@ -234,7 +234,8 @@ def score_dynamic(
         with autocast(model.device, precision):
             scored, memory = _losses(steps.model, input_lanes[:, part], target_lanes[:, part], memory, settings)
         losses[:, part] = scored.detach().float()
-        steps.step(scored[~padded[:, part]].mean())
+        with float32_products(model.device, precision):
+            steps.step(scored[~padded[:, part]].mean())
         if on_tokens:
             on_tokens(min(part.stop * lanes.number, lanes.count))
     return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)

@@ -15,7 +15,7 @@ from torch import Tensor
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.device import autocast
+from txlcli.core.kernels.device import DTYPES, autocast
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.kernels.score_buffer import CACHE_BYTES, Workspace, scores_at_once
@@ -157,7 +157,7 @@ def _scores(model: ModelSettings, train: TrainSettings, device: torch.device, *,
 
 
 def _score_bytes(train: TrainSettings) -> int:
-    return FLOAT if train.precision == "fp32" else FLOAT // 2
+    return DTYPES[train.precision].itemsize
 
 
 def _linear(count: Count, size: int, between: tuple[int, int]) -> int:
@@ -210,4 +210,4 @@ def _without_attention_dropout(model: ModelSettings) -> ModelSettings:
 
 def _precision(train: TrainSettings) -> contextlib.AbstractContextManager[object]:
     """Multiply in the training's precision on a CPU; fp16 takes as many bytes as bf16."""
-    return autocast(CPU, "fp32" if train.precision == "fp32" else "bf16")
+    return autocast(CPU, "fp32" if DTYPES[train.precision] == torch.float32 else "bf16")

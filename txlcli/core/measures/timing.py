@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.device import DTYPES
+from txlcli.core.kernels.device import DTYPES, float32_products
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -86,7 +86,8 @@ def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> f
         for _ in range(products):
             linear(left, right)
 
-    timing = measure(multiply, device, tokens=products, repeat=repeat)
+    with float32_products(device, precision):
+        timing = measure(multiply, device, tokens=products, repeat=repeat)
     return 2.0 * size**3 / (timing.low / 1e3)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from txlcli.config.model_settings import MemoryStart
 from txlcli.config.settings import EvalSettings, SameLength
-from txlcli.core.kernels.device import DTYPES, check_free_memory
+from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.graph_step import GraphStep, graphs_enabled
@@ -71,7 +71,7 @@ class Decoder(Reader):
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
         self._range = BufferRange(mem_len + slack)
         shape = (batch_size, model.settings.n_heads, self._range.capacity, model.settings.d_head)
-        dtype = model.dtype if precision == "fp32" else DTYPES[precision]
+        dtype = product_dtype(precision, model.dtype)
         check_free_memory(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
         with torch.inference_mode():
             self._buffers = [SlidingBuffer(shape, self._range, model.device, dtype) for _ in model.layers]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import DTYPES, autocast
+from txlcli.core.kernels.device import autocast, product_dtype
 from txlcli.core.model.base import LanguageModel, Memory
 
 
@@ -118,8 +118,9 @@ def _frozen(model: LanguageModel, precision: str) -> LanguageModel:
     if model.read_in == precision:
         return model
     frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
-    frozen.pack(model.dtype if precision == "fp32" else DTYPES[precision])
-    if precision != "fp32":
-        frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, DTYPES[precision])
+    dtype = product_dtype(precision, model.dtype)
+    frozen.pack(dtype)
+    if dtype != model.dtype:
+        frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, dtype)
     frozen.read_in = precision
     return frozen

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import capture
-from txlcli.core.kernels.device import autocast
+from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training.data_parallel import Objective
 from txlcli.core.training.optimizer import make_optimizer, set_learning_rate
@@ -142,7 +142,8 @@ class ForwardBackward:
             )
         fraction = len(inputs) / settings.batch_size
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
-        self._optimizer_step.backward(objective * (fraction * self._processes))
+        with float32_products(self._model.device, settings.precision):
+            self._optimizer_step.backward(objective * (fraction * self._processes))
         return loss.detach()
 
     def _run_without_schedule(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:

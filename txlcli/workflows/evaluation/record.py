@@ -65,8 +65,8 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
 
 
 def non_finite_advice(precision: str, next_step: str) -> str:
-    """Return the next step after a non-finite loss; fp32 can help only if another precision was used."""
-    return next_step if precision == "fp32" else f"evaluate with --precision fp32, or {next_step}"
+    """Return the next step after a non-finite loss; fp32 can help only if 16 bits were used."""
+    return next_step if precision in ("fp32", "tf32") else f"evaluate with --precision fp32, or {next_step}"
 
 
 def make_result(scoring: Scoring, rows: list[Row], search: dict[str, Any] | None, *, complete: bool) -> dict[str, Any]:
