@@ -1,5 +1,6 @@
 """The command line as a whole: imports, help, unknown commands, signals."""
 
+import json
 import os
 import signal
 import subprocess
@@ -136,6 +137,7 @@ def test_a_signal_that_python_drops_is_delivered_again(tmp_path, name, code, wor
 IN_C_CODE = """
 import platform, sys
 from txlcli import cli
+from txlcli.system import signals
 
 def fail(*_):
     raise SystemError("flush returned a result with an exception set") from eval(sys.argv[1])
@@ -147,7 +149,7 @@ cli.app(["info"])
 
 @pytest.mark.parametrize(
     ("cause", "code", "word"),
-    [("cli.Terminated(143)", 143, "terminated"), ("KeyboardInterrupt()", 130, "interrupted")],
+    [("signals.Terminated(143)", 143, "terminated"), ("KeyboardInterrupt()", 130, "interrupted")],
 )
 def test_a_signal_in_python_code_that_a_library_calls_ends_with_one_line(tmp_path, cause, code, word):
     command = [sys.executable, "-c", IN_C_CODE, cause]
@@ -159,29 +161,58 @@ STARTING = """
 import os, signal, sys
 
 class Terminating:
-    module = sys.argv[1]
+    module, sent = sys.argv[1:]
 
     def find_spec(self, name, *_):
         if name == self.module:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), getattr(signal, self.sent))
 
 sys.meta_path.insert(0, Terminating())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
 sys.argv[:] = ["txl", "info"]
 from txlcli.__main__ import main
 main()
 """
 
 
+ENDS = {"SIGTERM": (143, "terminated"), "SIGINT": (130, "interrupted"), "SIGHUP": (129, "terminal closed")}
+
+
 @pytest.mark.parametrize("module", ["txlcli.cli", "typer", "h5py", "torch"])
-def test_sigterm_during_start_up_ends_with_one_line_and_143(tmp_path, module):
-    command = [sys.executable, "-c", STARTING, module]
+@pytest.mark.parametrize("name", ENDS)
+def test_a_signal_during_start_up_ends_with_one_line(tmp_path, module, name):
+    command = [sys.executable, "-c", STARTING, module, name]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "error: terminated\n")
+    code, word = ENDS[name]
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"error: {word}\n")
+
+
+@pytest.mark.parametrize("closing", [">&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
+    (tmp_path / "book.txt").write_text("one two three four five\n" * 999)
+    command = f'"$@" prepare book.txt --json {closing}'
+    words = ["sh", "-c", command, "sh", sys.executable, "-m", "txlcli"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    said = "error: stdout: cannot be written (Bad file descriptor); free some space, or redirect it elsewhere\n"
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith("" if "2>" in closing else said)
+    assert "Traceback" not in ended.stderr
+    assert txl("prepare", "--verify", "book", "--data-dir", tmp_path / "data").exit_code == 0
+
+
+@pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full", "<&-"])
+def test_a_command_whose_messages_cannot_be_written_goes_on(tmp_path, closing):
+    (tmp_path / "book.txt").write_text("one two three four five\n" * 999)
+    command = f'"$@" prepare book.txt --json {closing}'
+    words = ["sh", "-c", command, "sh", sys.executable, "-m", "txlcli"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["store"] == "data/book.h5"
 
 
 def test_only_rank_0_reports_sigterm_during_start_up(tmp_path):
     environment = os.environ | {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}
-    command = [sys.executable, "-c", STARTING, "txlcli.cli"]
+    command = [sys.executable, "-c", STARTING, "txlcli.cli", "SIGTERM"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "")
 

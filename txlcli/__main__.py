@@ -5,19 +5,30 @@ import signal
 import sys
 from types import FrameType
 
-from txlcli.system import torchrun
+from txlcli.system import signals, standard_streams
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
     """End the process at once: nothing has been started that must be cleaned up."""
-    if torchrun.is_main():  # which ends the others itself
-        os.write(2, b"error: terminated\n")
+    if _is_rank_0():  # which ends the others itself
+        os.write(2, f"error: {signals.WORDS[number]}\n".encode())
     os._exit(128 + number)
 
 
+def _is_rank_0() -> bool:
+    try:
+        from txlcli.system import torchrun  # here, since the handlers are installed before anything else is imported
+
+        return torchrun.is_main()
+    except Exception:  # the module is just being imported, or cannot be
+        return True
+
+
 def main() -> None:
-    """Run the command line; Ctrl-C and SIGTERM end it with one line even while modules are imported."""
-    signal.signal(signal.SIGTERM, _terminate)
+    """Run the command line; a signal ends it with one line even while modules are imported."""
+    for number in signals.handled():
+        signal.signal(number, _end)
+    standard_streams.open_closed()
     try:
         from txlcli import console
         from txlcli.cli import app
@@ -28,8 +39,7 @@ def main() -> None:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # only the cleanup of libraries is left
+        signals.ignore()
 
 
 if __name__ == "__main__":

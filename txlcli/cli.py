@@ -8,11 +8,9 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Annotated, Any, cast
 
 import typer
@@ -39,14 +37,12 @@ from txlcli.config import recipe
 from txlcli.errors import TxlError, UsageError
 from txlcli.runs import recovery
 from txlcli.suggestions import did_you_mean, meant_option
-from txlcli.system import torchrun
+from txlcli.system import signals, torchrun
 from txlcli.system.memory import is_out_of_memory, requested_size
 
-CTRL_C, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+CTRL_C = 128 + signal.SIGINT
 SECONDS_FOR_RANK_0 = 10.0
 """Time for rank 0 to report an error before another process reports it."""
-SECONDS_TO_DELIVER_AGAIN = 0.01
-"""Time until the code that dropped the exception of a signal has returned."""
 
 
 class TxlCommand(TyperCommand):
@@ -103,11 +99,10 @@ class TxlGroup(TyperGroup):
         extra["standalone_mode"] = False
         console.set_quiet(False)
         extra["obj"] = args
-        before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+        hook = sys.unraisablehook
         try:
-            signal.signal(signal.SIGTERM, _terminate)  # so that unfinished files are removed
             sys.unraisablehook = functools.partial(_deliver_again, otherwise=hook)
-            with _signals_of_c_code():
+            with signals.raising(), _signals_of_c_code():  # so that unfinished files are removed
                 result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
@@ -119,9 +114,9 @@ class TxlGroup(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             console.complain("interrupted")
             sys.exit(CTRL_C)
-        except Terminated:
+        except signals.Terminated as ended:
             if torchrun.is_main():  # which ends the others itself
-                console.complain("terminated")
+                console.complain(signals.WORDS[signals.number_of(ended)])
             raise
         except typer.TyperException as error:
             console.complain(_explain(error))
@@ -140,17 +135,8 @@ class TxlGroup(TyperGroup):
             )
             sys.exit(TxlError.exit_code)
         finally:
-            signal.signal(signal.SIGTERM, before)
             sys.unraisablehook = hook
         sys.exit(result if isinstance(result, int) else 0)
-
-
-class Terminated(SystemExit):
-    """SIGTERM has arrived."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated(TERMINATED)
 
 
 @contextlib.contextmanager
@@ -159,7 +145,7 @@ def _signals_of_c_code() -> Iterator[None]:
     try:
         yield
     except SystemError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt | Terminated):
+        if isinstance(error.__cause__, KeyboardInterrupt | signals.Terminated):
             raise error.__cause__ from None
         raise
 
@@ -173,13 +159,10 @@ def _deliver_again(
         unraisable: the exception.
         otherwise: called with any other exception.
     """
-    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(unraisable.exc_type)
-    if number is None:
+    if isinstance(unraisable.exc_value, KeyboardInterrupt | signals.Terminated):
+        signals.deliver_again(signals.number_of(unraisable.exc_value))
+    else:
         otherwise(unraisable)
-        return
-    again = threading.Timer(SECONDS_TO_DELIVER_AGAIN, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
 
 
 def _explain(error: typer.TyperException) -> str:

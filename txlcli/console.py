@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -39,8 +39,29 @@ def on_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+class _Messages:
+    """stderr as a file on which nothing fails: no training ends because its terminal or its log can take no message."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write text, if possible."""
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if possible."""
+        with suppress(OSError):
+            self._file.flush()
+
+
 def _err() -> Console:
-    return _plain(sys.stderr)
+    return _plain(cast(TextIO, _Messages(sys.stderr)))
 
 
 def _plain(file: TextIO) -> Console:

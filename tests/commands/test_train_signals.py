@@ -14,7 +14,7 @@ from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full
 from txlcli.core.training import checkpoint
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number, code):
     metrics = here / "runs/tiny/metrics.jsonl"
     process = start("train", "tiny.toml", *ENDLESS, "--json")

@@ -5,6 +5,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from txlcli.system import signals
+
 _PARENT = os.getppid()
 
 
@@ -40,14 +42,13 @@ def is_orphan() -> bool:
 
 @contextmanager
 def handle_signals(action: signal.Handlers) -> Iterator[None]:
-    """Set the action for SIGINT (Ctrl-C) and SIGTERM while the block runs.
+    """Set the action for SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
 
     While processes wait for each other in PyTorch, no Python handler is called: only the default action ends them.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, action) for number in numbers]
+    before = {number: signal.signal(number, action) for number in signals.handled(signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,7 +16,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
-from txlcli.system import torchrun
+from txlcli.system import signals, torchrun
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import out_of_memory, training_log
@@ -158,7 +158,7 @@ def _explain_second_interrupt(training: Training, caught: list[int], resume_hint
 
 @contextmanager
 def _collect_signals(reporter: Reporter) -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM while the block runs; a second one raises KeyboardInterrupt."""
+    """Collect Ctrl-C, SIGTERM and SIGHUP while the block runs; a second one raises KeyboardInterrupt."""
     caught: list[int] = []
 
     def catch(number: int, _: FrameType | None) -> None:
@@ -167,10 +167,9 @@ def _collect_signals(reporter: Reporter) -> Iterator[list[int]]:
         caught.append(number)
         reporter.say("stopping after this step; saving")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, catch) for number in numbers]
+    before = {number: signal.signal(number, catch) for number in signals.handled(signal.SIGINT, signal.SIGTERM)}
     try:
         yield caught
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

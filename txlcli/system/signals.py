@@ -1,0 +1,75 @@
+"""Signals that end a command, from its first line on: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends.
+
+Imports little, so that txl handles them within a millisecond.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminal closed"}
+"""What the last line says, by signal."""
+ENDING = tuple(WORDS)
+IMPORT = "importlib._bootstrap"
+SECONDS_TO_DELIVER_AGAIN = 0.01
+"""Time until the code that dropped the exception of a signal has returned."""
+SECONDS_OF_IMPORT = 0.05
+"""Time between two looks whether an import has ended."""
+
+
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP has arrived."""
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Let the signals raise KeyboardInterrupt or Terminated while the block runs, so that it can clean up."""
+    before = {number: signal.signal(number, _raise) for number in handled()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """Ignore the signals: only the cleanup of libraries is left."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def deliver_again(number: int, seconds: float = SECONDS_TO_DELIVER_AGAIN) -> None:
+    """Send a signal to this process again, a little later."""
+    again = threading.Timer(seconds, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
+def number_of(ended: BaseException) -> int:
+    """Return the signal that raised an exception."""
+    return int(str(ended)) - 128 if isinstance(ended, Terminated) else signal.SIGINT
+
+
+def handled(*always: int) -> list[int]:
+    """Return `always`, and the other signals unless they are ignored, as nohup does with SIGHUP."""
+    ignored = (signal.SIG_IGN, None)  # None: handled by C code
+    return [number for number in ENDING if number in always or signal.getsignal(number) not in ignored]
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    if _imports(frame):  # an exception within the C code of a library may end the process, as in the import of torch
+        deliver_again(number, SECONDS_OF_IMPORT)
+    elif number == signal.SIGINT:
+        raise KeyboardInterrupt
+    else:
+        raise Terminated(128 + number)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Return True if a frame or one of its callers imports a module."""
+    while frame is not None and frame.f_globals.get("__name__") != IMPORT:
+        frame = frame.f_back
+    return frame is not None
