@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import Saved, done
+from tests.commands.novel import Saved, done, refusal
 
 TIMES = ("tokens_per_s", "seconds")
 WIDE = ("--set", "model.d_model=64", "--set", "model.d_inner=256", "--set", "model.dropout=0.1")
@@ -22,8 +22,8 @@ def run(*words, threads=1):
     assert ended.returncode == 0, ended.stderr
 
 
-def train(name, *, threads=1):
-    run("train", "tiny.toml", "--name", name, *WIDE, threads=threads)
+def train(name, *changes, threads=1):
+    run("train", "tiny.toml", "--name", name, *WIDE, *changes, threads=threads)
     lines = read_log(Path("runs", name, "metrics.jsonl"))
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
@@ -32,6 +32,16 @@ def test_two_trainings_with_the_same_seed_have_the_same_metrics_and_weights(here
     assert train("one") == train("two")
     for file in ("last.safetensors", "best.safetensors"):
         assert Saved(Path("runs/one", file)) == Saved(Path("runs/two", file))
+
+
+def test_deterministic_kernels_change_nothing_on_a_cpu(here):
+    assert train("one") == train("two", "--set", "train.deterministic=true")
+    assert Saved(Path("runs/one/last.safetensors")) == Saved(Path("runs/two/last.safetensors"))
+
+
+def test_flex_attention_is_refused_with_deterministic_kernels(here):
+    message = refusal("train", "tiny.toml", "--attention", "flex", "--set", "train.deterministic=true")
+    assert message.endswith("[train] attention must be auto, reference, sdpa or triton with deterministic, not 'flex'")
 
 
 def test_another_number_of_threads_changes_sums_by_their_rounding_only(here):

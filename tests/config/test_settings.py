@@ -331,6 +331,14 @@ def test_rolled_lanes_are_refused_with_shuffled_sentences():
     assert str(caught.value) == "[train] roll_lanes must be false with corpus.shuffle_sentences, not True"
 
 
+def test_flex_attention_is_refused_where_every_run_must_give_the_same_bits():
+    with pytest.raises(RecipeError) as caught:
+        build("train", deterministic=True, attention="flex")
+    assert str(caught.value) == (
+        "[train] attention must be auto, reference, sdpa or triton with deterministic, not 'flex'"
+    )
+
+
 def test_flex_attention_refuses_attention_dropout():
     train = build("train", attention="flex")
     with pytest.raises(RecipeError) as caught:

@@ -80,6 +80,10 @@ def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of):
     assert outcomes_of("training") == in_every_precision(CASES, {})
 
 
+def test_two_deterministic_training_steps_use_no_operation_without_a_deterministic_kernel(outcomes_of):
+    assert outcomes_of("determinism") == in_every_precision(CASES, [])
+
+
 def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of):
     cases = [case for case in CASES if case not in READ_LIKE_RELATIVE]
     # Whether a tail may hold one of the likeliest tokens is asked before it is computed.

@@ -129,6 +129,9 @@ class TrainSettings:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Precision of matrix products; weights and optimizer state stay fp32. tf32 rounds the factors of fp32 products to
     10 bits of mantissa, on CUDA devices of compute capability 8.0 or higher."""
+    deterministic: bool = False
+    """Give the same bits whenever the training is repeated or resumed on the same machine, with deterministic kernels
+    of CUDA; one GPU, not with flex. On a CPU this holds in any case, for one number of threads."""
     seed: Seed = 1111
     """Random seed of the initial weights, dropout and the order of sentences."""
     valid_every: PositiveInt = 4000
@@ -161,6 +164,10 @@ class TrainSettings:
         """Refuse combinations of recompute, attention and cuda_graph that are not implemented."""
         supported = self.attention == "auto" or not self.recompute
         require(supported, "train", "recompute", self.recompute, 'false unless attention = "auto"')
+        # FlexAttention adds the gradients of position scores with atomic additions, in an order that varies.
+        keeps_order = self.attention != "flex" or not self.deterministic
+        expected = "auto, reference, sdpa or triton with deterministic"
+        require(keeps_order, "train", "attention", self.attention, expected)
         if self.cuda_graph:
             require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
             require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")

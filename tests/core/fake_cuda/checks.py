@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.device_cases import CASES, PRECISIONS, READ_LIKE_RELATIVE, build, load, read, start
 from tests.core.fake_cuda.device import CUDA, GENERATOR, pretending
+from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
@@ -32,6 +33,17 @@ def two_updates(case, precision):
         for _ in range(2):
             training.update()
     return watch.waits
+
+
+def ops_of_deterministic_updates(case, precision):
+    """Return the operations of two training steps with deterministic kernels that have no deterministic kernel."""
+    settings = load(case, f"train.precision={precision}", "train.deterministic=true")
+    with pretending() as watch, deterministic_kernels(CUDA, enabled=True, environ={}):
+        training = start(settings, build(case, settings, CUDA))
+        for _ in range(2):
+            training.update()
+    assert "mm" in watch.names
+    return sorted(watch.names & NOT_DETERMINISTIC)
 
 
 def reading(case, precision):
@@ -196,8 +208,16 @@ def _each(check, *names):
     return {" ".join(one): partial(check, *one) for one in itertools.product(*names)}
 
 
+NOT_DETERMINISTIC = {
+    *("bincount", "cumsum", "cumprod", "histc", "median", "kthvalue", "put_", "scatter_reduce", "nll_loss2d_forward"),
+    *("reflection_pad1d_backward", "grid_sampler_2d_backward", "_ctc_loss_backward", "_embedding_bag_dense_backward"),
+    *("adaptive_avg_pool2d_backward", "avg_pool3d_backward", "upsample_linear1d_backward", "flex_attention_backward"),
+}
+"""Operations that have no deterministic kernel on CUDA, as torch.use_deterministic_algorithms documents them."""
+
 GROUPS = {
     "training": _each(two_updates, CASES, PRECISIONS),
+    "determinism": _each(ops_of_deterministic_updates, CASES, PRECISIONS),
     "reading": _each(reading, [case for case in CASES if case not in READ_LIKE_RELATIVE], PRECISIONS),
     "others": {
         **_each(evaluation, ["relative", "lstm", "adaptive softmax"], ["score", "cache", "contexts"]),

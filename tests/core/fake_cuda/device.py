@@ -108,6 +108,7 @@ class Watch(OneDevice):
     def __init__(self):
         super().__init__()
         self.waits = Counter()
+        self.names = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run an operation, or make up its result, and count it if it waits."""
@@ -117,6 +118,7 @@ class Watch(OneDevice):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
+        self.names.add(name)
         if name in UNKNOWN and isinstance(args[0], FakeTensor):
             self._note(name, args[0])
             return UNKNOWN[name](args[0])

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.data_parallel import join
 from txlcli.core.training.loop import Training
@@ -93,6 +94,7 @@ def execute(
         _collect_signals(reporter) as caught,
         _explain_second_interrupt(training, caught, resume_hint),
         out_of_memory.explained(run, training),
+        deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
         _take_steps(run, training, limits, caught, reporter, on_report)
     last = run.settings.train.max_steps

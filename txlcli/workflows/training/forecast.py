@@ -8,6 +8,7 @@ from txlcli.config import recipe
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings, TrainSettings
+from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.cost import counted_shares, training_flops_per_token
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
@@ -131,5 +132,7 @@ def timed_share_of_peak(
     is_long = n_steps * step_flops > MOST_TIMED_S * SHARE_OF_PEAK * peak
     if is_long or sum(step_bytes(model, vocab_size, train, device=device).values()) > MOST_TIMED_BYTES:
         return None
-    timing = time_training(new_model(model, vocab_size, seed=train.seed, device=device), train, repeat=TIMED_STEPS)
+    new = new_model(model, vocab_size, seed=train.seed, device=device)
+    with deterministic_kernels(device, enabled=train.deterministic):
+        timing = time_training(new, train, repeat=TIMED_STEPS)
     return flops / (timing.low / 1e3) / peak

@@ -6,6 +6,7 @@ import torch
 
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.compilation import check_attention
+from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.model import registry
 from txlcli.core.training.segments import lane_length, segments_per_epoch
@@ -84,13 +85,15 @@ def checked_device(settings: Settings, device: str, *, processes: int) -> "torch
 
 
 def check_device(settings: Settings, device: "torch.device", *, processes: int) -> None:
-    """Refuse a precision, an attention backend or a CUDA graph that a device does not support, before a run is made.
+    """Refuse settings that a device does not support, before a run is made: precision, attention, graph, determinism.
 
     Raises:
-        UsageError: it does not, or several processes would capture CUDA graphs.
+        UsageError: it does not, or several processes would capture CUDA graphs or have to be deterministic.
     """
     check_precision(settings.train.precision, device)
     check_attention(settings.train.attention, device, d_head=settings.model.head_width)
+    if settings.train.deterministic:
+        check_deterministic(device, processes=processes)
     if settings.train.cuda_graph and device.type != "cuda":
         raise UsageError(
             "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"

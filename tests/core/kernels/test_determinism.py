@@ -1,0 +1,83 @@
+"""Deterministic kernels: the settings of PyTorch inside a block, and what is refused. No GPU is needed."""
+
+import pytest
+import torch
+
+from txlcli.core.kernels.determinism import check_deterministic, deterministic_kernels
+from txlcli.errors import UsageError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+
+
+def settings_of_torch():
+    cudnn = torch.backends.cudnn
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        cudnn.deterministic,
+        cudnn.benchmark,
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.backends.cuda.matmul.fp32_precision,
+    )
+
+
+def test_a_block_for_cuda_has_deterministic_kernels_and_restores_the_settings():
+    before, environ = settings_of_torch(), {}
+    with deterministic_kernels(CUDA, enabled=True, environ=environ):
+        assert settings_of_torch() == (True, False, True, False, False, before[-1])
+        assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert settings_of_torch() == before
+
+
+def test_settings_are_restored_after_an_error():
+    before = settings_of_torch()
+    with (
+        pytest.raises(RuntimeError, match=r"^something else$"),
+        deterministic_kernels(CUDA, enabled=True, environ={}),
+    ):
+        raise RuntimeError("something else")
+    assert settings_of_torch() == before
+
+
+@pytest.mark.parametrize(("device", "enabled"), [(CPU, True), (CUDA, False)])
+def test_on_a_cpu_or_without_the_setting_nothing_changes(device, enabled):
+    before, environ = settings_of_torch(), {}
+    with deterministic_kernels(device, enabled=enabled, environ=environ):
+        assert settings_of_torch() == before
+    assert environ == {}
+
+
+def test_the_workspaces_that_the_user_has_fixed_are_kept():
+    environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    check_deterministic(CUDA, processes=1, environ=environ)
+    with deterministic_kernels(CUDA, enabled=True, environ=environ):
+        assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+
+
+def test_an_operation_without_a_deterministic_kernel_is_refused_in_one_line():
+    with pytest.raises(UsageError) as caught, deterministic_kernels(CUDA, enabled=True, environ={}):
+        torch.zeros(5).put_(torch.tensor([1]), torch.ones(1))  # has none on a CPU either
+    assert str(caught.value) == (
+        "train.deterministic: put_ does not have a deterministic implementation; --set train.deterministic=false"
+    )
+    assert caught.value.exit_code == 2
+
+
+def test_workspaces_of_another_size_are_refused_on_cuda_only():
+    environ = {"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}
+    check_deterministic(CPU, processes=2, environ=environ)
+    with pytest.raises(UsageError) as caught:
+        check_deterministic(CUDA, processes=1, environ=environ)
+    assert str(caught.value) == (
+        "train.deterministic needs CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8, not :4096:2; unset it, or "
+        "--set train.deterministic=false"
+    )
+
+
+def test_several_gpus_are_refused():
+    with pytest.raises(UsageError) as caught:
+        check_deterministic(CUDA, processes=2, environ={})
+    assert str(caught.value) == (
+        "train.deterministic is for one GPU, since NCCL chooses the order in which several add their gradients; leave "
+        "out --processes, or --set train.deterministic=false"
+    )

@@ -1,0 +1,105 @@
+"""Training on a CUDA device: deterministic runs, LAMB without waiting, measured steps. Skipped without a GPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from txlcli.config import recipe
+from txlcli.core.kernels.determinism import deterministic_kernels
+from txlcli.core.training import checkpoint
+from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.segments import TrainingSegments
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+CUDA = torch.device("cuda:0")
+V = 1_009
+SMALL = ("model.n_layers=2", "train.batch_size=4", "train.max_steps=8", "train.valid_every=1000000")
+DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
+CASES = {
+    "auto": DROPOUT,
+    "reference": (*DROPOUT, "train.attention=reference"),
+    "sdpa": (*DROPOUT, "train.attention=sdpa"),
+    "triton": (*DROPOUT, "train.attention=triton"),
+    "recomputed": (*DROPOUT, "train.recompute=true"),
+    "compiled": (*DROPOUT, "train.compile=true"),
+    "CUDA graph": (*DROPOUT, "train.cuda_graph=true"),
+    "adaptive softmax": (*DROPOUT, "model.cutoffs=[101, 307]", "model.div_val=2"),
+    "lamb": (*DROPOUT, "train.optimizer=lamb", "train.roll_lanes=true"),
+}
+
+
+def start(folder, *changes):
+    """Return a new training of a small model on CUDA."""
+    settings = recipe.load("stdlib", [*SMALL, "train.deterministic=true", *changes])
+    train = settings.train
+    ids = np.random.default_rng(3).integers(V, size=train.batch_size * train.seg_len * 11 + 1)
+    segments = TrainingSegments(
+        ids, batch_size=train.batch_size, seg_len=train.seg_len, roll=train.roll_lanes, seed=train.seed
+    )
+    model = new_model(settings.model, V, seed=train.seed, device=CUDA)
+    folder.mkdir(exist_ok=True)
+    return Training(model, train, segments, None, folder, {})
+
+
+def finish(training, *, until=None):
+    """Train with deterministic kernels; return the losses and the weights."""
+    with deterministic_kernels(CUDA, enabled=True):
+        reports = list(training.run(report_every=1, should_stop=lambda: False, until_step=until))
+    weights = {name: parameter.detach().cpu() for name, parameter in training.model.named_parameters()}
+    return [report.loss_nats for report in reports], weights
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]
+    assert all(torch.equal(weight, other[1][name]) for name, weight in one[1].items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_deterministic_training_gives_the_same_bits_when_it_is_repeated_and_resumed(tmp_path, case, precision):
+    changes = (*CASES[case], f"train.precision={precision}")
+    if "train.attention=triton" in changes:
+        pytest.importorskip("triton")
+    whole = finish(start(tmp_path / "whole", *changes))
+    assert_same(whole, finish(start(tmp_path / "again", *changes)))
+    first = finish(start(tmp_path / "parts", *changes), until=3)
+    saved = checkpoint.load(tmp_path / "parts" / "last.safetensors")
+    resumed = start(tmp_path / "parts", *changes)
+    resumed.model.load_state_dict(saved.group("model"))
+    resumed.restore(saved)
+    second = finish(resumed)
+    assert_same(whole, (first[0] + second[0], second[1]))
+
+
+def test_deterministic_kernels_leave_tf32_as_it_is():
+    before = torch.backends.cuda.matmul.fp32_precision
+    with deterministic_kernels(CUDA, enabled=True):
+        assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_steps_of_lamb_do_not_wait_for_the_device(tmp_path):
+    training = start(tmp_path, "train.optimizer=lamb", "train.deterministic=false")
+    for _ in range(3):
+        training.update()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            training.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_lamb_on_cuda_takes_the_steps_of_a_cpu(tmp_path):
+    settings = recipe.load("stdlib", [*SMALL, "train.optimizer=lamb", "model.dropout=0"])
+    losses = {}
+    for device in (torch.device("cpu"), CUDA):
+        train = dataclasses.replace(settings.train, lr=0.01)
+        ids = np.random.default_rng(3).integers(V, size=train.batch_size * train.seg_len * 11 + 1)
+        segments = TrainingSegments(ids, batch_size=train.batch_size, seg_len=train.seg_len)
+        model = new_model(settings.model, V, seed=train.seed, device=device)
+        training = Training(model, train, segments, None, tmp_path, {})
+        losses[device.type] = [float(training.update()[0]) for _ in range(8)]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-4)

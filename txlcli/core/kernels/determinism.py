@@ -1,0 +1,72 @@
+"""Deterministic kernels on CUDA: the same inputs give the same bits, run after run. On a CPU they always do."""
+
+import contextlib
+import os
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+
+from txlcli.errors import UsageError
+
+WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
+FIXED_WORKSPACES = (":4096:8", ":16:8")
+"""Values of the environment variable with which cuBLAS adds in the same order in every run; it reads the variable
+before the first product of a process."""
+WITHOUT = "--set train.deterministic=false"
+NO_KERNEL = "does not have a deterministic implementation"
+"""Part of PyTorch's error message."""
+
+
+def check_deterministic(
+    device: torch.device, *, processes: int, environ: MutableMapping[str, str] = os.environ
+) -> None:
+    """Refuse a training whose numbers may differ from run to run.
+
+    Raises:
+        UsageError: on CUDA, several processes, whose gradients NCCL adds in an order of its own, or an environment in
+            which cuBLAS may add in another order.
+    """
+    if device.type != "cuda":
+        return
+    if processes > 1:
+        raise UsageError(
+            "train.deterministic is for one GPU, since NCCL chooses the order in which several add their gradients; "
+            f"leave out --processes, or {WITHOUT}"
+        )
+    workspaces = environ.get(WORKSPACES)
+    if workspaces is not None and workspaces not in FIXED_WORKSPACES:
+        expected = " or ".join(FIXED_WORKSPACES)
+        raise UsageError(f"train.deterministic needs {WORKSPACES}={expected}, not {workspaces}; unset it, or {WITHOUT}")
+
+
+@contextlib.contextmanager
+def deterministic_kernels(
+    device: torch.device, *, enabled: bool, environ: MutableMapping[str, str] = os.environ
+) -> Iterator[None]:
+    """Use only deterministic kernels of CUDA inside the block; PyTorch's settings are restored after it.
+
+    Raises:
+        UsageError: an operation has no deterministic kernel.
+    """
+    if not enabled or device.type != "cuda":
+        yield
+        return
+    environ.setdefault(WORKSPACES, FIXED_WORKSPACES[0])
+    cudnn: Any = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before_cudnn, before_fill = (cudnn.deterministic, cudnn.benchmark), memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    memory.fill_uninitialized_memory = False  # every element is written before it is read
+    try:
+        yield
+    except RuntimeError as error:
+        if NO_KERNEL not in str(error):
+            raise
+        raise UsageError(f"train.deterministic: {str(error).split(NO_KERNEL)[0]}{NO_KERNEL}; {WITHOUT}") from error
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.deterministic, cudnn.benchmark = before_cudnn
+        memory.fill_uninitialized_memory = before_fill
