@@ -24,7 +24,9 @@ from txlcli.core.model import registry as models
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, register_encoding
+from txlcli.core.model.transformer_xl import update_memory
 from txlcli.core.reading import registry as readers
+from txlcli.core.reading.reader import StateReader
 from txlcli.core.training import optimizer
 
 
@@ -106,6 +108,41 @@ class GruProducts(LayerProducts):
         return 6 * self.model.n_layers * self.model.d_model**2
 
 
+class PairsModel(LanguageModel):
+    """Embeddings, each with half of the embedding before it; its memory is the last M embeddings, (B, M, d)."""
+
+    def __init__(self, settings, vocab_size):
+        super().__init__(settings, vocab_size)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, 0.0, settings.init_std)
+
+    def first_memory(self, batch_size, mem_len):
+        """Return an empty memory."""
+        return self.full_memory(batch_size, 0)
+
+    def full_memory(self, batch_size, mem_len):
+        """Return zeros."""
+        return [self.softmax.biases[0].new_zeros(batch_size, mem_len, self.settings.d_model)]
+
+    def pack(self, dtype):
+        """Leave the weights to PyTorch."""
+
+    def forward(self, tokens, memory, *, mem_len):
+        """Read one segment (B, L)."""
+        embedded = self.embedding(tokens)
+        context = torch.cat([memory[0], embedded], dim=1)  # (B, M + L, d)
+        before = nn.functional.pad(context, (0, 0, 1, 0))[:, :-1][:, -tokens.shape[1] :]
+        return embedded + before / 2, [update_memory(memory[0], embedded.detach(), mem_len=mem_len)]
+
+
+class PairsProducts(LayerProducts):
+    """No layers."""
+
+    def decoding(self, *, keys, max_distance):
+        """Return the products of one token."""
+        return 0.0
+
+
 @contextlib.contextmanager
 def _restored(*tables):
     """Undo all changes of the tables after the block."""
@@ -150,11 +187,21 @@ def registered_watched():
 
 
 @contextlib.contextmanager
-def registered_gru():
-    """Register GruModel as "gru" inside this block."""
+def registered_architecture(name, *, settings, model, products=cost.TransformerProducts, reader=StateReader):
+    """Register an architecture inside this block."""
     with _restored(MODELS, models.ARCHITECTURES, readers.READERS, cost.ARCHITECTURES):
-        register_architecture("gru", settings=GruSettings, model=GruModel, products=GruProducts)
+        register_architecture(name, settings=settings, model=model, products=products, make_reader=reader)
         yield
+
+
+def registered_gru():
+    """Register GruModel as "gru" inside a block."""
+    return registered_architecture("gru", settings=GruSettings, model=GruModel, products=GruProducts)
+
+
+def registered_pairs():
+    """Register PairsModel, without attention and without a recurrent state, as "pairs" inside a block."""
+    return registered_architecture("pairs", settings=ModelSettings, model=PairsModel, products=PairsProducts)
 
 
 @contextlib.contextmanager

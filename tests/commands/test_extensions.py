@@ -1,16 +1,20 @@
 """The commands with an encoding and an architecture that are registered from outside the package."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, reports
-from tests.extensions import registered_gru, registered_optimizer, registered_slopes
+from tests.extensions import registered_gru, registered_optimizer, registered_pairs, registered_slopes
 from txlcli.core.training.optimizer import OptimizerEntry, parameter_group
 
+MANUAL = Path(__file__).parents[2] / "docs" / "extending.md"
 ATTENTION_KEYS = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
 
 
@@ -78,6 +82,73 @@ def test_a_registered_architecture_is_counted_trained_resumed_evaluated_and_deco
     assert "has a recurrent state" in refusal("eval", "whole", "--mem-len", 5)
     assert done("generate", "whole", "--prompt", "the fox", "--tokens", 7).stdout
     assert json_of("speed", "whole")["throughput"]
+
+
+@pytest.fixture
+def pairs_recipe(untouched):
+    done("prepare", "novel", "--name", "novel")
+    text = RECIPE.replace("n_layers = 2", 'arch = "pairs"\nn_layers = 2')
+    for line in ATTENTION_KEYS:
+        text = text.replace(line, "")
+    Path("pairs.toml").write_text(text)
+    with registered_pairs():
+        yield "pairs.toml"
+
+
+def test_an_architecture_with_neither_attention_nor_a_recurrent_state_works_with_every_command(pairs_recipe):
+    check_resuming(pairs_recipe)
+    result = json_of("eval", "whole", "--mem-len", "0,1,5", "--batch-size", 1)
+    assert (result["attention"], result["same_length"], result["max_distance"]) == (None, None, None)
+    none, one, five = (row["loss_nats"] for row in result["rows"])
+    assert one == pytest.approx(five, rel=1e-6)  # the model reads one embedding before each
+    assert none != pytest.approx(five, rel=1e-6)
+    single, pair = (row["loss_nats"] for row in json_of("eval", "whole", "--attn-len", "1,2")["rows"])
+    assert pair == pytest.approx(five, rel=1e-6)
+    assert single != pytest.approx(five, rel=1e-6)
+    assert "same_length" not in done("eval", "whole").stdout
+    assert math.isfinite(json_of("eval", "whole", "--cache", 7, "--dynamic")["rows"][-1]["bpc"])
+    for options in ([], ["--set", "eval.mem_len=0"]):
+        timed = json_of("speed", pairs_recipe, "--attn-len", 4, "--repeat", 1, *options)
+        assert (timed["attention"], len(timed["throughput"])) == (None, 4)
+    done("train", pairs_recipe, "--name", "none", "--set", "train.mem_len=0", "--set", "eval.mem_len=0")
+    for run in ("whole", "none"):
+        assert json_of("generate", run, "--prompt", "the fox", "--tokens", 7)["samples"][0]["tokens"]
+    group = json_of("recl", "whole", "none", "--start", 2, "--step", 2, "--positions", 11)
+    assert [model["context"] for model in group["models"]] == ["memory", "window"]
+
+
+def test_what_an_architecture_without_attention_would_ignore_is_refused(pairs_recipe):
+    for key, value in (("train.attention", "sdpa"), ("train.recompute", "true"), ("eval.same_length", "off")):
+        message = refusal("train", pairs_recipe, "--set", f"{key}={value}")
+        assert f"{key.split('.')[1]} must be" in message
+        assert 'with arch = "pairs", which has no layers with attention' in message
+    done("train", pairs_recipe, "--name", "pairs")
+    for words in (["--attention", "sdpa"], ["--same-length"], ["--max-distance", 3]):
+        assert refusal("eval", "pairs", *words) == f'runs/pairs has no attention (arch = "pairs"); leave out {words[0]}'
+    assert refusal("speed", "pairs", "--attention", "sdpa") == 'arch = "pairs" has no attention; leave out --attention'
+    assert refusal("attention", "pairs") == 'runs/pairs has no attention; give a run with arch = "transformer"'
+
+
+def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(untouched):
+    (script,) = re.findall(r"^```python\n(.*?)^```", MANUAL.read_text(), flags=re.MULTILINE | re.DOTALL)
+    Path("my_txl.py").write_text(script)
+    Path("my_package.py").write_text(
+        "from tests.extensions import SlopesEncoding\n"
+        "from txlcli.config.encodings import EncodingTraits\n"
+        "from txlcli.core.model.encodings import register_encoding\n"
+        'register_encoding("slopes", SlopesEncoding, EncodingTraits(limits_distance=True, score_terms=("a", "d")))\n'
+    )
+    done("prepare", "novel", "--name", "novel")
+    Path("slopes.toml").write_text(RECIPE.replace("n_heads = 3", 'n_heads = 3\nposition = "slopes"'))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "my_txl.py", "train", "slopes.toml", "--max-steps", "1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, Path("runs/slopes/last.safetensors").exists()) == (0, True), ended.stderr
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])

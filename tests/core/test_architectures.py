@@ -3,15 +3,18 @@
 import pytest
 import torch
 
-from tests.core.builders import V, draw_tokens
-from tests.extensions import GruModel, GruProducts, GruSettings, registered_gru
+from tests.core.builders import V, draw_tokens, model_settings
+from tests.extensions import GruModel, GruProducts, GruSettings, registered_architecture, registered_gru
+from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.architectures import register_architecture
 from txlcli.core.measures.cost import decoding_flops_per_token
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.model.registry import count_parameters, make_model
-from txlcli.core.reading.registry import make_reader
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.registry import make_reader, make_window_reader
 from txlcli.errors import RecipeError
 
 B, L, N, d = 3, 5, 2, 7
@@ -57,3 +60,12 @@ def test_its_reader_equals_the_model():
     reader = make_reader(model, settings, batch_size=B)
     given = torch.cat([reader.read(part) for part in tokens.split(L, dim=1)], dim=1)
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
+
+
+def test_a_model_that_derives_from_transformer_xl_is_not_taken_for_it():
+    with registered_architecture("derived", settings=TransformerSettings, model=TransformerXL, reader=Decoder):
+        derived, original = (model_settings(arch=arch) for arch in ("derived", "transformer"))
+        assert (derived.is_transformer_xl, original.is_transformer_xl) == (False, True)
+        model = make_model(derived, V)
+        assert isinstance(make_window_reader(model, L, windows=B, precision="fp32"), Decoder)
+        assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=L), batch_size=B), Decoder)

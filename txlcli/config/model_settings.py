@@ -74,6 +74,11 @@ class ModelSettings:
         return None
 
     @property
+    def has_attention(self) -> bool:
+        """True if the layers have attention."""
+        return self.head_width is not None
+
+    @property
     def longest_window(self) -> int | None:
         """Largest number of tokens in a segment or window; None if there is no limit."""
         return None
@@ -145,8 +150,8 @@ class TransformerSettings(ModelSettings):
 
     @property
     def is_transformer_xl(self) -> bool:
-        """True if this is the model of section 3, not a baseline."""
-        return self.encoding.transformer_xl and not self.auxiliary_losses
+        """True if this is the model of section 3, not a baseline or an architecture that derives from it."""
+        return self.arch == "transformer" and self.encoding.transformer_xl and not self.auxiliary_losses
 
     @property
     def head_width(self) -> int:

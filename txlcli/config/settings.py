@@ -277,6 +277,8 @@ class Settings:
         require(alone, "train", "roll_lanes", self.train.roll_lanes, "false with corpus.shuffle_sentences")
         dropped = self.model.word_dropout  # the first position of a segment is kept
         require(self.train.seg_len > 1 or not dropped, "model", "word_dropout", dropped, "0 with train.seg_len = 1")
+        if not self.model.has_attention:
+            self._check_without_attention()
         if self.model.recurrent_state:
             self._check_recurrent()
         elif isinstance(self.model, TransformerSettings):
@@ -288,8 +290,13 @@ class Settings:
             require(constant or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, expected)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
-        """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training."""
+        """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
+
+        A memory without attention has no `same_length`: it is "off".
+        """
         settings = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
+        if not (self.model.has_attention or self.model.recurrent_state):
+            settings = dataclasses.replace(settings, same_length="off")
         if settings.max_distance is None and self.model.limits_distance:
             settings = dataclasses.replace(settings, max_distance=self.train.seg_len + self.train.mem_len)
         return settings
@@ -347,15 +354,21 @@ class Settings:
         require(applies, "eval", "max_distance", max_distance, expected)
 
     def _check_recurrent(self) -> None:
-        """Refuse settings of memory and attention for a model that carries a state."""
+        """Refuse settings of memory for a model that carries a state."""
         why = f'with arch = "{self.model.arch}": its state is its memory'
         require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
         require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
-        attention = f'with arch = "{self.model.arch}", which has no layers with attention'
+        require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
+
+    def _check_without_attention(self) -> None:
+        """Refuse settings of attention for a model that has none."""
+        arch = f'with arch = "{self.model.arch}"'
+        why = f"{arch}, which has no layers with attention"
         for key, default in (("recompute", False), ("compile", False), ("cuda_graph", False), ("attention", "auto")):
             value = getattr(self.train, key)
-            require(value == default, "train", key, value, f"{str(default).lower()} {attention}")
-        require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
+            require(value == default, "train", key, value, f"{str(default).lower()} {why}")
+        if self.model.recurrent_state:
+            why = f"{arch}: its state is its memory"
         for key in ("max_distance", "same_length"):
             value = getattr(self.eval, key)
             is_default = value == EvalSettings.__dataclass_fields__[key].default

@@ -26,8 +26,9 @@ def register_architecture(
         settings: class of the [model] section.
         model: made from these settings and the vocabulary size.
         products: formulas of its operations, for `--dry-run` and `txl speed`.
-        make_reader: called as (model, evaluation settings, batch_size=, precision=) [default: the reader of models with
-            a recurrent state].
+        make_reader: called as (model, evaluation settings, batch_size=, precision=), for windows of the text also with
+            in_windows=True. By default the memory is what `model.forward` returns; for subclasses of TransformerXL give
+            `core.reading.decoder.Decoder`.
 
     Raises:
         ValueError: the name is taken.

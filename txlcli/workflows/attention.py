@@ -75,10 +75,8 @@ def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     """
     settings = run.settings.model
     if not isinstance(settings, TransformerSettings):
-        raise UsageError(
-            f'{run.folder} has a recurrent state (arch = "{settings.arch}") and no attention; give a run with '
-            'arch = "transformer"'
-        )
+        has = f'has a recurrent state (arch = "{settings.arch}") and' if settings.recurrent_state else "has"
+        raise UsageError(f'{run.folder} {has} no attention; give a run with arch = "transformer"')
     has_terms = bool(terms_of(settings.position))
     if options.figures is not None and 7 in options.figures and not has_terms:
         raise UsageError(

@@ -80,7 +80,7 @@ def measure(subject: str | None, options: SpeedOptions, workspace: Workspace) ->
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "device": machine,
         "precision": used,
-        "attention": None if settings.model.recurrent_state else settings.train.attention,
+        "attention": settings.train.attention if settings.model.has_attention else None,
         "repeat": options.repeat,
         "peak_gflops_per_s": bench.peak / 1e9,
         "slowdown": [bench.slowdown(length) for length in lengths],
@@ -118,6 +118,10 @@ def _lengths_of_table_9(longest: int | None) -> list[int]:
 def _with_attention(settings: Settings, model: LanguageModel, attention: AttentionBackend | None) -> Settings:
     """Set the attention backend of the model, and return settings with it."""
     train = settings.train
+    if not settings.model.has_attention:
+        if attention is not None:
+            raise UsageError(f'arch = "{settings.model.arch}" has no attention; leave out --attention')
+        return settings
     if attention is not None:
         recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
         train = dataclasses.replace(train, attention=attention, recompute=recompute)

@@ -172,7 +172,7 @@ def test_a_segment_read_token_by_token_has_equal_positions(position):
     model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 4 * L)
     # Every query may see M keys, so that only the positions could make the two differ.
     options = {"batch_size": B, "mem_len": M, "same_length": "m"}
-    whole, single = (make_decoder(model, seg_len=L, **options), make_decoder(model, seg_len=1, period=L, **options))
+    whole, single = (make_decoder(model, seg_len=L, **options) for _ in range(2))
     by_segment = torch.cat([whole.read(part) for part in tokens.split(L, dim=1)], dim=1)
     by_token = torch.cat([single.read(part) for part in tokens.split(1, dim=1)], dim=1)
     torch.testing.assert_close(by_token, by_segment, rtol=0, atol=1e-10)

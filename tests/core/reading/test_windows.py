@@ -8,8 +8,9 @@ import torch
 
 from tests.core.builders import draw_tokens, small_model
 from txlcli.config.settings import EvalSettings
+from txlcli.core.reading.registry import make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
-from txlcli.core.reading.windows import WindowReader, score_windows, window_decoder
+from txlcli.core.reading.windows import WindowReader, score_windows
 from txlcli.errors import UsageError
 
 N = 7
@@ -88,7 +89,7 @@ def test_a_window_longer_than_the_text_reads_it_once():
 def test_positions_that_were_not_learned_are_refused():
     model = small_model(position="learned", n_positions=N)
     with pytest.raises(UsageError, match="learned 7 positions, so it cannot read 8 tokens at once; take"):
-        window_decoder(model, N + 1, windows=1, precision="fp32")
+        make_window_reader(model, N + 1, windows=1, precision="fp32")
 
 
 @pytest.mark.parametrize("kind", KINDS)

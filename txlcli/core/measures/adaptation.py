@@ -257,12 +257,11 @@ def _losses(
     model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
-    limits = {}
-    if not model.settings.recurrent_state:
-        limits = {
-            "key_limit": key_limit(settings.same_length, settings.mem_len),
-            "max_distance": settings.max_distance,
-        }
+    limits = {
+        "key_limit": key_limit(settings.same_length, settings.mem_len),
+        "max_distance": settings.max_distance,
+    }
+    limits = {name: limit for name, limit in limits.items() if limit is not None}  # only attention has them
     with lstms_in_training_mode(model):
         hidden, memory = model(inputs, memory, mem_len=settings.mem_len, **limits)
     return model.losses(hidden, targets), memory

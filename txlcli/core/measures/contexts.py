@@ -8,7 +8,6 @@ Axes: W texts side by side, C context length, T tokens of a stream, P positions.
 
 import time
 from collections.abc import Iterator
-from typing import cast
 
 import numpy as np
 import torch
@@ -16,11 +15,9 @@ from numpy.typing import NDArray
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.registry import make_reader, sized_for
+from txlcli.core.reading.registry import make_reader, make_window_reader, sized_for
 from txlcli.core.reading.scoring import Tokens
-from txlcli.core.reading.windows import window_decoder
 
 
 def eligible_positions(count: int, *, longest: int) -> int:
@@ -89,12 +86,8 @@ def _reader(
 ) -> Reader:
     """Make a reader for c tokens with nothing before them."""
     if settings.mem_len == 0 and not model.settings.recurrent_state:
-        return window_decoder(
-            cast(TransformerXL, model),
-            context_len,
-            windows=batch_size,
-            precision=precision,
-            max_distance=settings.max_distance,
+        return make_window_reader(
+            model, context_len, windows=batch_size, precision=precision, max_distance=settings.max_distance
         )
     return make_reader(model, sized_for(model, settings, context_len), batch_size=batch_size, precision=precision)
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -18,10 +17,8 @@ from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import DTYPES, float32_products
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.registry import make_reader
+from txlcli.core.reading.registry import make_reader, make_window_reader
 from txlcli.core.reading.sampling import reader_of_one_text
-from txlcli.core.reading.windows import window_decoder
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.system.memory import is_out_of_memory
@@ -140,16 +137,14 @@ def time_vanilla(
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
-    decoder = window_decoder(
-        cast(TransformerXL, model), attn_len, windows=windows, precision=precision, max_distance=max_distance
-    )
+    reader = make_window_reader(model, attn_len, windows=windows, precision=precision, max_distance=max_distance)
     tokens = _random_tokens(model, (windows, attn_len))
 
     def predict() -> object:
-        decoder.reset()
-        return decoder.losses(decoder.read_last(tokens), tokens[:, -1:])
+        reader.reset()
+        return reader.losses(reader.read_last(tokens), tokens[:, -1:])
 
-    return measure(predict, decoder.device, tokens=windows, repeat=repeat, warm_up=warm_up)
+    return measure(predict, reader.device, tokens=windows, repeat=repeat, warm_up=warm_up)
 
 
 def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int) -> Timing:

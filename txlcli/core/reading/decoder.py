@@ -41,7 +41,8 @@ class Decoder(Reader):
         batch_size: B, in place of that of the settings.
         precision: of matrix products and of the buffer.
         memory_start: the memory before the first token; the model's own by default.
-        period: tokens after which absolute positions begin anew; `seg_len` by default, as segments have them.
+        in_windows: each text is a window of up to M tokens with nothing before it, and absolute positions count in it;
+            by default they count in segments.
         replay_steps: read single tokens by a CUDA graph (on a CPU by the same function, called anew); by default on
             CUDA, where launching kernels takes longer than running them.
 
@@ -60,14 +61,15 @@ class Decoder(Reader):
         batch_size: int,
         precision: str = "fp32",
         memory_start: MemoryStart | None = None,
-        period: int | None = None,
+        in_windows: bool = False,
         replay_steps: bool | None = None,
     ) -> None:
         super().__init__(model, seg_len=settings.seg_len, precision=precision)
         mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
         self.mem_len = mem_len
         self._limit = key_limit(settings.same_length, mem_len)
-        self._zeros = mem_len if (memory_start or model.settings.memory_start) == "zeros" else 0
+        starts_full = (memory_start or model.settings.memory_start) == "zeros" and not in_windows
+        self._zeros = mem_len if starts_full else 0
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
         self._range = BufferRange(mem_len + slack)
         shape = (batch_size, model.settings.n_heads, self._range.capacity, model.settings.d_head)
@@ -80,7 +82,7 @@ class Decoder(Reader):
             with self._autocast:
                 terms = self.model.score_terms(self.reach, max_distance=max_distance)
             self._terms = [_contiguous(added.without_repetition(max_distance)) for added in terms]
-        self._period = period or seg_len
+        self._period = mem_len if in_windows else seg_len  # tokens after which absolute positions begin anew
         model.encoding.check_positions(self._period)
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""

@@ -1,6 +1,7 @@
 """The interface through which evaluation and generation use a model: read tokens in order, remember, predict.
 
-`StateReader` is the reader of recurrent models, `core.reading.decoder.Decoder` that of models with attention.
+`StateReader` reads with the memory that a model itself returns, such as a recurrent state;
+`core.reading.decoder.Decoder` keeps the projected keys and values of models with attention.
 
 Axes: B batch, L segment, d model width, V vocabulary.
 """
@@ -46,8 +47,8 @@ class Reader(ABC):
         """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
 
     @abstractmethod
-    def read_last(self, tokens: Tensor) -> Tensor:
-        """Read (B, T), T any length, and return the last hidden state of the last position only, (B, 1, d)."""
+    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
+        """Read (B, T), T any length, and return the last hidden states of the last `count` positions, (B, count, d)."""
 
     @torch.inference_mode()
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -69,20 +70,29 @@ class Reader(ABC):
 
 
 class StateReader(Reader):
-    """Reads text with an LSTM or a QRNN, whose state covers everything read before: all tokens take equally long.
+    """Reads text through `LanguageModel.forward`, and carries the memory that it returns: the state of an LSTM or a
+    QRNN, which covers everything read before, or what another model keeps of the last M tokens.
 
     Args:
         model: its weights must not change while the reader is used.
-        settings: the longest segment that will be read; nothing else counts.
+        settings: M, and the longest segment that will be read.
         batch_size: B, in place of that of the settings.
         precision: of matrix products.
+        in_windows: each text is a window, with nothing before it.
     """
 
     def __init__(
-        self, model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32"
+        self,
+        model: LanguageModel,
+        settings: EvalSettings,
+        *,
+        batch_size: int,
+        precision: str = "fp32",
+        in_windows: bool = False,
     ) -> None:
         super().__init__(model, seg_len=settings.seg_len, precision=precision)
-        self._batch_size = batch_size
+        self._batch_size, self._mem_len = batch_size, settings.mem_len
+        self._first_len = 0 if in_windows else settings.mem_len
         self.reset()
 
     @property
@@ -92,22 +102,26 @@ class StateReader(Reader):
 
     def reset(self) -> None:
         """Forget everything that was read."""
-        self.state: Memory = self.model.first_memory(self._batch_size, 0)
-        """State of each layer after the tokens read so far."""
+        self.state: Memory = self.model.first_memory(self._batch_size, self._first_len)
+        """The model's memory after the tokens read so far."""
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
         with self._autocast:
-            hidden, self.state = self.model(tokens, self.state, mem_len=0)
+            hidden, self.state = self.model(tokens, self.state, mem_len=self._mem_len)
         return hidden
 
     @torch.inference_mode()
-    def read_last(self, tokens: Tensor) -> Tensor:
-        """Read (B, T), T any length, and return the last hidden state of the last position, (B, 1, d)."""
+    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
+        """Read (B, T), T any length, and return the last hidden states of the last `count` positions, (B, count, d)."""
+        last, after = [], tokens.shape[1]
         for segment in tokens.split(self.seg_len, dim=1):
             hidden = self.read(segment)
-        return hidden[:, -1:]
+            after -= segment.shape[1]  # positions after this segment
+            if after < count:
+                last.append(hidden[:, max(0, hidden.shape[1] + after - count) :])
+        return torch.cat(last, dim=1)
 
 
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:

@@ -9,7 +9,9 @@ from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader, StateReader
 
 READERS: dict[str, Callable[..., Reader]] = {"transformer": Decoder, "lstm": StateReader, "qrnn": StateReader}
-"""Class or function that makes the reader of a model, for each value of `model.arch`; called as `make_reader` is."""
+"""Class or function that makes the reader of a model, for each value of `model.arch`; called as `make_reader` is, and
+with `in_windows=True` for windows."""
+CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
 def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32") -> Reader:
@@ -17,7 +19,7 @@ def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int
 
     Args:
         model: in any mode.
-        settings: L, M and the limits on distance; of a model that carries a state only L counts.
+        settings: L, M and the limits on distance; of a model with a recurrent state only L counts.
         batch_size: B, in place of that of the settings.
         precision: of matrix products.
 
@@ -25,6 +27,19 @@ def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int
         UsageError: the model has learned fewer positions than a segment has.
     """
     return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision)
+
+
+def make_window_reader(
+    model: LanguageModel, attn_len: int, *, windows: int, precision: str, max_distance: int | None = None
+) -> Reader:
+    """Return a reader that holds one window of N tokens, and nothing before it.
+
+    Raises:
+        UsageError: the model has learned fewer positions than the window has.
+    """
+    chunk = min(CHUNK, attn_len)
+    settings = EvalSettings(seg_len=chunk, mem_len=attn_len, max_distance=max_distance, same_length="off")
+    return READERS[model.settings.arch](model, settings, batch_size=windows, precision=precision, in_windows=True)
 
 
 def sized_for(model: LanguageModel, settings: EvalSettings, length: int) -> EvalSettings:

@@ -5,14 +5,12 @@ Axes: V vocabulary.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
@@ -47,8 +45,7 @@ def reader_of_one_text(model: LanguageModel, settings: EvalSettings, *, precisio
         UsageError: the model has learned fewer positions than a segment has.
     """
     if not model.has_recurrent_state and settings.mem_len == 0:
-        attends = cast(TransformerXL, model)
-        return WindowReader(attends, attn_len=settings.seg_len, precision=precision, max_distance=settings.max_distance)
+        return WindowReader(model, attn_len=settings.seg_len, precision=precision, max_distance=settings.max_distance)
     return make_reader(model, settings, batch_size=1, precision=precision)
 
 

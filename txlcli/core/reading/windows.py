@@ -13,14 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txlcli.config.settings import EvalSettings
-from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.decoder import Decoder
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_window_reader
 from txlcli.core.reading.scoring import Scores, Tokens
 
 TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
-CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
 def windows_at_once(device: torch.device, length: int) -> int:
@@ -28,21 +26,8 @@ def windows_at_once(device: torch.device, length: int) -> int:
     return max(1, TOKENS_AT_ONCE[device.type] // length)
 
 
-def window_decoder(
-    model: TransformerXL, attn_len: int, *, windows: int, precision: str, max_distance: int | None = None
-) -> Decoder:
-    """Return a decoder that holds one window, and nothing before it.
-
-    Raises:
-        UsageError: the model has learned fewer positions than the window has.
-    """
-    chunk = min(CHUNK, attn_len)
-    settings = EvalSettings(seg_len=chunk, mem_len=attn_len, max_distance=max_distance, same_length="off")
-    return Decoder(model, settings, batch_size=windows, precision=precision, memory_start="empty", period=attn_len)
-
-
 def score_windows(
-    model: TransformerXL,
+    model: LanguageModel,
     inputs: Tokens,
     targets: Tokens,
     *,
@@ -75,19 +60,19 @@ def score_windows(
     started = time.perf_counter()
     length = min(attn_len, len(targets))
     windows = windows or windows_at_once(device, length)
-    decoders: dict[int, Decoder] = {}  # by windows: the first and the last batch may have fewer than the others
+    readers: dict[int, Reader] = {}  # by windows: the first and the last batch may have fewer than the others
     for firsts, counted in _batches(len(targets), attn_len, stride, windows):
-        if len(firsts) not in decoders:
-            decoders[len(firsts)] = window_decoder(
+        if len(firsts) not in readers:
+            readers[len(firsts)] = make_window_reader(
                 model, length, windows=len(firsts), precision=precision, max_distance=max_distance
             )
-            model = decoders[len(firsts)].model  # further decoders need no copy of their own
-        decoder = decoders[len(firsts)]
-        decoder.reset()
+            model = readers[len(firsts)].model  # further readers need no copy of their own
+        reader = readers[len(firsts)]
+        reader.reset()
         positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)  # (W, N)
-        hidden = decoder.read_last(input_ids[positions], count=counted)
+        hidden = reader.read_last(input_ids[positions], count=counted)
         scored = positions[:, length - counted :]
-        losses[scored] = decoder.losses(hidden, target_ids[scored]).float()
+        losses[scored] = reader.losses(hidden, target_ids[scored]).float()
         if on_tokens:
             on_tokens(int(scored.max()) + 1)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
@@ -117,9 +102,9 @@ class WindowReader(Reader):
         UsageError: the model has learned fewer positions than the window has.
     """
 
-    def __init__(self, model: TransformerXL, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
-        self._decoder = window_decoder(model, attn_len, windows=1, precision=precision, max_distance=max_distance)
-        super().__init__(self._decoder.model, seg_len=attn_len, precision=precision)
+    def __init__(self, model: LanguageModel, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
+        self._reader = make_window_reader(model, attn_len, windows=1, precision=precision, max_distance=max_distance)
+        super().__init__(self._reader.model, seg_len=attn_len, precision=precision)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     @property
@@ -129,18 +114,25 @@ class WindowReader(Reader):
 
     def reset(self) -> None:
         """Forget everything that was read."""
-        self._decoder.reset()
+        self._reader.reset()
         self._window = self._window[:, :0]
 
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (1, l) and return its last hidden states (1, l, d)."""
-        return torch.cat([self.read_last(token) for token in tokens.split(1, dim=1)], dim=1)
+        return self.read_last(tokens, count=tokens.shape[1])
 
-    def read_last(self, tokens: Tensor) -> Tensor:
+    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
+        """Read (1, T) and return the last hidden states of the last `count` positions, (1, count, d)."""
+        first = tokens.shape[1] - count + 1  # tokens up to the first position that counts
+        hidden = [self._extend(tokens[:, :first])]
+        hidden += [self._extend(tokens[:, at : at + 1]) for at in range(first, tokens.shape[1])]
+        return torch.cat(hidden, dim=1)
+
+    def _extend(self, tokens: Tensor) -> Tensor:
         """Read (1, T) and return the last hidden state of the last position, (1, 1, d)."""
         window_len = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
-        if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: cached keys stay valid
-            return self._decoder.read_last(tokens)
-        self._decoder.reset()
-        return self._decoder.read_last(self._window)
+        if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: what was read stays valid
+            return self._reader.read_last(tokens)
+        self._reader.reset()
+        return self._reader.read_last(self._window)

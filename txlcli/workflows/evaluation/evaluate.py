@@ -132,18 +132,18 @@ def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Itera
 def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     """Refuse options that do not fit the model or its precision."""
     settings, folder = opened.run.settings, opened.run.folder
-    of_attention = {
-        "--mem-len": options.mem_len,
-        "--attn-len": options.attn_len,
+    of_attention: dict[str, object] = {
         "--max-distance": options.max_distance,
-        "--plot": options.plotted or None,
         options.same_length_option: options.same_length,
         "--attention": options.attention,
     }
-    if settings.model.recurrent_state and (option := first_option(of_attention)):
+    of_memory = {"--mem-len": options.mem_len, "--attn-len": options.attn_len, "--plot": options.plotted or None}
+    if settings.model.recurrent_state and (option := first_option(of_memory) or first_option(of_attention)):
         raise UsageError(
             f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
         )
+    if not settings.model.has_attention and (option := first_option(of_attention)):
+        raise UsageError(f'{folder} has no attention (arch = "{settings.model.arch}"); leave out {option}')
     if options.max_distance is not None and not settings.model.limits_distance:
         raise UsageError(f"{folder}: its encoding of positions has no such limit; leave out --max-distance")
     settings.check_memory(max(options.mem_lens, default=0), run=folder, instead="give --attn-len instead of --mem-len")

@@ -73,7 +73,7 @@ def make_result(scoring: Scoring, rows: list[Row], search: dict[str, Any] | None
     """Return the object that --json prints and the table shows; the row with the lowest loss is marked as best."""
     opened, text, settings = scoring.opened, scoring.text, scoring.settings
     model = opened.run.settings.model
-    has_attention = not model.recurrent_state
+    has_attention = model.has_attention
     in_segments = not any("stride" in row for row in rows)  # otherwise in windows, each of its own length
     best = min(rows, key=lambda row: row["loss_nats"])
     return {
@@ -112,7 +112,8 @@ def describe_settings(result: dict[str, Any]) -> str:
     if first["attn_len_max"] is None:
         return f"The recurrent state is carried along the text. L = {result['seg_len']}, {precision}; {lanes}"
     mem_len = f"M = {first['mem_len']}, " if "method" in first else ""
-    return f"{mem_len}L = {result['seg_len']}, same_length = {result['same_length']}, {limit}{precision}; {lanes}"
+    same_length = f"same_length = {result['same_length']}, " if result["same_length"] else ""
+    return f"{mem_len}L = {result['seg_len']}, {same_length}{limit}{precision}; {lanes}"
 
 
 def _describe_lanes(lanes: int) -> str:
