@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-from txlcli.system import signals, standard_streams
+from txlcli.system import child_imports, signals, standard_streams
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -29,6 +29,7 @@ def main() -> None:
     for number in signals.handled():
         signal.signal(number, _end)
     standard_streams.open_closed()
+    child_imports.without_working_folder()
     try:
         from txlcli import console
         from txlcli.cli import app

@@ -1,5 +1,9 @@
 """Figures are written in the format of the extension."""
 
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -7,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
+from txlcli import console
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import FIGURE_FORMATS, check_figure
 from txlcli.views import plots
@@ -112,3 +117,39 @@ def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
     assert str(caught.value) == (
         f"{tmp_path / 'curve.png'}: the figure cannot be written (Is a directory); check the folder"
     )
+
+
+def test_a_figure_that_cannot_be_written_completely_keeps_the_old_one(tmp_path):
+    draw(tmp_path / "curve.png")
+    before = (tmp_path / "curve.png").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(TxlError, match="the figure cannot be written"):
+            draw(tmp_path / "curve.png", log_x=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
+    assert (tmp_path / "curve.png").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["a$\\bad$", "$x", "$\\frac{$", "two\nlines", "\x1b[31m", "語"])
+def test_names_are_no_formulas(tmp_path, name, recwarn):
+    plots.plot_curves(tmp_path / "c.svg", {name: ([1], [2]), "b": ([1], [2])}, x_label="x", y_label="y", title=name)
+    assert f"<!-- {console.on_one_line(name)} -->" in (tmp_path / "c.svg").read_text()
+    assert not recwarn.list
+
+
+def test_a_matplotlibrc_in_the_working_folder_changes_no_figure(tmp_path):
+    script = (
+        "from pathlib import Path; from tests.views import test_plots; test_plots.draw(Path('curve.png'));"
+        "print(test_plots.plots.matplotlib.rcParams['text.usetex'])"
+    )
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nlines.linewidth: 9\n")
+    root = Path(plots.__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
+    draw(tmp_path / "here.png")
+    assert (tmp_path / "curve.png").read_bytes() == (tmp_path / "here.png").read_bytes()

@@ -56,7 +56,7 @@ def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
     figure = plots.new_figure(9.6, _height(attention))
     axes = figure.add_subplot()
     image = _show_heads(axes, attention, _uniform_scale([attention]))
-    axes.set_title(title, fontsize=11)
+    axes.set_title(plots.literal(title), fontsize=11)
     _add_scale(figure, image, [axes], attention.shape[2])
     plots.save(figure, path)
 
@@ -70,7 +70,7 @@ def plot_terms(path: Path, terms: dict[str, Numbers], *, title: str) -> None:
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
         image = _show_heads(axes, attention, scale, labelled=number == 0)
         axes.set_title(TERM_TITLES[name], fontsize=10)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(plots.literal(title), fontsize=11)
     _add_scale(figure, image, list(row), attention.shape[2])
     plots.save(figure, path)
 
@@ -109,7 +109,7 @@ def plot_heads(
         last.set_xticks(range(len(labels)), labels, fontsize=size, rotation=turn, parse_math=False)
         last.set_xlabel("context, up to the first target")
     figure.supylabel("target token", fontsize=10)
-    figure.suptitle(f"{title}\n{LEGEND}", fontsize=10)
+    figure.suptitle(f"{plots.literal(title)}\n{LEGEND}", fontsize=10)
     plots.save(figure, path)
 
 

@@ -160,7 +160,7 @@ def plot_loss_and_time(path: Path, result: dict[str, Any]) -> None:
     for axes in (loss, time):
         axes.set_xlabel("memory length M (tokens)")
         axes.grid(alpha=0.3)
-    figure.suptitle(result["text"])
+    figure.suptitle(plots.literal(result["text"]))
     plots.save(figure, path)
 
 

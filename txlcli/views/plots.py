@@ -1,16 +1,21 @@
 """Plots curves, and writes figures as PNG, SVG or PDF."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from txlcli import console
 from txlcli.errors import TxlError
+from txlcli.system.atomic_files import replacing
+
+matplotlib.rcdefaults()  # a matplotlibrc in the working folder could change the figures, or have LaTeX run
 
 LEGEND_WIDTH = 56
 """Characters that fit into one row of the legend below the curves."""
@@ -21,6 +26,11 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def literal(text: str) -> str:
+    """Return a name or another text from a file on one line, with its dollars, which would begin a formula."""
+    return console.on_one_line(text).replace("$", r"\$")
 
 
 def plot_curves(
@@ -40,10 +50,10 @@ def plot_curves(
     figure = new_figure(6.4, 4.2 + 0.25 * legend_rows)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
-        axes.plot(x, y, **{"marker": "o", "label": name, **(styles or {}).get(name, {})})
+        axes.plot(x, y, **{"marker": "o", "label": literal(name), **(styles or {}).get(name, {})})
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.set_title(title)
+    axes.set_title(literal(title))
     axes.grid(alpha=0.3)
     if log_x:
         axes.set_xscale("log", base=2)
@@ -65,7 +75,9 @@ def save(figure: Figure, path: Path) -> None:
         TxlError: the file cannot be written.
     """
     try:
-        figure.savefig(path, dpi=150)
+        with replacing(path) as beside, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            figure.savefig(beside, dpi=150, format=path.suffix.removeprefix(".").lower())
     except OSError as error:
         raise TxlError(f"{path}: the figure cannot be written ({error.strerror}); check the folder") from error
     console.say(f"figure written to {path}")

@@ -1,0 +1,56 @@
+"""Child processes execute no file of the working folder that has the name of a module."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands.novel import RECIPE
+
+TXL = "from txlcli.__main__ import main\n\nif __name__ == '__main__':\n    main()\n"
+NAMES = ("signal", "selectors", "socket", "struct", "pickle", "numpy", "h5py", "torch", "sentencepiece", "txlcli")
+HOSTILE = "open('executed', 'a').write(__name__)\nraise ImportError\n"
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """Make a folder of modules, enter it, and return the words that start txl as its console script does."""
+    script = tmp_path / "bin/txl"
+    script.parent.mkdir()
+    script.write_text(TXL)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(HOSTILE)
+    monkeypatch.chdir(folder)
+    return [sys.executable, script]
+
+
+def run(words, *arguments):
+    command = [*words, *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=250)
+    assert ended.returncode == 0, ended.stderr
+    assert not os.path.exists("executed")
+
+
+def test_workers_import_nothing_from_the_working_folder(hostile, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text("one two three four five\n" * 200_000)  # several chunks
+    run(hostile, "prepare", text, "--tokenizer", "word", "--workers", 2)
+
+
+def test_the_reader_of_sentencepiece_models_imports_nothing_from_the_working_folder(hostile, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text("".join(f"{number} is a number\n" for number in range(3000)))
+    run(hostile, "prepare", text, "--name", "sp", "--tokenizer", "sentencepiece", "--vocab-size", 300)
+    run(hostile, "prepare", "--verify", "sp")
+
+
+def test_the_processes_of_a_training_import_nothing_from_the_working_folder(hostile, tmp_path):
+    text, recipe = tmp_path / "byte.txt", tmp_path / "tiny.toml"
+    text.write_text("one two three four five\n" * 999)
+    recipe.write_text(RECIPE)
+    run(hostile, "prepare", text, "--name", "byte")
+    run(hostile, "train", recipe, "--processes", 2, "--max-steps", 1, "--set", "corpus.store=byte", "--quiet")
