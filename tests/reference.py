@@ -352,7 +352,7 @@ def forward_segments(
     *,
     mem_len: int,
     memory_start: str = "empty",
-    **how: Any,
+    **options: Any,
 ) -> tuple[list[ndarray], list[ndarray]]:
     """One (L, V) of log-probabilities per segment, in reading order from the first memory, and the last memory (3.2).
 
@@ -363,7 +363,7 @@ def forward_segments(
     memory = first_memory(weights, zeros={"empty": 0, "zeros": mem_len}[memory_start])
     log_probs = []
     for tokens in segments:
-        segment_log_probs, memory = forward(tokens, memory, weights, mem_len=mem_len, **how)
+        segment_log_probs, memory = forward(tokens, memory, weights, mem_len=mem_len, **options)
         log_probs.append(segment_log_probs)
     return log_probs, memory
 

@@ -242,11 +242,11 @@ def test_a_memory_of_zeros_is_attended_to_from_the_first_token():
     root = math.sqrt(2)
     bias = np.array([-root - 0.125, 0.125 + math.log(2), math.log(3) - root])
     weights = tiny_model(layers=[tiny_layer(w_q=ZERO)], softmax_bias=bias)
-    how = {"mem_len": 3, "norm": "pre_released", "norm_eps": 1.5}
-    (log_probs,), memory = reference.forward_segments([[0]], weights, memory_start="zeros", **how)
+    options = {"mem_len": 3, "norm": "pre_released", "norm_eps": 1.5}
+    (log_probs,), memory = reference.forward_segments([[0]], weights, memory_start="zeros", **options)
     np.testing.assert_allclose(np.exp(log_probs), [[1 / 6, 2 / 6, 3 / 6]])
     np.testing.assert_allclose(memory[0], [[0, 0], [0, 0], [root, 0]])
-    (without,), memory = reference.forward_segments([[0]], weights, memory_start="empty", **how)
+    (without,), memory = reference.forward_segments([[0]], weights, memory_start="empty", **options)
     assert memory[0].shape == (1, 2)
     assert np.abs(without - log_probs).max() > 0.1
 

@@ -77,11 +77,12 @@ def start(settings, model, **more):
 
 def read(settings, model, *, precision="fp32"):
     """As many segments as fill the memory and let the buffer slide, then one token: the reader, its hidden state."""
-    how = settings.eval
-    reader = make_reader(model, how, batch_size=4, precision=precision)
+    evaluation = settings.eval
+    reader = make_reader(model, evaluation, batch_size=4, precision=precision)
     tokens, targets = (
-        torch.zeros(4, how.seg_len, dtype=torch.long, device=device) for device in (model.device, model.targets_device)
+        torch.zeros(4, evaluation.seg_len, dtype=torch.long, device=device)
+        for device in (model.device, model.targets_device)
     )
-    for _ in range((how.mem_len + reader.housekeeping_interval) // how.seg_len + 1):
+    for _ in range((evaluation.mem_len + reader.housekeeping_interval) // evaluation.seg_len + 1):
         reader.losses(reader.read(tokens), targets)
     return reader, reader.read_last(tokens[:, :1])[0]

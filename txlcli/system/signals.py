@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminal closed"}
-"""What the last line says, by signal."""
+"""Text of the last line, by signal."""
 ENDING = tuple(WORDS)
 IMPORT = "importlib._bootstrap"
 SECONDS_TO_DELIVER_AGAIN = 0.01
 """Time until the code that dropped the exception of a signal has returned."""
 SECONDS_OF_IMPORT = 0.05
-"""Time between two looks whether an import has ended."""
+"""Time between two checks whether an import has ended."""
 
 
 class Terminated(SystemExit):

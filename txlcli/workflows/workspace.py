@@ -11,7 +11,7 @@ from txlcli.workflows.reporter import Reporter, SilentReporter
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Where a workflow finds stores and runs, and where it computes."""
+    """Folders, device and reporter of a workflow."""
 
     data_dir: Path
     """Folder of the token stores."""

@@ -147,27 +147,27 @@ def changed_positions(changed, *, total, layers, seg_len, mem_len, key_limit=Non
 @pytest.mark.parametrize("changed", [0, 2, L - 1])
 def test_a_change_reaches_n_segments_further_and_not_one_token_more(layers, changed, norm):
     # M = L: every layer carries it to the end of the next segment, so O(N x L) tokens in all.
-    how = {"total": 7 * L, "layers": layers, "seg_len": L, "mem_len": L}
+    options = {"total": 7 * L, "layers": layers, "seg_len": L, "mem_len": L}
     expected = set(range(changed, (layers + 1) * L))
-    assert reached(changed, **how) == expected
-    assert changed_positions(changed, norm=norm, **how) == expected
+    assert reached(changed, **options) == expected
+    assert changed_positions(changed, norm=norm, **options) == expected
 
 
 @pytest.mark.parametrize("mem_len", [0, 2, 7, 11])
 @pytest.mark.parametrize("changed", [0, 3, 4, 8])
 def test_a_change_reaches_exactly_as_far_as_the_recurrence_says(mem_len, changed):
-    how = {"total": 9 * L, "layers": 2, "seg_len": L, "mem_len": mem_len}
-    assert changed_positions(changed, **how) == reached(changed, **how)
+    options = {"total": 9 * L, "layers": 2, "seg_len": L, "mem_len": mem_len}
+    assert changed_positions(changed, **options) == reached(changed, **options)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("seg_len", [1, 5])
 @pytest.mark.parametrize("changed", [0, 3])
 def test_with_m_keys_a_change_reaches_n_times_m_minus_1_tokens(layers, seg_len, changed):
-    how = {"total": 30, "layers": layers, "seg_len": seg_len, "mem_len": M, "key_limit": M}
+    options = {"total": 30, "layers": layers, "seg_len": seg_len, "mem_len": M, "key_limit": M}
     expected = set(range(changed, changed + layers * (M - 1) + 1))
-    assert reached(changed, **how) == expected
-    assert changed_positions(changed, **how) == expected
+    assert reached(changed, **options) == expected
+    assert changed_positions(changed, **options) == expected
 
 
 def test_memory_carries_no_gradient():

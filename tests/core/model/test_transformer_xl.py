@@ -31,9 +31,9 @@ LIMITS = [
 ]
 
 
-def assert_equals_oracle(model, tokens, lengths, **how):
-    log_probs, memory = read_segments(model, tokens, lengths, **how)
-    expected, expected_memory = oracle.read_segments(model, tokens, lengths, **how)
+def assert_equals_oracle(model, tokens, lengths, **options):
+    log_probs, memory = read_segments(model, tokens, lengths, **options)
+    expected, expected_memory = oracle.read_segments(model, tokens, lengths, **options)
     np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
     for given, wanted in zip(memory, expected_memory, strict=True):
         np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)

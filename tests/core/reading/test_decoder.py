@@ -18,9 +18,9 @@ def decode_parts(model, parts, decoder):
     return torch.cat([model.log_probs(decoder.read(part)) for part in parts], dim=1)
 
 
-def decode(model, tokens, *, seg_len, decoder=None, **how):
+def decode(model, tokens, *, seg_len, decoder=None, **options):
     """Log-probabilities (B, T, V) of a whole stream, `seg_len` tokens at a time."""
-    decoder = decoder or make_decoder(model, batch_size=tokens.shape[0], seg_len=seg_len, **how)
+    decoder = decoder or make_decoder(model, batch_size=tokens.shape[0], seg_len=seg_len, **options)
     return decode_parts(model, tokens.split(seg_len, dim=1), decoder)
 
 
@@ -32,7 +32,7 @@ def flops_of_read(decoder, segment):
 
 @torch.no_grad()
 def by_the_model(model, tokens, *, seg_len, mem_len, same_length="off", max_distance=None):
-    """The same by the model's own memory."""
+    """Log-probabilities (B, T, V) by the model's own memory."""
     lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
     limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
     return read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit, max_distance=max_distance)[0]
@@ -52,9 +52,9 @@ def test_keys_per_query(same_length, mem_len, limit):
 @pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (L, 0), (L, L), (11, 3), (1, M), (M, 1)])
 def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, seg_len, mem_len):
     model, tokens = small_model(norm=norm, memory_start=memory_start, tie_biases=False), draw_tokens(B, T)
-    how = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
-    expected = by_the_model(model, tokens, **how)
-    torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
+    options = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
+    expected = by_the_model(model, tokens, **options)
+    torch.testing.assert_close(decode(model, tokens, **options), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("position", ["shaw", "rotary", "sinusoid"])
@@ -73,9 +73,9 @@ def test_zeros_before_the_text_have_the_distances_that_they_have_in_training(pos
 @pytest.mark.parametrize("max_distance", [1, 4, 100])
 def test_shared_distances_equal_the_model(max_distance):
     model, tokens = small_model(), draw_tokens(B, T)
-    how = {"seg_len": L, "mem_len": M, "max_distance": max_distance}
-    expected = by_the_model(model, tokens, **how)
-    torch.testing.assert_close(decode(model, tokens, **how), expected, rtol=0, atol=1e-10)
+    options = {"seg_len": L, "mem_len": M, "max_distance": max_distance}
+    expected = by_the_model(model, tokens, **options)
+    torch.testing.assert_close(decode(model, tokens, **options), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
@@ -83,11 +83,11 @@ def test_shared_distances_equal_the_model(max_distance):
 @pytest.mark.parametrize("seg_len", [1, L])
 def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_length, max_distance, seg_len):
     model, tokens = small_model(), draw_tokens(B, 131)
-    how = {"seg_len": seg_len, "mem_len": 47, "same_length": same_length, "max_distance": max_distance}
+    options = {"seg_len": seg_len, "mem_len": 47, "same_length": same_length, "max_distance": max_distance}
     decoder, without_limit = (
-        make_decoder(model, batch_size=B, **how | limit) for limit in ({}, {"max_distance": None})
+        make_decoder(model, batch_size=B, **options | limit) for limit in ({}, {"max_distance": None})
     )
-    expected = by_the_model(model, tokens, **how)
+    expected = by_the_model(model, tokens, **options)
     torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected, rtol=0, atol=1e-10)
     decode(model, tokens, seg_len=seg_len, decoder=without_limit)  # both memories are full now
     saved = flops_of_read(without_limit, tokens[:, :seg_len]) - flops_of_read(decoder, tokens[:, :seg_len])
@@ -135,8 +135,10 @@ def test_the_buffer_holds_the_memory_and_some_room_to_slide(mem_len, seg_len, ca
 def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
     # 24 + max(1, 24 // 4) = 30 positions: 600 tokens slide it about 100 times.
     model, tokens = small_model(n_layers=1), draw_tokens(1, 600)
-    how = {"seg_len": 1, "mem_len": 24}
-    torch.testing.assert_close(decode(model, tokens, **how), by_the_model(model, tokens, **how), rtol=0, atol=1e-10)
+    options = {"seg_len": 1, "mem_len": 24}
+    torch.testing.assert_close(
+        decode(model, tokens, **options), by_the_model(model, tokens, **options), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
@@ -165,14 +167,16 @@ def test_reset_forgets_everything(norm, memory_start):
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_zeros_before_the_text_are_attended_to(norm):
     # A pre-norm turns a zero vector into its bias: it has a content, not only a position.
-    kinds = {start: small_model(norm=norm, memory_start=start) for start in ("empty", "zeros")}
-    tokens, how = draw_tokens(B, L), {"seg_len": L, "mem_len": M}
-    empty, zeros = (decode(model, tokens, **how) for model in kinds.values())
+    models = {start: small_model(norm=norm, memory_start=start) for start in ("empty", "zeros")}
+    tokens, options = draw_tokens(B, L), {"seg_len": L, "mem_len": M}
+    empty, zeros = (decode(model, tokens, **options) for model in models.values())
     assert ((empty - zeros).abs().amax(-1) > 1e-6).all()
-    # The decoder's own wish comes before the model's.
+    # The argument overrides the model's setting.
     for start, expected in (("empty", empty), ("zeros", zeros)):
-        for model in kinds.values():
-            torch.testing.assert_close(decode(model, tokens, memory_start=start, **how), expected, rtol=0, atol=1e-12)
+        for model in models.values():
+            torch.testing.assert_close(
+                decode(model, tokens, memory_start=start, **options), expected, rtol=0, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("same_length", ["off", "m"])

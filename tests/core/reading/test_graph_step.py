@@ -27,9 +27,9 @@ POSITIONS = {
 }
 
 
-def read(model, tokens, *, lengths, **how):
+def read(model, tokens, *, lengths, **options):
     """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
-    decoder = make_decoder(model, batch_size=len(tokens), seg_len=L, **how)
+    decoder = make_decoder(model, batch_size=len(tokens), seg_len=L, **options)
     found, at = [], 0
     while at < tokens.shape[1]:
         for length in lengths:
@@ -41,7 +41,7 @@ def read(model, tokens, *, lengths, **how):
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [
         {"mem_len": M},
         {"mem_len": M, "same_length": "m", "memory_start": "zeros"},
@@ -52,10 +52,10 @@ def read(model, tokens, *, lengths, **how):
     ids=str,
 )
 @pytest.mark.parametrize("lengths", [(1,), (3, 1, 1, 5, 1)], ids=str)
-def test_every_token_is_what_the_decoder_reads(position, norm, how, lengths):
+def test_every_token_is_what_the_decoder_reads(position, norm, options, lengths):
     model, tokens = small_model(norm=norm, **POSITIONS[position]), draw_tokens(B, 55)
-    expected = read(model, tokens, lengths=lengths, **how)
-    found = read(model, tokens, lengths=lengths, replay_steps=True, **how)
+    expected = read(model, tokens, lengths=lengths, **options)
+    found = read(model, tokens, lengths=lengths, replay_steps=True, **options)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 

@@ -13,10 +13,10 @@ L, M = 5, 7
 ODDS = torch.tensor([0.05, 0.4, 0.25, 0.3])  # likeliest first: 1, 3, 2, 0
 
 
-def drawn(how, count=2000, odds=ODDS, seed=1):
+def drawn(options, count=2000, odds=ODDS, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    candidates = odds.log().topk(how.candidates(len(odds)))
-    tokens = [sample(*candidates, how, generator) for _ in range(count)]
+    candidates = odds.log().topk(options.candidates(len(odds)))
+    tokens = [sample(*candidates, options, generator) for _ in range(count)]
     return torch.bincount(torch.cat(tokens), minlength=len(odds)) / count
 
 
@@ -26,7 +26,7 @@ def shares(*wanted):
 
 
 @pytest.mark.parametrize(
-    ("how", "expected"),
+    ("options", "expected"),
     [
         (Sampling(top_k=None), ODDS),
         (Sampling(top_k=40), ODDS),
@@ -43,8 +43,8 @@ def shares(*wanted):
         (Sampling(top_k=2, top_p=0.5), shares(0, 1.0, 0, 0)),
     ],
 )
-def test_tokens_come_as_often_as_they_should(how, expected):
-    found = drawn(how)
+def test_tokens_come_as_often_as_they_should(options, expected):
+    found = drawn(options)
     assert ((expected == 0) == (found == 0)).all()
     torch.testing.assert_close(found, expected, rtol=0, atol=0.04)  # four standard deviations of 2,000 draws
 
@@ -101,12 +101,12 @@ def test_tokens_come_one_by_one_and_without_end():
     assert isinstance(next(endless), int)
 
 
-@pytest.mark.parametrize("how", [Sampling(), Sampling(greedy=True), Sampling(top_p=0.5)])
-def test_probabilities_that_are_not_numbers_are_refused(how):
-    assert sample(torch.full((3,), torch.nan), torch.arange(3), how, torch.Generator()).tolist() == [NO_TOKEN]
+@pytest.mark.parametrize("options", [Sampling(), Sampling(greedy=True), Sampling(top_p=0.5)])
+def test_probabilities_that_are_not_numbers_are_refused(options):
+    assert sample(torch.full((3,), torch.nan), torch.arange(3), options, torch.Generator()).tolist() == [NO_TOKEN]
     model = small_model()
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
-    tokens = generate(make_decoder(model, batch_size=1, mem_len=M, seg_len=L), torch.arange(3), how, seed=1)
+    tokens = generate(make_decoder(model, batch_size=1, mem_len=M, seg_len=L), torch.arange(3), options, seed=1)
     with pytest.raises(RunError, match="the model's probabilities are not numbers: its weights have diverged; use an"):
         next(tokens)

@@ -74,8 +74,10 @@ def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max
         key_limit=limit,
         max_distance=max_distance,
     )
-    how = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=1, max_distance=max_distance, same_length=same_length)
-    scores = score(model, inputs, targets, how)
+    settings = EvalSettings(
+        seg_len=L, mem_len=mem_len, batch_size=1, max_distance=max_distance, same_length=same_length
+    )
+    scores = score(model, inputs, targets, settings)
     np.testing.assert_allclose(
         scores.losses_nats, reference.cross_entropy_nats(log_probs[0], targets.tolist()), rtol=1e-5
     )
@@ -91,9 +93,9 @@ def test_the_buffer_is_no_longer_than_a_lane_can_fill(same_length):
     fitting = dataclasses.replace(far, seg_len=12, mem_len=12)
     assert make_reader(model, fitting, batch_size=2).capacity == 24
     losses, allocated = [], []
-    for how in (far, whole, fitting):
+    for settings in (far, whole, fitting):
         with AllocationCounter() as counter:
-            losses.append(score(model, inputs, targets, how).losses_nats)
+            losses.append(score(model, inputs, targets, settings).losses_nats)
         allocated.append(counter.bytes)
     assert np.array_equal(losses[0], losses[1])
     assert np.array_equal(losses[0], losses[2])
@@ -107,8 +109,8 @@ def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(same_length, limit
     log_probs, _ = oracle.read_segments(
         model, torch.from_numpy(inputs)[None], [5, 5, 1], mem_len=37, key_limit=limit, max_distance=4
     )
-    how = EvalSettings(seg_len=L, mem_len=37, batch_size=1, max_distance=4, same_length=same_length)
-    scores = score(model, inputs, targets, how)
+    settings = EvalSettings(seg_len=L, mem_len=37, batch_size=1, max_distance=4, same_length=same_length)
+    scores = score(model, inputs, targets, settings)
     expected = reference.cross_entropy_nats(log_probs[0], targets.tolist())
     np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
 
@@ -124,8 +126,8 @@ def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(same_length, limit
     ],
 )
 def test_no_query_sees_more_than_its_lane_and_the_zeros_before_it(memory_start, mem_len, same_length, span):
-    how = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=2, same_length=same_length)
-    assert attention_span_in(small_model(memory_start=memory_start), how, 23) == span
+    settings = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=2, same_length=same_length)
+    assert attention_span_in(small_model(memory_start=memory_start), settings, 23) == span
 
 
 @pytest.mark.parametrize(

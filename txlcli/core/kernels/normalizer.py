@@ -75,7 +75,7 @@ class SpareGradient:
 
 
 class RowOperations(Protocol):
-    """What is computed of the logits of a block, (t, c), row by row."""
+    """Operations on the rows of a block of logits, (t, c)."""
 
     spends_logits: bool
     """True if `gradient` overwrites the logits."""

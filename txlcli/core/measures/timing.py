@@ -167,7 +167,7 @@ def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor
 
 
 def best_windows(
-    model: LanguageModel, attn_len: int, one: Timing, *, max_distance: int | None, precision: str, repeat: int
+    model: LanguageModel, attn_len: int, single: Timing, *, max_distance: int | None, precision: str, repeat: int
 ) -> tuple[int, Timing]:
     """Search the number of windows computed at once that is fastest per prediction; return it with its time.
 
@@ -177,7 +177,7 @@ def best_windows(
     Args:
         model: the weights.
         attn_len: tokens in a window.
-        one: the time of one window at a time.
+        single: the time of one window at a time.
         max_distance: distances beyond it share one encoding.
         precision: of matrix products.
         repeat: repetitions for the best number.
@@ -186,7 +186,7 @@ def best_windows(
     time_windows = partial(
         time_vanilla, model, attn_len, max_distance=max_distance, precision=precision, warm_up=on_cuda
     )
-    best, best_ms, windows = 1, one.median, 2
+    best, best_ms, windows = 1, single.median, 2
     while True:
         try:
             tried = time_windows(windows=windows, repeat=1)
@@ -203,9 +203,9 @@ def best_windows(
             break
         windows *= 2
     if best == 1:
-        return 1, one
+        return 1, single
     timed = time_windows(windows=best, repeat=repeat)
-    return (best, timed) if timed.median < one.median else (1, one)  # the single measurement may have been lucky
+    return (best, timed) if timed.median < single.median else (1, single)  # the search may have been lucky
 
 
 @contextmanager

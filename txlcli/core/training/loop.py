@@ -416,8 +416,8 @@ class Training:
     def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
         self.step, self.validated = value_of(state, "step", int), value_of(state, "validated", int)
-        place = value_of(state, "place", dict)
-        self.position = StreamPosition(value_of(place, "epoch", int), value_of(place, "segment", int))
+        position = value_of(state, "place", dict)
+        self.position = StreamPosition(value_of(position, "epoch", int), value_of(position, "segment", int))
         self.best_nats = math.inf if state["best_nats"] is None else value_of(state, "best_nats", float)
         segment, per_epoch = self.position.segment, self.segments.per_epoch
         if not (0 <= self.validated <= self.step and self.position.epoch >= 0 and 0 <= segment < per_epoch):

@@ -22,7 +22,7 @@ class UserText:
     """File, as given on the command line, or stdin."""
     data: bytes
     label: str
-    """How an error names it."""
+    """Name in error messages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class Limits:
     caller_continues: bool = False
     """True if the caller has more to do, so that a signal during the last step has to stop the caller, too."""
     resume_hint: str | None = None
-    """How to resume after a stop; None for `txl train --resume`."""
+    """Advice on resuming after a stop; None for `txl train --resume`."""
 
     def check(self, schedule_steps: int) -> None:
         """Raise a UsageError if `max_steps` lies beyond the schedule."""
