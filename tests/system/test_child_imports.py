@@ -37,7 +37,7 @@ def run(words, *arguments):
 
 def test_workers_import_nothing_from_the_working_folder(hostile, tmp_path):
     text = tmp_path / "book.txt"
-    text.write_text("one two three four five\n" * 200_000)  # several chunks
+    text.write_text("one two three four five\n" * 800_000)  # more than 16 MiB, from which workers read
     run(hostile, "prepare", text, "--tokenizer", "word", "--workers", 2)
 
 

@@ -6,11 +6,19 @@ the run's lock, so that no process that still works is disturbed.
 """
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from txlcli.runs.run_folder import CARD, LOCKS, VOCAB, aside, checkpoint_state, folder_of_aside, has_weights
+from txlcli.runs.run_folder import (
+    CARD,
+    LOCKS,
+    VOCAB,
+    aside,
+    checkpoint_state,
+    folder_of_aside,
+    has_weights,
+    remove,
+)
 from txlcli.system import locks
 
 DRAFT = ".*.new"
@@ -36,18 +44,18 @@ def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
         if folder.is_dir() and not (folder / CARD).exists() and not aside(folder).exists():
             with locks.if_free(lock) as free:
                 if free and {path.name for path in folder.iterdir()} <= FIRST_FILES:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove(folder, ignore_errors=True)
                     say(f"removed {folder}, which an interrupted start left without {CARD}")
 
 
 def _end_replacement(folder: Path, replaced: Path, say: Callable[[str], None]) -> None:
     if has_weights(folder) and has_progress(folder):
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(replaced, ignore_errors=True)
         say(f"deleted the earlier run {folder}, whose replacement was interrupted after its first checkpoint")
         return
     try:
         if folder.exists():
-            shutil.rmtree(folder)
+            remove(folder)
         os.replace(replaced, folder)
     except OSError as error:
         say(

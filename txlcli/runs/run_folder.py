@@ -10,12 +10,12 @@ runs/RUN/best.safetensors    the weights with the lowest validation loss
 runs/.locks/RUN              lock of the process that writes the run
 """
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -208,29 +208,38 @@ def _set_aside(folder: Path) -> None:
     if not folder.exists():
         return
     if aside(folder).exists() and not has_weights(folder):
-        shutil.rmtree(folder)  # left by a killed replacement; the run that was set aside is the one to keep
+        remove(folder)  # left by a killed replacement; the run that was set aside is the one to keep
     else:
-        shutil.rmtree(aside(folder), ignore_errors=True)
+        remove(aside(folder), ignore_errors=True)
         os.replace(folder, aside(folder))
 
 
-def locked(folder: Path) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
     """Lock a run for writing while the block runs; its folder need not exist yet.
+
+    Of a link to a folder, the folder is locked, too: another process may know it by its own name.
 
     Raises:
         BusyError: another process writes it.
         RunError: the folder of the locks cannot be created.
     """
+    busy = f"{folder} is being written by another process; wait for it, or choose another --name"
+    with contextlib.ExitStack() as held:
+        for name in [folder, folder.resolve()] if folder.is_symlink() else [folder]:
+            held.enter_context(locks.exclusive(_lock_of(name), busy))
+        yield
+
+
+def _lock_of(folder: Path) -> Path:
+    """Return the lock file of a run, in a folder that exists."""
     lock_folder = folder.parent / LOCKS
     try:
         lock_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if not folder.is_dir():  # writing to a run that exists reports its own error
             raise _not_written(folder, error) from error
-    return locks.exclusive(
-        lock_folder / folder.name,
-        f"{folder} is being written by another process; wait for it, or choose another --name",
-    )
+    return lock_folder / folder.name
 
 
 def replaces(run: Run) -> bool:
@@ -240,13 +249,26 @@ def replaces(run: Run) -> bool:
 
 def delete_replaced(run: Run) -> None:
     """Delete the earlier run that was set aside: the new run has weights."""
-    shutil.rmtree(aside(run.folder), ignore_errors=True)
+    remove(aside(run.folder), ignore_errors=True)
 
 
 def restore_replaced(run: Run) -> None:
     """Remove a new run without weights, and restore the earlier run that was set aside."""
-    shutil.rmtree(run.folder, ignore_errors=True)
+    remove(run.folder, ignore_errors=True)
     _put_back(run.folder)
+
+
+def remove(folder: Path, *, ignore_errors: bool = False) -> None:
+    """Delete the folder of a run; if it is a link, only the link.
+
+    Raises:
+        OSError: it cannot be deleted, unless errors are ignored.
+    """
+    if folder.is_symlink():
+        with contextlib.suppress(*([OSError] if ignore_errors else [])):
+            folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
 def aside(folder: Path) -> Path:
