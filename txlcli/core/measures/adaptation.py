@@ -18,7 +18,7 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, float32_products, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.rnn import flatten_lstm_weights, lstms_in_training_mode
+from txlcli.core.model.rnn import flatten_rnn_weights, rnns_in_training_mode
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Lanes, Scores, Tokens, score
@@ -181,7 +181,7 @@ class _DynamicSteps:
 
     def __init__(self, model: LanguageModel, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> None:
         self.model = copy.deepcopy(model).eval()
-        flatten_lstm_weights(self.model)
+        flatten_rnn_weights(self.model)
         self._parameters = self.model.predicting_weights
         self._trained = [parameter.detach() for parameter in model.predicting_weights]
         mean = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
@@ -262,7 +262,7 @@ def _losses(
         "max_distance": settings.max_distance,
     }
     limits = {name: limit for name, limit in limits.items() if limit is not None}  # only attention has them
-    with lstms_in_training_mode(model):
+    with rnns_in_training_mode(model):
         hidden, memory = model(inputs, memory, mem_len=settings.mem_len, **limits)
     return model.losses(hidden, targets), memory
 

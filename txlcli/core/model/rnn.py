@@ -171,28 +171,27 @@ class RecurrentModel(LanguageModel):
         return self.output_dropout(hidden), new_memory
 
 
-def flatten_lstm_weights(model: nn.Module) -> None:
-    """Make the weights of each LSTM contiguous. Those of a copied model are not, and cuDNN warns about it."""
-    for lstm in _lstms(model):
-        lstm.flatten_parameters()
+def flatten_rnn_weights(model: nn.Module) -> None:
+    """Make the weights of each PyTorch RNN contiguous. Those of a copied model are not, and cuDNN warns about it."""
+    for module in _rnns(model):
+        module.flatten_parameters()
 
 
 @contextmanager
-def lstms_in_training_mode(model: nn.Module) -> Iterator[None]:
-    """Put LSTMs in training mode inside this block: cuDNN computes gradients of an LSTM in this mode only.
+def rnns_in_training_mode(model: nn.Module) -> Iterator[None]:
+    """Put PyTorch's RNNs in training mode inside this block: cuDNN computes their gradients in this mode only.
 
-    These LSTMs have no dropout of their own, so nothing else depends on their mode.
+    Those with dropout of their own keep their mode, on which their result depends.
     """
-    modes = {lstm: lstm.training for lstm in _lstms(model)}
-    for lstm in modes:
-        assert lstm.dropout == 0
-        lstm.train()
+    modes = {module: module.training for module in _rnns(model) if not module.dropout}
+    for module in modes:
+        module.train()
     try:
         yield
     finally:
-        for lstm, mode in modes.items():
-            lstm.train(mode)
+        for module, mode in modes.items():
+            module.train(mode)
 
 
-def _lstms(model: nn.Module) -> list[nn.LSTM]:
-    return [module for module in model.modules() if isinstance(module, nn.LSTM)]
+def _rnns(model: nn.Module) -> list[nn.RNNBase]:
+    return [module for module in model.modules() if isinstance(module, nn.RNNBase)]
