@@ -33,7 +33,10 @@ SLOWDOWN_KEYS = {
     "paper_slowdown",
 }
 QUICK = ["--attn-len", 11, "--repeat", 1]
-THROUGHPUT_KEYS = {"work", "tokens_per_s", "ms_per_token", "low_high_ms", "share_of_peak", "peak_memory_bytes"}
+THROUGHPUT_KEYS = {
+    *("work", "tokens_per_s", "ms_per_token", "low_high_ms", "share_of_peak", "peak_memory_bytes"),
+    *("tokens_per_step", "steps_timed", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms"),
+}
 SMALL = [
     *("--set", "model.n_layers=1", "--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.d_head=3"),
     *("--set", "model.d_inner=5", "--set", "train.seg_len=5", "--set", "train.mem_len=5", "--set", "eval.mem_len=7"),
@@ -75,6 +78,18 @@ def test_the_numbers_of_a_timing_are_consistent(here):
         assert row["tokens_per_s"] * row["ms_per_token"] == pytest.approx(1000)
         assert 0 < row["share_of_peak"] < 1
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
+        latencies = [row[f"latency_p{percent}_ms"] for percent in (50, 90, 95, 99)]
+        assert 0 < latencies[0] <= latencies[1] <= latencies[2] <= latencies[3]
+        assert row["steps_timed"] >= 20  # ten in each of two repetitions
+        assert row["low_high_ms"][0] * row["tokens_per_step"] < latencies[3]
+    assert [row["tokens_per_step"] for row in output["throughput"]] == [5, 15, 1, 15]
+
+
+def test_latencies_are_printed_beside_the_throughput(here):
+    shown = done("speed", "byte", *QUICK).stdout
+    assert "latency, ms per step" in shown
+    heading = next(line for line in shown.splitlines() if "p50" in line)
+    assert [word for word in heading.split() if word.isalnum()] == ["work", "steps", "p50", "p90", "p95", "p99"]
 
 
 def test_timing_a_smaller_batch_size_is_reported(here):
@@ -280,7 +295,7 @@ def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here):
         changes = ["--set", "train.accumulate=3", "--set", "model.position=watched"]
         timed = done("speed", "parts.toml", *QUICK, *changes)
     assert "training, 3 lanes, L 5, M 5" in timed.stdout
-    assert batch_sizes == [1] * 3 * 3  # three steps of three: to fill the memory, to warm up, and the timed one
+    assert batch_sizes == [1] * 3 * 12  # steps of three: one to fill the memory, one to warm up, and the ten timed ones
 
 
 def test_a_missing_compiler_is_reported_before_timing(here, monkeypatch):

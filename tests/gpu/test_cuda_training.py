@@ -8,6 +8,7 @@ import torch
 
 from txlcli.config import recipe
 from txlcli.core.kernels.determinism import deterministic_kernels
+from txlcli.core.measures.timing import measure
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
@@ -103,3 +104,16 @@ def test_lamb_on_cuda_takes_the_steps_of_a_cpu(tmp_path):
         training = Training(model, train, segments, None, tmp_path, {})
         losses[device.type] = [float(training.update()[0]) for _ in range(8)]
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-4)
+
+
+def test_steps_are_timed_by_events_without_waiting_between_them():
+    matrix, done = torch.randn(4096, 4096, device=CUDA), []
+
+    def multiply():
+        torch.mm(matrix, matrix)
+        done.append(torch.cuda.current_stream().query())  # True if the device has nothing left to do
+
+    times = measure(multiply, CUDA, tokens=1, repeat=2, steps=10)
+    assert len(times.step_ms) == 20
+    assert all(0 < step < 1000 for step in times.step_ms)
+    assert not all(done)

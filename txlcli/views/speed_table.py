@@ -5,6 +5,7 @@ from typing import Any
 
 from txlcli import console
 from txlcli.paper import metrics
+from txlcli.workflows.speed import PERCENTILES
 
 
 def show(result: dict[str, Any]) -> None:
@@ -78,6 +79,17 @@ def _show_throughput(result: dict[str, Any]) -> None:
     headings = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")
     title = "throughput" if result["slowdown"] else f"{result['model']} on {result['device']}, {result['precision']}"
     console.show_table(title, headings, works, notes)
+    latencies = [
+        [
+            row["work"],
+            f"{row['steps_timed']:,}",
+            *(_short_or_dash(row[f"latency_p{percent}_ms"]) for percent in PERCENTILES),
+        ]
+        for row in result["throughput"]
+    ]
+    note = "A step: a training step, a segment of all lanes, or a token. p99: 99 % of the steps took no longer."
+    columns = ("work", "steps", *(f"p{percent}" for percent in PERCENTILES))
+    console.show_table("latency, ms per step", columns, latencies, [note])
 
 
 def _in_mib(size: int | None) -> str:
@@ -86,6 +98,10 @@ def _in_mib(size: int | None) -> str:
 
 def _spread(median: float, ends: list[float]) -> str:
     return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
+
+
+def _short_or_dash(number: float | None) -> str:
+    return "-" if number is None else _short(number)
 
 
 def _short(number: float, *, like: float | None = None) -> str:

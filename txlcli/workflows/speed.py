@@ -1,6 +1,7 @@
 """Times a run or a recipe: Table 9, and the throughput of evaluation, generation and training."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from txlcli.core.kernels.compilation import check_attention, check_compiler
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
 from txlcli.core.measures.timing import (
+    MIN_STEPS,
     Timing,
     best_windows,
     peak_flops_per_s,
@@ -28,10 +30,15 @@ from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_folder
 from txlcli.system.memory import is_out_of_memory
 from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 from txlcli.workflows.workspace import Workspace
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
+PERCENTILES = (50, 90, 95, 99)
+"""Shares of the steps, in percent, whose latency is reported."""
+SHORT_STEP_S = 0.2
+"""Longest expected time of a step on a CPU that is repeated MIN_STEPS times in each repetition."""
 TRAINING_TOKENS_ON_CPU = 1024  # a full step of a recipe takes minutes, and its rate is nearly the same
 
 
@@ -148,6 +155,12 @@ class Bench:
         self._train = self._training_settings()  # may raise, so before anything is timed
         check_optimizer(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision)
+        self._common: Any = {"precision": precision, "repeat": repeat}
+
+    def _min_steps(self, flops: float = math.inf) -> int:
+        """Return the least number of steps of `flops` operations in a repetition; on a CPU, only short ones repeat."""
+        is_short = flops <= SHORT_STEP_S * SHARE_OF_PEAK * self.peak
+        return MIN_STEPS if self.device.type == "cuda" or is_short else 1
 
     def slowdown(self, attn_len: int) -> dict[str, Any]:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
@@ -156,12 +169,12 @@ class Bench:
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
             with peak_memory(self.device) as memory:
-                segments = time_evaluation(self.model, settings, precision=self.precision, repeat=self.repeat)
+                segments = time_evaluation(self.model, settings, min_steps=self._min_steps(), **self._common)
             bar.reach(1, "one token at a time with memory")
-            tokens = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
+            tokens = time_single_tokens(self.model, settings, min_steps=self._min_steps(), **self._common)
             bar.reach(2, "vanilla, one window at a time")
-            shared: Any = {"max_distance": settings.max_distance, "precision": self.precision, "repeat": self.repeat}
-            vanilla = time_vanilla(self.model, attn_len, windows=1, **shared)
+            shared: Any = {"max_distance": settings.max_distance, **self._common}
+            vanilla = time_vanilla(self.model, attn_len, windows=1, min_steps=self._min_steps(), **shared)
             bar.reach(3, "vanilla, batched windows")
             windows, batched = best_windows(self.model, attn_len, vanilla, **shared)
         return {
@@ -204,15 +217,15 @@ class Bench:
     def _evaluation(self, lanes: int) -> dict[str, Any]:
         settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
+        flops, tokens = self._evaluation_flops(settings), lanes * settings.seg_len
         with self._reporter.progress(work), peak_memory(self.device) as memory:
-            timing = time_evaluation(self.model, settings, precision=self.precision, repeat=self.repeat)
+            min_steps = self._min_steps(tokens * flops)
+            timing = time_evaluation(self.model, settings, min_steps=min_steps, **self._common)
         title = f"{work}, L {settings.seg_len}{self._memory(settings)}"
-        return self._throughput_row(title, timing, self._evaluation_flops(settings), memory)
+        return self._throughput_row(title, timing, flops, memory, tokens=tokens)
 
     def _single_tokens(self) -> dict[str, Any]:
         settings = self.settings.evaluation_settings(batch_size=1)
-        with self._reporter.progress(SINGLE_TOKENS), peak_memory(self.device) as memory:
-            timing = time_single_tokens(self.model, settings, precision=self.precision, repeat=self.repeat)
         if settings.mem_len or self.settings.model.recurrent_state:
             title = f"{SINGLE_TOKENS}, L 1{self._memory(settings)}"
             flops = self._evaluation_flops(dataclasses.replace(settings, seg_len=1))
@@ -224,12 +237,12 @@ class Bench:
                 window=settings.seg_len,
                 max_distance=settings.max_distance,
             )
-        return self._throughput_row(title, timing, flops, memory)
+        with self._reporter.progress(SINGLE_TOKENS), peak_memory(self.device) as memory:
+            timing = time_single_tokens(self.model, settings, min_steps=self._min_steps(flops), **self._common)
+        return self._throughput_row(title, timing, flops, memory, tokens=1)
 
     def _training(self) -> dict[str, Any]:
         train = self._train
-        with self._reporter.progress("training"), peak_memory(self.device) as memory:
-            timing = time_training(self.model, train, repeat=self.repeat)
         flops = training_flops_per_token(
             self.settings.model,
             self.model.vocab_size,
@@ -237,6 +250,9 @@ class Bench:
             mem_len=train.mem_len,
             batch_size=train.batch_size,
         )
+        tokens = train.batch_size * train.seg_len
+        with self._reporter.progress("training"), peak_memory(self.device) as memory:
+            timing = time_training(self.model, train, repeat=self.repeat, min_steps=self._min_steps(tokens * flops))
         lanes, full = f"{train.batch_size} lanes", self.settings.train.batch_size
         if train.batch_size < full:
             lanes = f"{train.batch_size} of {full} lanes"
@@ -245,7 +261,7 @@ class Bench:
                 "changes the speed little"
             )
         title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
-        return self._throughput_row(title, timing, flops, memory)
+        return self._throughput_row(title, timing, flops, memory, tokens=tokens)
 
     def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
@@ -270,7 +286,10 @@ class Bench:
             train = dataclasses.replace(train, batch_size=most, accumulate=1)
         return train
 
-    def _throughput_row(self, work: str, timing: Timing, flops: float, memory: list[int]) -> dict[str, Any]:
+    def _throughput_row(
+        self, work: str, timing: Timing, flops: float, memory: list[int], *, tokens: int
+    ) -> dict[str, Any]:
+        """Return the figures of steps of `tokens` tokens, with `flops` operations per token."""
         rate = 1e3 / timing.median
         return {
             "work": work,
@@ -279,4 +298,7 @@ class Bench:
             "low_high_ms": [timing.low, timing.high],
             "share_of_peak": rate * flops / self.peak,
             "peak_memory_bytes": memory[0] if memory else None,
+            "tokens_per_step": tokens,
+            "steps_timed": len(timing.step_ms),
+            **{f"latency_p{percent}_ms": timing.latency_ms(percent) for percent in PERCENTILES},
         }

@@ -12,7 +12,7 @@ import torch
 from tests.core.builders import small_model, small_rnn
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.measures import timing
-from txlcli.core.measures.timing import Timing
+from txlcli.core.measures.timing import EventClock, Timing
 
 CPU = torch.device("cpu")
 B, L, M = 2, 5, 7
@@ -35,6 +35,62 @@ def test_the_warm_up_call_is_not_counted():
     assert times.low >= 5.0  # 10 ms for two tokens
     assert times.median < 100.0
     assert next(pauses, None) is None
+
+
+def test_percentiles_are_those_of_all_steps():
+    # Interpolated between the sorted steps 1, 2, ..., 10, 21: 95 % of the way from the first to the last is number 9.5.
+    times = Timing((1.0,), step_ms=(21.0, 1.0, 4.0, 2.0, 3.0, 10.0, 9.0, 8.0, 7.0, 5.0, 6.0))
+    assert [times.latency_ms(percent) for percent in (0, 50, 90, 95, 100)] == pytest.approx([1, 6, 10, 15.5, 21])
+
+
+def test_of_few_steps_only_the_median_latency_is_given():
+    times = Timing((1.0,), step_ms=tuple(map(float, range(9))))
+    assert [times.latency_ms(percent) for percent in (50, 90, 99)] == [4.0, None, None]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_repetition_has_several_steps_each_with_a_time(steps):
+    calls = []
+    times = timing.measure(lambda: calls.append(0), CPU, tokens=3, repeat=2, steps=steps)
+    assert len(calls) == 1 + 2 * steps  # with the warm-up
+    assert len(times.step_ms) == 2 * steps
+    assert sum(times.step_ms) == pytest.approx(3 * steps * sum(times.ms_per_token))
+
+
+class Event:
+    """A CUDA event whose time is the number of steps queued before it; it notes when the host waits for it."""
+
+    def __init__(self, queued, waits):
+        self.at, self._waits = len(queued), waits
+
+    def synchronize(self):
+        self._waits.append(self.at)
+
+    def elapsed_time(self, later):
+        return 7.0 * (later.at - self.at)
+
+
+def test_on_cuda_the_host_waits_once_per_repetition_after_the_last_step():
+    queued, waits = [], []
+
+    def new_clock(device):
+        return EventClock(device, lambda _: Event(queued, waits))
+
+    times = timing.measure(
+        lambda: queued.append(0), CPU, tokens=14, repeat=3, steps=10, warm_up=False, new_clock=new_clock
+    )
+    assert waits == [10, 20, 30]
+    assert times.ms_per_token == (0.5,) * 3
+    assert times.step_ms == (7.0,) * 30
+
+
+def test_the_steps_of_a_repetition_fill_whole_periods_of_the_buffer():
+    model, calls = observed_model()
+    settings = EvalSettings(seg_len=L, mem_len=60, batch_size=B)  # a period is 15 tokens, three segments
+    times = timing.time_evaluation(model, settings, precision="fp32", repeat=2, min_steps=10)
+    assert len(times.step_ms) == 2 * 12
+    assert len(calls) == 12 + 3 + 2 * 12  # the memory, the warm-up, two repetitions
+    assert len(timing.time_training(small_float_model(), TRAIN, repeat=2, min_steps=10).step_ms) == 20
 
 
 def test_the_peak_is_above_the_rate_of_scalar_operations():

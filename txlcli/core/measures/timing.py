@@ -3,6 +3,7 @@
 Axes: B batch (lanes or windows), L segment, M memory.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
@@ -25,6 +28,8 @@ from txlcli.system.memory import is_out_of_memory
 
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # a product of this size reaches the peak rate of the machine
 PEAK_PRODUCTS = {"cpu": 1, "cuda": 20}  # in a row, so that synchronization takes a negligible share
+MIN_STEPS = 10
+"""Steps per repetition on CUDA, so that launching a kernel overlaps with the kernels before it."""
 MIN_SEARCHED = 4  # windows at once that are tried even if two are not faster
 
 
@@ -34,6 +39,8 @@ class Timing:
 
     ms_per_token: tuple[float, ...]
     """One entry per repetition."""
+    step_ms: tuple[float, ...] = ()
+    """Time of every step of all repetitions: a training step, a segment, a token."""
 
     @property
     def median(self) -> float:
@@ -50,28 +57,107 @@ class Timing:
         """Slowest repetition."""
         return max(self.ms_per_token)
 
+    def latency_ms(self, percent: float) -> float | None:
+        """Return the time within which this percentage of the steps ended, interpolated between steps.
+
+        None above the median if fewer than MIN_STEPS were taken.
+        """
+        if percent > 50 and len(self.step_ms) < MIN_STEPS:
+            return None
+        return float(np.percentile(self.step_ms, percent))
+
+
+class HostClock:
+    """Times steps on the host, for devices where a call returns when its work is done."""
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def mark(self) -> None:
+        """Note the end of a step, or the start of the first one."""
+        self._marks.append(time.perf_counter())
+
+    def intervals_ms(self) -> list[float]:
+        """Return the time of each step."""
+        return [1e3 * (end - start) for start, end in itertools.pairwise(self._marks)]
+
+
+def _recorded_event(device: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+class EventClock:
+    """Times steps on a CUDA device by events, without waiting for it between steps, so that launches overlap.
+
+    Args:
+        device: whose current stream runs the steps.
+        new_event: records an event that keeps its time in the current stream.
+    """
+
+    def __init__(self, device: torch.device, new_event: Callable[[torch.device], Any] = _recorded_event) -> None:
+        self._device, self._new_event = device, new_event
+        self._events: list[Any] = []
+
+    def mark(self) -> None:
+        """Note the end of the work queued so far, or the start of the first step."""
+        self._events.append(self._new_event(self._device))
+
+    def intervals_ms(self) -> list[float]:
+        """Wait for the last step, and return the time of each."""
+        self._events[-1].synchronize()
+        return [start.elapsed_time(end) for start, end in itertools.pairwise(self._events)]
+
+
+def clock_of(device: torch.device) -> HostClock | EventClock:
+    """Return a new clock for steps on a device."""
+    return EventClock(device) if device.type == "cuda" else HostClock()
+
 
 def measure(
-    work: Callable[[], object], device: torch.device, *, tokens: int, repeat: int, warm_up: bool = True
+    work: Callable[[], object],
+    device: torch.device,
+    *,
+    tokens: int,
+    repeat: int,
+    steps: int = 1,
+    warm_up: bool = True,
+    new_clock: Callable[[torch.device], HostClock | EventClock] = clock_of,
 ) -> Timing:
-    """Time work that processes `tokens` tokens; the warm-up call is not counted."""
+    """Time steps; the warm-up call is not counted.
+
+    Args:
+        work: one step.
+        device: that runs it. The host waits for it once per repetition.
+        tokens: that a step processes.
+        repeat: number of repetitions.
+        steps: of a repetition.
+        warm_up: take a step before.
+        new_clock: makes the clock of a repetition.
+    """
     # Not torch.utils.benchmark.Timer: it adds an uncounted call before each measurement, so that a repetition would no
     # longer cover whole periods of a sliding buffer, and sets its own number of threads.
     if warm_up:
         work()
-    times = []
-    for _ in range(repeat):
-        _synchronize(device)
-        started = time.perf_counter()
-        work()
-        _synchronize(device)
-        times.append(1e3 * (time.perf_counter() - started) / tokens)
-    return Timing(tuple(times))
-
-
-def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    ms_per_token, step_ms = [], []
+    for _ in range(repeat):
+        clock = new_clock(device)
+        clock.mark()
+        for _ in range(steps):
+            work()
+            clock.mark()
+        intervals = clock.intervals_ms()
+        ms_per_token.append(sum(intervals) / (steps * tokens))
+        step_ms += intervals
+    return Timing(tuple(ms_per_token), tuple(step_ms))
+
+
+def _whole_periods(period: int, least: int) -> int:
+    """Return the smallest multiple of a period that is at least `least`."""
+    return -(-max(least, period) // period) * period
 
 
 def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> float:
@@ -88,38 +174,45 @@ def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> f
     return 2.0 * size**3 / (timing.low / 1e3)
 
 
-def time_evaluation(model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int) -> Timing:
-    """Time the scoring of segments with a full memory."""
+def time_evaluation(
+    model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
+) -> Timing:
+    """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
     reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
     if settings.mem_len:
         reader.read_last(_random_tokens(model, (settings.batch_size, settings.mem_len)))
     # A repetition covers a whole period of the sliding buffer, so that the slide is part of the time.
-    segments = -(-reader.housekeeping_interval // settings.seg_len)
+    period = -(-reader.housekeeping_interval // settings.seg_len)
+    for _ in range(period):  # warm-up
+        reader.losses(reader.read(tokens), tokens)
+    return measure(
+        lambda: reader.losses(reader.read(tokens), tokens),
+        reader.device,
+        tokens=tokens.numel(),
+        repeat=repeat,
+        steps=_whole_periods(period, min_steps),
+        warm_up=False,
+    )
 
-    def score_segments() -> None:
-        for _ in range(segments):
-            reader.losses(reader.read(tokens), tokens)
 
-    return measure(score_segments, reader.device, tokens=segments * tokens.numel(), repeat=repeat)
-
-
-def time_single_tokens(model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int) -> Timing:
+def time_single_tokens(
+    model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
+) -> Timing:
     """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory.
 
     A repetition covers a whole period of the sliding buffer; the memory is filled in segments, which is faster.
     """
     reader = reader_of_one_text(model, settings, precision=precision)
     token = _random_tokens(model, (1, 1))
-
-    def score(tokens: int) -> None:
-        for _ in range(tokens):
-            reader.losses(reader.read(token), token)
-
     reader.read_last(_random_tokens(model, (1, settings.mem_len or settings.seg_len)))
-    score(1)  # warm-up
-    period = reader.housekeeping_interval
-    return measure(lambda: score(period), reader.device, tokens=period, repeat=repeat, warm_up=False)
+    return measure(
+        lambda: reader.losses(reader.read(token), token),
+        reader.device,
+        tokens=1,
+        repeat=repeat,
+        steps=_whole_periods(reader.housekeeping_interval, min_steps),
+    )
 
 
 def time_vanilla(
@@ -130,6 +223,7 @@ def time_vanilla(
     max_distance: int | None,
     precision: str,
     repeat: int,
+    min_steps: int = 1,
     warm_up: bool = True,
 ) -> Timing:
     """Time one prediction per window of `attn_len` tokens, each window computed from its first token.
@@ -144,12 +238,12 @@ def time_vanilla(
         reader.reset()
         return reader.losses(reader.read_last(tokens), tokens[:, -1:])
 
-    return measure(predict, reader.device, tokens=windows, repeat=repeat, warm_up=warm_up)
+    return measure(predict, reader.device, tokens=windows, repeat=repeat, steps=min_steps, warm_up=warm_up)
 
 
-def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int) -> Timing:
-    """Time optimizer steps with a full memory. The weights of the model change."""
-    steps = -(-settings.mem_len // settings.seg_len) + repeat + 1
+def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int, min_steps: int = 1) -> Timing:
+    """Time optimizer steps with a full memory, `min_steps` per repetition. The weights of the model change."""
+    steps = -(-settings.mem_len // settings.seg_len) + repeat * min_steps + 1
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
     ids = _random_tokens(model, (length,)).cpu().numpy()
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
@@ -157,7 +251,7 @@ def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int)
     for _ in range(-(-settings.mem_len // settings.seg_len)):
         training.update()
     tokens = settings.batch_size * settings.seg_len
-    return measure(training.update, training.device, tokens=tokens, repeat=repeat)
+    return measure(training.update, training.device, tokens=tokens, repeat=repeat, steps=min_steps)
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
@@ -184,7 +278,13 @@ def best_windows(
     """
     on_cuda = model.device.type == "cuda"
     time_windows = partial(
-        time_vanilla, model, attn_len, max_distance=max_distance, precision=precision, warm_up=on_cuda
+        time_vanilla,
+        model,
+        attn_len,
+        max_distance=max_distance,
+        precision=precision,
+        warm_up=on_cuda,
+        min_steps=MIN_STEPS if on_cuda else 1,
     )
     best, best_ms, windows = 1, single.median, 2
     while True:
