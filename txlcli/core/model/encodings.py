@@ -32,8 +32,9 @@ from txlcli.errors import UsageError
 class Encoding(nn.Module):
     """Base class and no-op encoding: the score is (a) alone. Subclasses override the hooks that they need.
 
-    Vectors by distance are `ScoreTerms.position_key`, a penalty by distance alone is `ScoreTerms.distance_bias`, (H, n)
-    with the farthest distance first. All attention backends, the decoder and `txl attention` support both.
+    Vectors by distance are `ScoreTerms.position_key`, whose first row may stand for all larger distances. A penalty by
+    distance alone is `ScoreTerms.distance_bias`, (H, n) with the farthest distance first. All attention backends, the
+    decoder and `txl attention` support both.
     """
 
     def __init__(self, settings: TransformerSettings) -> None:
