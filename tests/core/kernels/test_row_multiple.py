@@ -5,18 +5,21 @@ These tests lay out rows on a CPU as for CUDA in 16 bits. They cannot show the r
 Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, n distances.
 """
 
+import copy
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.attention_cases import OTHER_BACKENDS, attend, by_backend, draw, draw_inputs, shifted
 from tests.core.builders import draw_tokens, small_model
 from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, observe, stream
 from tests.core.reading.test_decoder import decode
-from txlcli.core.kernels.device import row_multiple, use_row_multiple
+from txlcli.core.kernels.device import DTYPES, row_multiple, use_row_multiple
+from txlcli.core.kernels.linear import cached_casts, linear
 from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape, Workspace, scores_at_once
 
 B, L, M, H = 2, 5, 11, 3
@@ -57,6 +60,78 @@ def test_aligned_rows_do_not_change_any_backend(backend, seg_len, key_len, unsee
         torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("seg_len", [1, L, 8])
+@pytest.mark.parametrize("unseen", [1, 6])
+@pytest.mark.parametrize(("reach", "known"), [(K, K), (9, 9), (9, 2)])
+def test_no_query_sees_the_keys_that_align_rows(seg_len, unseen, reach, known):
+    shape = ScoreShape(B * H, seg_len, K + unseen, reach, known, unseen)
+    with use_row_multiple(MULTIPLE):
+        buffer = PaddedScoreBuffer(draw(1), shape, fill=-math.inf)
+    score = draw(B * H, seg_len, reach)
+    buffer.by_distance.copy_(score)
+    np.testing.assert_array_equal(buffer.by_key[:, :, :K], shifted(score, seg_len, K))
+    assert (buffer.by_key[:, :, K:] == -math.inf).all()
+    written = buffer.by_distance[:, :, reach - known :]
+    assert written.stride(1) % MULTIPLE == written.storage_offset() % MULTIPLE == 0
+
+
+@pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (5, 12), (3, 17), (8, 19), (3, 16)])
+@pytest.mark.parametrize("unseen", [0, 1])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_keys_that_no_query_sees_change_neither_output_nor_gradients(seg_len, key_len, unseen, recompute):
+    reach = key_len - unseen
+    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
+    expected = by_backend("reference", *inputs, reach=reach)
+    with scores_at_once(), use_row_multiple(MULTIPLE):
+        results = by_backend("auto", *inputs, reach=reach, recompute=recompute)
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("columns", "outputs"), [(13, 17), (16, 17), (13, 24), (16, 24)])
+def test_aligned_products_give_the_output_and_gradients_of_plain_ones(columns, outputs, with_bias, wide):
+    rows, weight, bias = (draw(*size).requires_grad_() for size in ((B, L, columns), (outputs, columns), (outputs,)))
+    given = [rows, weight, bias] if with_bias else [rows, weight]
+    expected = F.linear(*given)
+    with use_row_multiple(MULTIPLE):
+        found = linear(*given, wide=wide)
+    more = -outputs % MULTIPLE if wide else 0
+    assert not found[..., outputs:].any()
+    assert found.shape[2] == outputs + more
+    weights = draw(*expected.shape, seed=9)
+    torch.testing.assert_close(found[..., :outputs], expected, rtol=0, atol=1e-12)
+    wanted = torch.autograd.grad((expected * weights).sum(), given)
+    grads = torch.autograd.grad((found * F.pad(weights, (0, more), value=3.0)).sum(), given)
+    for gradient, other in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=0, atol=1e-12)
+
+
+ODD = {"d_model": 14, "n_heads": 3, "d_head": 5, "d_inner": 19}
+
+
+@pytest.mark.parametrize("changed", [{}, {"cutoffs": (7,), "div_val": 2}, {"norm": "pre", "tie_embeddings": False}])
+def test_aligned_rows_do_not_change_the_gradients_of_a_training_step(changed):
+    loss, expected = gradients(small_model(**ODD, **changed))
+    with scores_at_once(), use_row_multiple(MULTIPLE):
+        found, grads = gradients(small_model(**ODD, **changed))
+    torch.testing.assert_close(found, loss, rtol=0, atol=1e-12)
+    for name, gradient in grads.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-12, msg=name)
+
+
+def gradients(model, *, precision="fp32", mem_len=M):
+    """The mean loss of the second of two segments, and the gradient of each parameter."""
+    first, second, targets = draw_tokens(B, 3 * (L + M)).split(L + M, dim=1)
+    second, targets = second[:, :L], targets[:, :L]
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        memory = model(first, model.first_memory(B, mem_len), mem_len=mem_len)[1]
+        loss = model.objective(second, targets, memory, mem_len=mem_len, part="full", progress=0.0)[0]
+    loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
 @pytest.mark.parametrize("same_length", ["off", "m"])
 @pytest.mark.parametrize("max_distance", [None, 3])
 def test_aligned_rows_do_not_change_a_decoder(same_length, max_distance):
@@ -77,37 +152,58 @@ def test_aligned_rows_do_not_change_attention_maps():
         np.testing.assert_allclose(maps.by_term[term], shares, rtol=0, atol=1e-12)
 
 
-class Operands(TorchDispatchMode):
-    """Collects the operands of batched products whose rows, or columns if these are contiguous, are not aligned."""
+PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::addmm")
 
-    def __init__(self):
+
+class Operands(TorchDispatchMode):
+    """Collects the operands of a dtype's products whose rows, or columns if these are contiguous, are not aligned."""
+
+    def __init__(self, dtype):
         super().__init__()
+        self.dtype = dtype
         self.unaligned = []
         self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name in ("aten::bmm", "aten::baddbmm"):
+        if func._schema.name in PRODUCTS and args[-1].dtype == self.dtype:
             operands = [*args[-2:], *([kwargs["out"]] if kwargs and "out" in kwargs else [])]
             self.count += len(operands)
-            self.unaligned += [(func, one.shape, one.stride()) for one in operands if not _aligned(one)]
+            self.unaligned += [(func, one.shape, one.stride()) for one in operands if one.numel() and not _aligned(one)]
         return func(*args, **(kwargs or {}))
 
 
 def _aligned(matrices):
-    strides = sorted(matrices.stride()[1:])
-    begins = matrices.storage_offset() % MULTIPLE == matrices.stride(0) % MULTIPLE == 0
+    strides = sorted(matrices.stride()[-2:])
+    begins = matrices.storage_offset() % MULTIPLE == 0 == (matrices.stride(0) % MULTIPLE if matrices.dim() == 3 else 0)
     return begins and strides[0] == 1 and strides[1] % MULTIPLE == 0
 
 
 @pytest.mark.parametrize("multiple", [MULTIPLE, 1])
-def test_products_of_attention_read_and_write_aligned_rows(multiple):
+@pytest.mark.parametrize("key_len", [K, 12, 19])
+def test_products_of_attention_read_and_write_aligned_rows(multiple, key_len):
     workspace = Workspace()
-    inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in draw_inputs(key_len=K)]
-    with scores_at_once(), use_row_multiple(multiple), Operands() as operands:
-        out = attend(*inputs, reach=K, workspace=workspace)
+    # In 16 bits a CPU copies scores to rows of its own, whose length is K.
+    dtype = torch.bfloat16 if key_len == K else torch.float32
+    inputs = [tensor.detach().to(dtype).requires_grad_() for tensor in draw_inputs(key_len=key_len)]
+    with scores_at_once(), use_row_multiple(multiple), Operands(dtype) as operands:
+        out = attend(*inputs, reach=key_len, workspace=workspace)
         out.float().sum().backward()
     assert operands.count > 20
     assert bool(operands.unaligned) == (multiple == 1), operands.unaligned
+
+
+@pytest.mark.parametrize(("precision", "mem_len"), [("bf16", M), ("fp32", M), ("fp32", M + 2)])
+@pytest.mark.parametrize("changed", [{}, {"cutoffs": (7,), "div_val": 2}])
+def test_products_of_a_training_step_read_and_write_aligned_rows(changed, precision, mem_len):
+    model = small_model(dtype=torch.float32, **ODD, **changed)
+    loss, expected = gradients(copy.deepcopy(model), precision=precision, mem_len=mem_len)
+    with scores_at_once(), cached_casts(), use_row_multiple(MULTIPLE), Operands(DTYPES[precision]) as operands:
+        found, grads = gradients(model, precision=precision, mem_len=mem_len)
+    assert operands.count > 100
+    assert not operands.unaligned
+    torch.testing.assert_close(found, loss, rtol=0.01, atol=0)
+    for name, gradient in grads.items():
+        assert (gradient - expected[name]).norm() <= 0.05 * expected[name].norm(), name
 
 
 def test_the_mask_of_fused_attention_has_aligned_rows(monkeypatch):

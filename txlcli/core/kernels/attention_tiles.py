@@ -8,7 +8,7 @@ key. In one tile: b sequences, l queries, k keys.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.device import generator_state, set_generator_state
+from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state
 from txlcli.core.kernels.dropout_mask import keep_mask
 from txlcli.core.kernels.private import softmax_backward
 from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace
@@ -45,13 +45,19 @@ class TiledAttention:
 @torch.compiler.disable
 def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
     if torch.is_grad_enabled() and inputs.need_gradient:
-        tensors = inputs.with_position_keys(inputs.reach).tensors
-        out: Tensor = _Attention.apply(inputs.reach, dropout, recompute, workspace, *tensors)
+        if _fits_in_one_tile(inputs.key, workspace):
+            inputs = inputs.with_unseen_keys(row_multiple_of_products(inputs.key))
+        inputs = inputs.with_position_keys(inputs.reach)
+        out: Tensor = _Attention.apply(inputs.reach, inputs.unseen, dropout, recompute, workspace, *inputs.tensors)
         return out
     if inputs.position_key is not None:
         # A DenseScoreBuffer may read any of the first L rows for a distance beyond m.
         inputs = inputs.with_position_keys(inputs.position_key.shape[1] + inputs.seg_len - 1)
     return _attend(inputs, dropout=dropout, save=False, workspace=workspace)[0]
+
+
+def _fits_in_one_tile(key: Tensor, workspace: Workspace) -> bool:
+    return workspace.at_once or key.device.type != "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +111,7 @@ class Tiling:
     def of(cls, inputs: AttentionInputs, workspace: Workspace) -> "Tiling":
         """Put everything into one tile on a GPU, and on a CPU as much as the cache holds."""
         batch_size, heads, seg_len, _ = inputs.query.shape
-        if workspace.at_once or inputs.key.device.type != "cpu":
+        if _fits_in_one_tile(inputs.key, workspace):
             return cls(sequences=batch_size, queries=seg_len)
         row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
         most = min(batch_size, max(1, workspace.cache_bytes // (row_bytes * seg_len)))
@@ -120,15 +126,16 @@ class Tiling:
             key_len=inputs.key_len,
             reach=inputs.reach,
             position_keys=position_keys,
+            unseen=inputs.unseen,
         )
 
     def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
-        mem_len = inputs.key_len - inputs.seg_len
+        others = inputs.key_len - inputs.seg_len  # keys that are not of the queries
         for first in range(0, inputs.query.shape[0], self.sequences):
             for end in range(inputs.seg_len, 0, -self.queries):
                 begin = max(0, end - self.queries)
-                yield Tile(first=first, sequences=self.sequences, begin=begin, queries=end - begin, keys=mem_len + end)
+                yield Tile(first=first, sequences=self.sequences, begin=begin, queries=end - begin, keys=others + end)
 
 
 def _dense(rows: Tensor) -> Tensor:
@@ -216,12 +223,14 @@ class _Attention(torch.autograd.Function):
     """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
-    def forward(ctx: Any, reach: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any) -> Tensor:
-        inputs = AttentionInputs(reach, *tensors)
+    def forward(
+        ctx: Any, reach: int, unseen: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any
+    ) -> Tensor:
+        inputs = replace(AttentionInputs(reach, *tensors), unseen=unseen)
         ctx.rng_state = generator_state(inputs.key.device) if recompute and dropout else None
         out, probabilities, mask = _attend(inputs, dropout=dropout, save=not recompute, workspace=workspace)
         ctx.save_for_backward(*tensors, None if recompute else mask, *probabilities)
-        ctx.reach, ctx.dropout, ctx.recompute, ctx.workspace = reach, dropout, recompute, workspace
+        ctx.reach, ctx.unseen, ctx.dropout, ctx.recompute, ctx.workspace = reach, unseen, dropout, recompute, workspace
         return out
 
     @staticmethod
@@ -229,7 +238,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, mask = ctx.saved_tensors[:7]
         saved = ctx.saved_tensors[7:]
-        inputs = AttentionInputs(ctx.reach, *tensors)
+        inputs = replace(AttentionInputs(ctx.reach, *tensors), unseen=ctx.unseen)
         query, key = inputs.query, inputs.key
         tiling = Tiling.of(inputs, ctx.workspace)
         recomputed = _Probabilities(inputs, tiling, ctx.workspace) if ctx.recompute else None
@@ -269,7 +278,7 @@ class _Attention(torch.autograd.Function):
             grad_query = grad_content.add_(grad_position)
         grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
         grads = (grad_query, grad_key, grad_value, grad_content_bias, grad_position_bias, grad_position_key)
-        return None, None, None, None, *grads
+        return None, None, None, None, None, *grads
 
 
 def _sum_over_queries(grad_query: Tensor) -> Tensor:

@@ -127,6 +127,21 @@ def row_multiple(device: torch.device) -> int:
     return chosen or (1 if device.type == "cpu" else 8)
 
 
+def row_multiple_of_products(operand: Tensor) -> int:
+    """Return the number that row lengths of the operands of a training's products should be a multiple of.
+
+    Only products of 16 bits and in TF32 gain from aligned rows. torch.compile pads where it finds that faster.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return 1
+    chosen = _row_multiple.get()
+    if chosen is not None or operand.device.type == "cpu":
+        return chosen or 1
+    dtype = autocast_dtype(operand)
+    uses_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return row_multiple(operand.device) if dtype.itemsize == 2 or uses_tf32 else 1
+
+
 def use_row_multiple(multiple: int) -> AbstractContextManager[None]:
     """Lay out rows in this multiple inside this block, on any device."""
     return setting(_row_multiple, multiple)
@@ -193,9 +208,14 @@ def set_generator_state(state: Tensor, device: torch.device) -> None:
 
 def cast_for_products(tensor: Tensor) -> Tensor:
     """Cast to autocast's dtype for matrix products: once, for a tensor that several products read."""
-    device_type = tensor.device.type
-    cast = torch.is_autocast_enabled(device_type) and tensor.dtype == torch.float32
-    return tensor.to(torch.get_autocast_dtype(device_type)) if cast else tensor
+    return tensor.to(autocast_dtype(tensor))
+
+
+def autocast_dtype(operand: Tensor) -> torch.dtype:
+    """Return the dtype in which a product reads an operand, which autocast may cast."""
+    device_type = operand.device.type
+    cast = torch.is_autocast_enabled(device_type) and operand.dtype == torch.float32
+    return torch.get_autocast_dtype(device_type) if cast else operand.dtype
 
 
 def describe(device: torch.device) -> str:

@@ -8,6 +8,8 @@ torch.compile chooses between the libraries itself.
 Under bf16 autocast, training casts each weight again in the backward pass. Autocast would keep the casts of all weights
 from the forward pass, half as large as the weights themselves.
 
+On CUDA, training pads the rows of operands in 16 bits or TF32 whose length is no multiple of 8, when it casts them.
+
 While weights do not change, they can be packed into the layout that the processor reads fastest. Products of a few rows
 then take half the time, of 80 rows 10 to 20 % less, of 800 rows 3 to 5 % less (measured in fp32 and bf16).
 
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from txlcli.core.kernels.device import setting
+from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, setting
 from txlcli.core.kernels.private import has_onednn, onednn_has_bf16, onednn_linear, onednn_reorder
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -120,13 +122,26 @@ class Linear(nn.Linear):
             self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
             self.bias = None if self.bias is None else nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Multiply rows (..., in) -> (..., out)."""
-        return linear(rows, self.weight, self.bias) if self.packed is None else self.packed.multiply(rows)
+    def forward(self, rows: Tensor, *, wide: bool = False) -> Tensor:
+        """Multiply rows (..., in) -> (..., out); for `wide` see `linear`."""
+        if self.packed is not None:
+            return self.packed.multiply(rows)
+        return linear(rows, self.weight, self.bias, wide=wide)
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out)."""
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+    """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out).
+
+    Args:
+        rows: may be wider than `in`, with zeros at the end, if `linear` returned them so.
+        weight: (out, in).
+        bias: (out,).
+        wide: allow columns of zeros after the result's; the next product then need not add them.
+    """
+    multiple = row_multiple_of_products(rows)
+    if multiple > 1 and (weight.shape[0] % multiple or weight.shape[1] % multiple):
+        aligned = _multiply_aligned(rows, weight, bias, multiple)
+        return aligned if wide else aligned[..., : weight.shape[0]]
     dtype = _onednn_dtype(rows, weight)
     if dtype is None:
         return F.linear(rows, weight, bias)
@@ -134,6 +149,46 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         product: Tensor = _Linear.apply(rows, weight, bias, dtype)
         return product
     return onednn_linear(rows, weight, bias)
+
+
+def _multiply_aligned(rows: Tensor, weight: Tensor, bias: Tensor | None, multiple: int) -> Tensor:
+    """Multiply with all rows at a multiple: CUDA's fast kernels in 16 bits and TF32 read and write 16 bytes at once.
+
+    Returns (..., T, out), followed by columns of zeros.
+    """
+    dtype = autocast_dtype(rows)
+    rows, weight = pad_columns(rows, dtype, multiple), pad_columns(weight, dtype, multiple, rows=True)
+    if bias is not None:
+        bias = pad_columns(bias[None], dtype, multiple)[0]
+    with torch.autocast(rows.device.type, enabled=False):
+        return F.linear(rows, weight, bias)
+
+
+def pad_columns(matrix: Tensor, dtype: torch.dtype, multiple: int, *, rows: bool = False) -> Tensor:
+    """Cast a matrix (..., T, in) and append zeros to each row up to a multiple, and rows of zeros if `rows`."""
+    columns, count = -matrix.shape[-1] % multiple, -matrix.shape[-2] % multiple if rows else 0
+    if not columns and not count:
+        return matrix.to(dtype)
+    padded: Tensor = _Pad.apply(matrix, dtype, columns, count)
+    return padded
+
+
+class _Pad(torch.autograd.Function):
+    """Cast and zero-pad in one copy."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, dtype: torch.dtype, columns: int, rows: int) -> Tensor:
+        *outer, height, width = matrix.shape
+        ctx.dtype, ctx.height, ctx.width = matrix.dtype, height, width
+        padded = matrix.new_zeros(*outer, height + rows, width + columns, dtype=dtype)
+        padded[..., :height, :width] = matrix
+        return padded
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        grad = grad_outputs[0][..., : ctx.height, : ctx.width]
+        return grad.to(ctx.dtype, memory_format=torch.contiguous_format), None, None, None
 
 
 def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:

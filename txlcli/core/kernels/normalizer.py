@@ -15,8 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from txlcli.core.kernels.linear import linear
+from txlcli.core.kernels.device import row_multiple_of_products
+from txlcli.core.kernels.linear import linear, pad_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,7 @@ def normalize(
         recompute = recompute or len(hidden) * len(table) * itemsize > size.kept_bytes
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias)):
         total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(
-            hidden, table, bias, chosen, spare, recompute, rows, size
+            hidden, table, bias, chosen, spare, recompute, rows, size, row_multiple_of_products(hidden)
         )
         return total_and_logit
     total, logit, _ = _normalize(hidden, table, bias, chosen, keep=False, rows=rows, size=size)
@@ -183,21 +185,41 @@ def _product_dtype(hidden: Tensor, table: Tensor) -> torch.dtype:
 
 
 def _normalize(
-    hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor, *, keep: bool, rows: RowOperations, size: BlockSize
+    hidden: Tensor,
+    table: Tensor,
+    bias: Tensor,
+    chosen: Tensor,
+    *,
+    keep: bool,
+    rows: RowOperations,
+    size: BlockSize,
+    multiple: int = 1,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block."""
+    """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block.
+
+    If the numbers of ids and columns are no `multiple`, ids with a logit of -inf and columns of zeros are added.
+    """
     dtype = _product_dtype(hidden, table)
     exact = torch.promote_types(dtype, torch.float32)
     total = torch.full((len(hidden),), -torch.inf, dtype=exact, device=hidden.device)
     logit = torch.zeros_like(total)
     saved_logits: list[Tensor] = []
     for tokens, ids in size.blocks(hidden, len(table)):
-        logits = linear(hidden[tokens].to(dtype), table[ids].to(dtype), bias[ids].to(dtype))
+        logits = linear(*_operands(hidden[tokens], table[ids], bias[ids], dtype, multiple))
         if keep:
             saved_logits.append(logits)
         rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
         del logits  # free them before the next block allocates its own
     return total, logit, saved_logits
+
+
+def _operands(
+    hidden: Tensor, table: Tensor, bias: Tensor, dtype: torch.dtype, multiple: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hidden (t, w), table (c, w) and bias (c,) as one product reads them: cast, and aligned to a multiple."""
+    read, weight = pad_columns(hidden, dtype, multiple), pad_columns(table, dtype, multiple, rows=True)
+    cast_bias, missing = bias.to(dtype), len(weight) - len(bias)
+    return read, weight, F.pad(cast_bias, (0, missing), value=-torch.inf) if missing else cast_bias
 
 
 def _columns(chosen: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
@@ -220,8 +242,12 @@ class _Normalizer(torch.autograd.Function):
         recompute: bool,
         rows: RowOperations,
         size: BlockSize,
+        multiple: int,
     ) -> tuple[Tensor, Tensor]:
-        total, logit, saved_logits = _normalize(hidden, table, bias, chosen, keep=not recompute, rows=rows, size=size)
+        total, logit, saved_logits = _normalize(
+            hidden, table, bias, chosen, keep=not recompute, rows=rows, size=size, multiple=multiple
+        )
+        ctx.multiple = multiple
         ctx.dtype, ctx.spare, ctx.rows, ctx.size = _product_dtype(hidden, table), spare, rows, size
         ctx.spent = False
         ctx.save_for_backward(hidden, table, bias, chosen, total, *saved_logits)
@@ -239,21 +265,21 @@ class _Normalizer(torch.autograd.Function):
         if not len(hidden):
             grad_table.zero_()
         for number, (tokens, ids) in enumerate(ctx.size.blocks(hidden, len(table))):
-            read, weight = hidden[tokens].to(ctx.dtype), table[ids].to(ctx.dtype)
-            logits = saved_logits[number] if saved_logits else linear(read, weight, bias[ids].to(ctx.dtype))
+            read, weight, cast_bias = _operands(hidden[tokens], table[ids], bias[ids], ctx.dtype, ctx.multiple)
+            logits = saved_logits[number] if saved_logits else linear(read, weight, cast_bias)
             grad, sums = ctx.rows.gradient(
                 logits, chosen[tokens], ids, total[tokens], grad_total[tokens], grad_logit[tokens]
             )  # (t, c), (c,)
-            grad_bias[ids] += sums
-            grad_hidden[tokens] += linear(grad, weight.mT)
+            grad_bias[ids] += sums[: len(grad_bias[ids])]
+            grad_hidden[tokens] += linear(grad, weight.mT)[:, : hidden.shape[1]]
             _add_product(grad_table[ids], grad.mT, read, first=tokens.start == 0)
-        return grad_hidden.to(hidden.dtype), grad_table, grad_bias, None, None, None, None, None
+        return grad_hidden.to(hidden.dtype), grad_table, grad_bias, None, None, None, None, None, None
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Write a product to `out`, or add it to the sum of earlier blocks."""
-    if left.dtype != out.dtype:
-        product = left @ right
+    """Write a product to `out`, or add it to the sum of earlier blocks; rows and columns that `out` lacks are cut."""
+    if left.dtype != out.dtype or len(left) > len(out) or right.shape[1] > out.shape[1]:
+        product = (left @ right)[: len(out), : out.shape[1]]
         out.copy_(product) if first else out.add_(product)
     elif first:
         torch.mm(left, right, out=out)

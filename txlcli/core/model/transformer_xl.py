@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
-        inner = relu_dropout(self.ff_1(hidden), self.dropout)  # (B, L, F)
+        inner = relu_dropout(self.ff_1(hidden, wide=True), self.dropout)  # (B, L, F), or wider, then zeros
         projected: Tensor = self.ff_2(inner)
         return projected
 
