@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import reference
 from tests.core import oracle
@@ -106,6 +107,37 @@ def test_embedding_with_all_bands_equals_embedding_with_each_band(case):
             results.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+class RowsRead(TorchDispatchMode):
+    """Counts how often each row of each table is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Note the rows of an embedding, then read them."""
+        if func is torch.ops.aten.embedding.default:
+            self.counts.append(args[1].flatten().bincount(minlength=len(args[0])))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tokens", [draw_tokens(4, 13, vocab_size=V), torch.zeros(3, 17, dtype=torch.long)], ids=str)
+def test_tokens_of_other_bands_are_spread_over_all_rows_and_add_nothing_to_gradients(tokens):
+    model = adaptive_model()
+    bands = model.embedding.bands
+    with RowsRead() as rows:
+        vectors = model.embedding.embed_all_bands(tokens)
+    vectors.sum().backward()
+    for band, table, counts in zip(bands, model.embedding.tables, rows.counts, strict=True):
+        own = torch.stack([(tokens == token).sum() for token in range(band.first, band.end)])
+        others = tokens.numel() - own.sum()
+        assert counts.sum() == tokens.numel()
+        assert (counts - own).min() >= 0
+        assert (counts - own).max() <= -(-tokens.numel() // band.size)
+        assert others == (counts - own).sum()
+        assert not table.grad[own == 0].any()
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])

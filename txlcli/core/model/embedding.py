@@ -72,7 +72,7 @@ class AdaptiveEmbedding(nn.Module):
         embedded = self.tables[0].new_zeros(*tokens.shape, self.d_model)
         for number, band in enumerate(self.bands):
             inside = (tokens >= band.first) & (tokens < band.end)
-            vectors = self._embed(number, (tokens - band.first).clamp(0, band.size - 1))
+            vectors = self._embed(number, _rows_of_all_tokens(tokens, band, inside))
             embedded = torch.where(inside[..., None], vectors, embedded)
         return embedded
 
@@ -89,6 +89,18 @@ class AdaptiveEmbedding(nn.Module):
         # The residual sums start here, so never in 16 bits; besides, a cast of the matrix costs more than it saves.
         with torch.autocast(vectors.device.type, enabled=False):
             return linear(vectors, self.projections[str(projection)])
+
+
+def _rows_of_all_tokens(tokens: Tensor, band: Band, inside: Tensor) -> Tensor:
+    """Return the row of a band's table for each token (...), an arbitrary one where the token is not `inside`.
+
+    In training these are all rows in turn: a GPU adds up the gradients of one row one after the other, even zeros.
+    """
+    rows = tokens - band.first
+    if not torch.is_grad_enabled():
+        return rows.clamp(0, band.size - 1)
+    in_turn = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape) % band.size
+    return torch.where(inside, rows, in_turn)
 
 
 def _with_gradient_of_rows(table: nn.Parameter) -> Tensor:
