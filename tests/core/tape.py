@@ -14,6 +14,9 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run an operation and record it; a view needs no repetition."""
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # only in inference mode; such an operation may return a view or a copy
+                return func.decompose(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)

@@ -118,6 +118,7 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         "lstm in fp16": ["torch.float32", "torch.float16"],
         **{f"products of {work} in fp32": ["ieee"] for work in FLOAT32_WORK},
         **{f"products of {work} in tf32": ["tf32"] for work in FLOAT32_WORK},
+        **{f"{case} by graphs": [{}, ["cuda"]] for case in ("relative", "sinusoid", "learned")},
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
         "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},
     }

@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import os
 import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tests.core.fake_cuda.device import CUDA, GENERATOR, pretending
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
+from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score
 from txlcli.core.reading.windows import score_windows
@@ -60,6 +63,23 @@ def reading(case, precision):
         of_token.waits.clear()
         next(tokens)
     return of_segments.waits, of_token.waits
+
+
+def reading_by_graphs(case):
+    """Return the operations that waited for the device while segments were read as by graphs, and the captures."""
+    settings, captures = load(case), []
+
+    def capture(run, device):
+        captures.append(device.type)
+        return run
+
+    with pretending() as watch, mock.patch.dict(os.environ, TXL_CUDA_GRAPHS="1"):
+        model = build(case, settings, CUDA)
+        decoder = Decoder(model, settings.eval, batch_size=4, precision="bf16", capture_graph=capture)
+        tokens = torch.zeros(4, settings.eval.seg_len, dtype=torch.long, device=CUDA)
+        for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
+            decoder.read(tokens)
+    return [watch.waits, captures]
 
 
 def evaluation(case, method):
@@ -227,6 +247,7 @@ GROUPS = {
         "generator of a recomputed step": generator_of_a_recomputed_step,
         **{f"lstm in {precision}": partial(dtypes_of_an_lstm, precision) for precision in PRECISIONS},
         "noticed": detected_waits,
+        **{f"{case} by graphs": partial(reading_by_graphs, case) for case in ("relative", "sinusoid", "learned")},
         **{
             f"products of {work} in {precision}": partial(settings_of_products, "relative", precision, work)
             for work in ("training", "reading")

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from txlcli.core.kernels import cuda_graph
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture
-from txlcli.core.reading.graph_step import graphs_enabled
+from txlcli.core.reading.decoder import graphs_enabled
 from txlcli.errors import UsageError
 
 B, L, M, T = 2, 5, 7, 53

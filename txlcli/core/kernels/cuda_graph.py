@@ -1,6 +1,7 @@
 """CUDA graphs: kernels that are captured once and launched together, on the same memory each time."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,11 @@ from txlcli.errors import UsageError
 WARM_UP = 2  # calls before a capture, in which libraries initialize themselves
 
 
-def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str) -> Callable[[], Tensor]:
+CaptureGraph = Callable[[Callable[[], Tensor], torch.device], Callable[[], Tensor]]
+"""Captures a function as a CUDA graph and returns a function that replays it."""
+
+
+def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str, pool: Any = None) -> Callable[[], Tensor]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same tensor each time.
 
     Return `run` itself on a CPU. A capture calls `run` a few times.
@@ -19,6 +24,7 @@ def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str) ->
         run: launches kernels, and waits for none.
         device: of its tensors.
         instead: next step without a graph.
+        pool: memory that graphs share, of which one is replayed at a time; by default the graph's own.
 
     Raises:
         UsageError: CUDA cannot capture it. The process must end: streams and random generators may be left in the state
@@ -28,7 +34,7 @@ def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str) ->
     if device.type == "cpu":
         return run
     try:
-        return _capture(run, device)
+        return _capture(run, device, pool)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -36,7 +42,25 @@ def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str) ->
         raise UsageError(f"CUDA cannot capture the kernels of a step as a graph ({reason}); {instead}") from error
 
 
-def _capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+class GraphsOfOnePool:
+    """Captures graphs that share memory for intermediate results, as `capture` does: one is replayed at a time.
+
+    Args:
+        instead: next step without graphs.
+    """
+
+    def __init__(self, *, instead: str) -> None:
+        self._instead = instead
+        self._pool: Any = None
+
+    def __call__(self, run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+        """Capture a function, whose result must be read before another graph of the pool is replayed."""
+        if self._pool is None and device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+        return capture(run, device, instead=self._instead, pool=self._pool)
+
+
+def _capture(run: Callable[[], Tensor], device: torch.device, pool: Any) -> Callable[[], Tensor]:
     graph = torch.cuda.CUDAGraph()
     side_stream = torch.cuda.Stream(device)
     cache_enabled = torch.is_autocast_cache_enabled()
@@ -47,7 +71,7 @@ def _capture(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Te
             for _ in range(WARM_UP):
                 run()
         torch.cuda.current_stream(device).wait_stream(side_stream)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             out = run()
     finally:
         torch.set_autocast_cache_enabled(cache_enabled)

@@ -15,7 +15,7 @@ from torch import Tensor
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.device import DTYPES, autocast, row_multiple, use_row_multiple
+from txlcli.core.kernels.device import DTYPES, autocast
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.kernels.score_buffer import CACHE_BYTES, Workspace, scores_at_once
@@ -197,8 +197,6 @@ def _saved_bytes(
             if device.type != "cpu":  # these need no GPU, but keep what a GPU would keep
                 stack.enter_context(cached_casts())
                 stack.enter_context(scores_at_once())
-                if train.precision != "fp32":
-                    stack.enter_context(use_row_multiple(row_multiple(device)))
             stack.enter_context(_precision(train))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
             memory = stand_in.full_memory(batch_size, train.mem_len)

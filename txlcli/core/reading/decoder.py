@@ -7,19 +7,31 @@ Axes: B batch, L segment, M memory, H heads, D head width, d model width, n dist
 """
 
 import dataclasses
+import functools
 import math
+import os
 
 import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import MemoryStart
 from txlcli.config.settings import EvalSettings, SameLength
+from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphsOfOnePool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
-from txlcli.core.reading.graph_step import GraphStep, graphs_enabled
+from txlcli.core.reading.graph_segments import MOST_PHASES, SegmentGraphs
+from txlcli.core.reading.graph_step import GraphStep
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 from txlcli.core.reading.reader import Reader
+
+GRAPHS_VARIABLE = "TXL_CUDA_GRAPHS"
+"""Environment variable: 0 reads without CUDA graphs."""
+
+
+def graphs_enabled() -> bool:
+    """Return True unless the user has turned CUDA graphs off for reading."""
+    return os.environ.get(GRAPHS_VARIABLE) != "0"
 
 
 def key_limit(same_length: SameLength, mem_len: int) -> int | None:
@@ -45,6 +57,8 @@ class Decoder(Reader):
             by default they count in segments.
         replay_steps: read single tokens by a CUDA graph (on a CPU by the same function, called anew); by default on
             CUDA, where launching kernels takes longer than running them.
+        replay_segments: read segments of L tokens by CUDA graphs, once the memory is full; by default on CUDA.
+        capture_graph: makes the CUDA graphs.
 
     Raises:
         UsageError: the model has learned fewer positions than the period.
@@ -63,6 +77,8 @@ class Decoder(Reader):
         memory_start: MemoryStart | None = None,
         in_windows: bool = False,
         replay_steps: bool | None = None,
+        replay_segments: bool | None = None,
+        capture_graph: CaptureGraph | None = None,
     ) -> None:
         super().__init__(model, seg_len=settings.seg_len, precision=precision)
         mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
@@ -70,7 +86,15 @@ class Decoder(Reader):
         self._limit = key_limit(settings.same_length, mem_len)
         starts_full = (memory_start or model.settings.memory_start) == "zeros" and not in_windows
         self._zeros = mem_len if starts_full else 0
+        backend, enabled = model.attention_backend, self.device.type == "cuda" and graphs_enabled()
+        self._replay_steps = enabled and backend != "reference" if replay_steps is None else replay_steps
         slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
+        phases = math.ceil(slack / seg_len)
+        # FlexAttention caches its masks outside a graph and may free them.
+        can_replay = enabled and backend not in ("reference", "flex") if replay_segments is None else replay_segments
+        self._replay_segments = can_replay and phases <= MOST_PHASES
+        if self._replay_segments:
+            slack = phases * seg_len
         self._range = BufferRange(mem_len + slack)
         shape = (batch_size, model.settings.n_heads, self._range.capacity, model.settings.d_head)
         dtype = product_dtype(precision, model.dtype)
@@ -86,9 +110,9 @@ class Decoder(Reader):
         model.encoding.check_positions(self._period)
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
-        by_default = self.device.type == "cuda" and model.attention_backend != "reference" and graphs_enabled()
-        self._replay_steps = by_default if replay_steps is None else replay_steps
+        self._capture_graph = capture_graph or GraphsOfOnePool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment")
         self._graph_step: GraphStep | None = None  # made when the first single token is read
+        self._segment_graphs: SegmentGraphs | None = None  # made when the first segment after a full memory is read
         self._read_before = 0  # tokens, since the text began
         self.reset()
 
@@ -148,26 +172,53 @@ class Decoder(Reader):
                 hidden = self._step_for(hidden).read(
                     hidden, at=self._range.end, reach=reach, position=positions, in_stream=self._read_before
                 )[:, 1 - count :]  # count is 0 or 1
+            elif self._can_replay(tokens.shape[1], count):
+                stream, phase = self._in_stream(tokens.shape[1]), self._range.start
+                hidden = self._graphs_for(hidden).read(hidden, positions, stream, phase=phase)
             else:
-                hidden = self._through_layers(hidden, positions, reach=reach, count=count)
+                stream = self._in_stream(tokens.shape[1])
+                hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
         self._range.advance(tokens.shape[1], mem_len=self.mem_len)
         self._read_before += tokens.shape[1]
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
-    def _through_layers(self, hidden: Tensor, positions: Tensor, *, reach: int, count: int) -> Tensor:
-        """Return the last layer's output (B, count, d) for embeddings (B, l, d)."""
-        stream = torch.arange(self._read_before, self._read_before + len(positions), device=self.device)
+    def _through_layers(
+        self, hidden: Tensor, positions: Tensor, stream: Tensor, *, reach: int, count: int | None = None
+    ) -> Tensor:
+        """Return the last layer's output (B, count, d) for embeddings (B, l, d), at positions (l,) of the stream."""
         rotation = self.model.encoding.rotation(stream)
         terms = rotated([layer_terms.nearest(reach) for layer_terms in self._terms], rotation)
         layers = self.model.run_layers(hidden, self._buffers, terms, positions, count=count)
         return last_output(layers)
 
+    def _can_replay(self, length: int, count: int) -> bool:
+        """Return True if a segment finds the buffer in a phase that recurs, and all of it is computed."""
+        is_whole, memory_is_full = length == count == self.seg_len, self._range.count == self.mem_len
+        return self._replay_segments and not self.observed and is_whole and memory_is_full
+
+    def _graphs_for(self, embedded: Tensor) -> SegmentGraphs:
+        if self._segment_graphs is None:
+            layers = functools.partial(self._through_layers, reach=self.reach)
+            self._segment_graphs = SegmentGraphs(layers, embedded, self._capture_graph)
+        return self._segment_graphs
+
     def _step_for(self, embedded: Tensor) -> GraphStep:
         if self._graph_step is None:
             batch_size, dtype = embedded.shape[0], embedded.dtype
-            self._graph_step = GraphStep(self.model, self._buffers, self._terms, batch_size=batch_size, dtype=dtype)
+            self._graph_step = GraphStep(
+                self.model,
+                self._buffers,
+                self._terms,
+                batch_size=batch_size,
+                dtype=dtype,
+                capture_graph=self._capture_graph,
+            )
         return self._graph_step
+
+    def _in_stream(self, length: int) -> Tensor:
+        """Return the positions (l,) of the next tokens since the text began."""
+        return torch.arange(self._read_before, self._read_before + length, device=self.device)
 
     def _positions(self, length: int) -> Tensor:
         """Return positions (l,) in the segment of the next tokens; without memory every call reads a new segment."""

@@ -7,25 +7,16 @@ avoids the launch overhead of single kernels.
 Axes: B batch, C capacity of the buffers, d model width.
 """
 
-import os
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from txlcli.core.kernels.attention_slots import SlotAttention
-from txlcli.core.kernels.cuda_graph import capture
+from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer
-
-GRAPHS_VARIABLE = "TXL_CUDA_GRAPHS"
-"""Environment variable: 0 reads single tokens without a CUDA graph."""
-
-
-def graphs_enabled() -> bool:
-    """Return True unless the user has turned CUDA graphs off for reading."""
-    return os.environ.get(GRAPHS_VARIABLE) != "0"
 
 
 class GraphStep:
@@ -37,6 +28,7 @@ class GraphStep:
         terms: what each layer adds to the score, for all distances.
         batch_size: B.
         dtype: of the embeddings.
+        capture_graph: makes the CUDA graph.
     """
 
     def __init__(
@@ -47,8 +39,10 @@ class GraphStep:
         *,
         batch_size: int,
         dtype: torch.dtype,
+        capture_graph: CaptureGraph,
     ) -> None:
         self._model, self._buffers, self._terms = model, buffers, terms
+        self._capture_graph = capture_graph
         device = model.device
         self._embedded = torch.zeros(batch_size, 1, model.settings.d_model, dtype=dtype, device=device)
         self._at, self._reach, self._position, self._in_stream = (
@@ -73,8 +67,7 @@ class GraphStep:
         self._position.copy_(position)
         self._in_stream.fill_(in_stream)
         if self._run is None:
-            without = f"set the environment variable {GRAPHS_VARIABLE}=0"
-            self._run = capture(self._layers, self._embedded.device, instead=without)
+            self._run = self._capture_graph(self._layers, self._embedded.device)
         return self._run().clone()
 
     def _layers(self) -> Tensor:

@@ -30,6 +30,11 @@ class BufferRange:
     end: int = 0
     """Slot of the next position."""
 
+    @property
+    def count(self) -> int:
+        """Number of positions that are remembered."""
+        return self.end - self.start
+
     def advance(self, count: int, *, mem_len: int) -> None:
         """Remember `count` more positions, `mem_len` in all at most."""
         self.end += count

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.cuda_graph import capture
+from txlcli.core.kernels.cuda_graph import CaptureGraph, capture
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training.data_parallel import Objective
@@ -21,8 +21,6 @@ from txlcli.core.training.optimizer import make_optimizer, set_learning_rate
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
 
-CaptureGraph = Callable[[Callable[[], Tensor], torch.device], Callable[[], Tensor]]
-"""Captures a function as a CUDA graph and returns a function that replays it."""
 capture_step: CaptureGraph = functools.partial(
     capture, instead="resume with --set train.cuda_graph=false, or train without it"
 )

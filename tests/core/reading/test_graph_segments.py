@@ -1,0 +1,138 @@
+"""Segments read by graphs, one per phase of the buffer, are read as without graphs.
+
+The graph of these tests repeats recorded operations on the same memory. That a GPU repeats them is for a GPU to show.
+"""
+
+import pytest
+import torch
+
+from tests.core import tape
+from tests.core.builders import V, draw_tokens, make_decoder, small_model
+from txlcli.core.reading.graph_segments import MOST_PHASES
+
+B, L = 2, 5
+POSITIONS = {
+    "relative": {"tie_biases": False},
+    "shaw": {"position": "shaw", "n_positions": 6},
+    "sinusoid": {"position": "sinusoid"},
+    "learned": {"position": "learned", "n_positions": L},
+    "rotary": {"position": "rotary", "d_head": 12},
+}
+
+
+class Captures:
+    """Captures by a tape, and counts captures and replays."""
+
+    def __init__(self):
+        self.captured = self.replayed = 0
+
+    def __call__(self, run, device):
+        replay = tape.capture(run, device)
+        self.captured += 1
+
+        def counted():
+            self.replayed += 1
+            return replay()
+
+        return counted
+
+
+def read(decoder, tokens, lengths):
+    """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
+    found, at, turn = [], 0, 0
+    while at < tokens.shape[1]:
+        part = tokens[:, at : at + lengths[turn % len(lengths)]]
+        found.append(decoder.read(part))
+        at, turn = at + part.shape[1], turn + 1
+    return torch.cat(found, dim=1)
+
+
+def both_ways(model, count, lengths=(L,), **how):
+    """Last hidden states with graphs and without, and what was captured."""
+    captures, tokens = Captures(), draw_tokens(B, count)
+    decoder = make_decoder(model, batch_size=B, seg_len=L, replay_segments=True, capture_graph=captures, **how)
+    expected = read(make_decoder(model, batch_size=B, seg_len=L, **how), tokens, lengths)
+    return read(decoder, tokens, lengths), expected, captures
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(
+    ("how", "phases"),
+    [
+        ({"mem_len": 7}, 1),
+        ({"mem_len": 7, "same_length": "m", "memory_start": "zeros"}, 1),
+        ({"mem_len": 40, "same_length": "m_plus_one", "max_distance": 4}, 2),
+        ({"mem_len": 48}, 3),
+        ({"mem_len": 0}, 1),
+    ],
+    ids=str,
+)
+def test_graphs_read_what_is_read_without_them(position, norm, how, phases):
+    found, expected, captures = both_ways(small_model(norm=norm, **POSITIONS[position]), 24 * L, **how)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert captures.captured == phases
+    assert captures.replayed > 2 * phases
+
+
+@pytest.mark.parametrize("lengths", [(L, L, 3), (L, L, L, 1), (L, L, 2, L)], ids=str)
+def test_segments_of_other_lengths_between_them_are_read_without_graphs(lengths):
+    found, expected, captures = both_ways(small_model(position="sinusoid"), 40 * L, lengths, mem_len=21)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert captures.replayed
+
+
+def test_single_tokens_and_segments_by_graphs_read_the_same_buffer():
+    model, captures = small_model(position="rotary", d_head=12), Captures()
+    tokens, lengths = draw_tokens(B, 30 * L), (L, L, 1, 1, L, 1)
+    decoder = make_decoder(
+        model, batch_size=B, seg_len=L, mem_len=13, replay_steps=True, replay_segments=True, capture_graph=captures
+    )
+    expected = read(make_decoder(model, batch_size=B, seg_len=L, mem_len=13), tokens, lengths)
+    torch.testing.assert_close(read(decoder, tokens, lengths), expected, rtol=0, atol=1e-10)
+    assert captures.captured > 1
+
+
+def test_after_a_reset_graphs_wait_for_a_full_memory():
+    model, captures, tokens = small_model(), Captures(), draw_tokens(B, 20 * L)
+    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=12, replay_segments=True, capture_graph=captures)
+    first = read(decoder, tokens, (L,))
+    decoder.reset()
+    torch.testing.assert_close(read(decoder, tokens, (L,)), first, rtol=0, atol=1e-10)
+    assert captures.captured == 1
+
+
+def test_in_bf16_graphs_are_close_to_reading_without_them():
+    found, expected, captures = both_ways(
+        small_model(dtype=torch.float32, vocab_size=V), 20 * L, mem_len=12, precision="bf16"
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
+    assert captures.replayed
+
+
+@pytest.mark.parametrize(("segments", "captured"), [(9, 0), (10, 1), (11, 2), (30, 2)])
+def test_a_phase_that_occurs_once_is_not_captured(segments, captured):
+    _, _, captures = both_ways(small_model(n_layers=1), segments * L, mem_len=7 * L)  # two phases after seven segments
+    assert captures.captured == captured
+
+
+def test_observed_layers_are_read_without_graphs():
+    captures = Captures()
+    decoder = make_decoder(
+        small_model(), batch_size=B, seg_len=L, mem_len=7, replay_segments=True, capture_graph=captures
+    )
+    decoder.observed = True
+    read(decoder, draw_tokens(B, 20 * L), (L,))
+    assert captures.captured == 0
+
+
+@pytest.mark.parametrize(("mem_len", "capacity"), [(7, 12), (48, 63), (4 * L * MOST_PHASES, 5 * L * MOST_PHASES)])
+def test_the_slack_of_the_buffer_is_a_multiple_of_a_segment(mem_len, capacity):
+    how = {"batch_size": 1, "seg_len": L, "mem_len": mem_len}
+    assert make_decoder(small_model(), replay_segments=True, **how).capacity == capacity
+
+
+def test_with_too_many_phases_nothing_is_captured():
+    mem_len = 4 * L * MOST_PHASES + 4
+    _, _, captures = both_ways(small_model(n_layers=1), mem_len + 3 * (MOST_PHASES + 1) * L, mem_len=mem_len)
+    assert captures.captured == 0
