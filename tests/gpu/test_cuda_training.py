@@ -1,6 +1,7 @@
 """Training on a CUDA device: deterministic runs, LAMB without waiting, measured steps. Skipped without a GPU."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from txlcli.core.measures.timing import measure
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
+from txlcli.errors import TrainingError
+from txlcli.runs.run_folder import Run
+from txlcli.workflows.training.out_of_memory import explained
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -117,3 +121,12 @@ def test_steps_are_timed_by_events_without_waiting_between_them():
     assert len(times.step_ms) == 20
     assert all(0 < step < 1000 for step in times.step_ms)
     assert not all(done)
+
+
+def test_a_training_that_needs_more_than_the_card_has_names_what_would_fit(tmp_path):
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+    settings = recipe.load("stdlib", ["train.batch_size=4096", "train.seg_len=64"])
+    run = Run(tmp_path, "stdlib", settings, vocab_fingerprint="", vocab_size=V, parameters=0, metric="bpc")
+    with pytest.raises(TrainingError) as caught, explained(run, CUDA, 1):
+        torch.empty(2 * total, dtype=torch.uint8, device=CUDA)
+    assert re.search(r"^out of memory \(tried to allocate [\d.]+ GiB\); a step needs about ", str(caught.value))

@@ -1,11 +1,10 @@
 """Availability of torch.compile, of FlexAttention, which needs it, and of Triton's kernels."""
 
-import importlib.metadata
-
 import pytest
 import torch
 
-from txlcli.core.kernels.compilation import check_attention, check_compiler
+from txlcli.core.kernels.compilation import Toolchain, check_attention, check_compiler
+from txlcli.core.kernels.triton_launch import check_shape
 from txlcli.errors import UsageError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -51,64 +50,78 @@ def test_all_other_attention_needs_neither(kind):
     check_attention(kind, CUDA, d_head=64)
 
 
-@pytest.fixture
-def card(monkeypatch):
-    """Pretend that there are a Triton and a GPU: set their versions."""
-
-    def pretend(*, triton="3.7.1", capability=(9, 0)):
-        def version(name):
-            if triton is None:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return triton
-
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-        monkeypatch.setattr(importlib.metadata, "version", version)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-
-    return pretend
+def machine(triton="3.7.1", capability=(9, 0), **more):
+    return Toolchain(triton, capability, **more)
 
 
 @pytest.mark.parametrize("d_head", [16, 41, 128, None])
 @pytest.mark.parametrize("triton", ["3.6.0", "3.10.1", "4.0"])
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])
-def test_kernels_of_triton_run_on_gpus_since_ampere(card, d_head, triton, capability):
-    card(triton=triton, capability=capability)
-    check_attention("triton", CUDA, d_head=d_head)
+def test_kernels_of_triton_run_on_gpus_since_ampere(d_head, triton, capability):
+    check_attention("triton", CUDA, d_head=d_head, toolchain=machine(triton, capability))
 
 
 @pytest.mark.parametrize(
-    ("device", "d_head", "found", "message"),
+    ("found", "d_head", "message"),
     [
-        (CPU, 64, {}, "attention triton needs a CUDA device; take auto, reference or sdpa on a CPU"),
+        (machine(capability=None), 64, "attention triton needs a CUDA device; take auto, reference or sdpa on a CPU"),
         (
-            CUDA,
+            machine(triton=None),
             64,
-            {"triton": None},
             "attention triton needs the package triton; pip install triton, or take --attention auto",
         ),
         (
-            CUDA,
+            machine(triton="3.5.1"),
             64,
-            {"triton": "3.5.1"},
             "attention triton needs triton 3.6 or later, not 3.5.1; take --attention auto",
         ),
         (
-            CUDA,
+            machine(capability=(7, 5)),
             64,
-            {"capability": (7, 5)},
             "attention triton needs a GPU of compute capability 8.0 or higher, not 7.5; take --attention auto",
         ),
-        (CUDA, 129, {}, "attention triton has heads of at most 128 units, not 129; take --attention auto"),
+        (machine(), 129, "attention triton has heads of at most 128 units, not 129; take --attention auto"),
     ],
 )
-def test_what_the_kernels_of_triton_do_not_support_is_refused(card, device, d_head, found, message):
-    card(**found)
+def test_what_the_kernels_of_triton_do_not_support_is_refused(found, d_head, message):
     with pytest.raises(UsageError) as caught:
-        check_attention("triton", device, d_head=d_head)
+        check_attention("triton", CUDA, d_head=d_head, toolchain=found)
+    assert str(caught.value) == message
+    assert caught.value.exit_code == 2
+    check_attention("auto", CUDA, d_head=d_head, toolchain=found)  # works without any kernel
+
+
+def test_an_interpreter_runs_the_kernels_of_triton_on_a_cpu():
+    check_attention("triton", CPU, d_head=64, toolchain=machine(capability=None, interprets=True))
+
+
+def test_a_cpu_has_no_compute_capability():
+    assert Toolchain.of(CPU).capability is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((2, 3, 5, 129), torch.float32, "attention triton has heads of at most 128 units, not 129; take auto"),
+        (
+            (2, 3, 5, 16),
+            torch.float64,
+            "attention triton computes in float32, bfloat16 or float16, not in torch.float64; take auto",
+        ),
+        (
+            (8192, 8, 1, 16),
+            torch.float16,
+            "attention triton takes at most 65,535 lanes times heads at once, not 8192 x 8; take auto, or smaller "
+            "batches",
+        ),
+    ],
+    ids=["width", "dtype", "lanes"],
+)
+def test_a_shape_that_the_kernels_of_triton_do_not_support_is_refused(shape, dtype, message):
+    with pytest.raises(UsageError) as caught:
+        check_shape(torch.empty(shape, dtype=dtype, device="meta"))
     assert str(caught.value) == message
 
 
-def test_an_interpreter_runs_the_kernels_of_triton_on_a_cpu(card, monkeypatch):
-    card()
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    check_attention("triton", CPU, d_head=64)
+def test_the_largest_shapes_of_the_kernels_of_triton_are_accepted():
+    check_shape(torch.empty(65_535, 1, 1, 128, dtype=torch.bfloat16, device="meta"))

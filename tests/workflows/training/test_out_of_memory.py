@@ -10,7 +10,10 @@ from tests.commands.novel import RECIPE
 from txlcli.config import recipe
 from txlcli.core.measures.footprint import step_bytes
 from txlcli.core.training.data_parallel import of_one_process
-from txlcli.workflows.training.out_of_memory import advise
+from txlcli.errors import TrainingError
+from txlcli.runs.run_folder import Run
+from txlcli.system.memory import format_size
+from txlcli.workflows.training.out_of_memory import advise, explained
 
 CPU, V = torch.device("cpu"), 300
 SETTINGS = recipe.resolve_text(RECIPE, "tiny.toml", ["train.batch_size=12", "train.seg_len=64", "train.mem_len=64"])
@@ -55,6 +58,39 @@ def test_without_settings_that_fit_a_smaller_model_is_advised():
     assert advice(available=1000).endswith(
         " of 0.0 MiB, and no division of the batch fits; use shorter lengths or a smaller model"
     )
+
+
+def run_of(train, folder):
+    settings = dataclasses.replace(SETTINGS, train=train)
+    return Run(folder, "tiny", settings, vocab_fingerprint="", vocab_size=V, parameters=0, metric="bpc")
+
+
+CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which ..."
+
+
+def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda(tmp_path):
+    cuda = torch.device("cuda:0")
+    half = sum(step_bytes(MODEL, V, dataclasses.replace(TRAIN, accumulate=2), device=cuda).values())
+    asked = []
+
+    def available(device):
+        asked.append(device)
+        return round(half / 0.8) + 1
+
+    with pytest.raises(TrainingError) as caught, explained(run_of(TRAIN, tmp_path), cuda, 1, available=available):
+        raise torch.OutOfMemoryError(CUDA_ERROR)
+    assert asked == [cuda]
+    needed = format_size(sum(step_bytes(MODEL, V, TRAIN, device=cuda).values()))
+    message = str(caught.value)
+    of_which = format_size(half / 0.8 + 1)
+    assert message.startswith(f"out of memory (tried to allocate 2.00 GiB); a step needs about {needed} of {of_which};")
+    assert f"--set train.accumulate=2 (about {format_size(half)})" in message
+    assert "\n" not in message
+
+
+def test_other_errors_are_not_explained(tmp_path):
+    with pytest.raises(RuntimeError, match=r"^size mismatch$"), explained(run_of(TRAIN, tmp_path), CPU, 1):
+        raise RuntimeError("size mismatch")
 
 
 def test_processes_divide_the_batch():

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from txlcli.core.kernels import attention_triton_kernels as kernels
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.triton_launch import Launch, launch_of, splits_of
+from txlcli.core.kernels.triton_launch import Launch, check_shape, launch_of, splits_of
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
@@ -53,6 +53,9 @@ def attend(
         terms: other arguments of `core.model.attention.attend`.
     Returns:
         (B, H, L, D), in the dtype of `value`.
+
+    Raises:
+        UsageError: the kernels do not support the shape or the dtype.
     """
     with torch.autocast(query.device.type, enabled=False):
         return _attend(query, key, value, dropout, distance_bias, splits, terms)
@@ -68,6 +71,7 @@ def _attend(
     splits: int | None,
     terms: dict[str, Any],
 ) -> Tensor:
+    check_shape(query)
     inputs = AttentionInputs.of(query, key, value, **terms)
     by_distance = _position_scores(inputs, distance_bias)
     content, keys, values = map(_dense_rows, (inputs.query_content, inputs.key, inputs.value))

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+from dataclasses import dataclass
 
 import torch
 
@@ -9,12 +10,37 @@ from txlcli.core.kernels.triton_launch import MAX_WIDTH
 from txlcli.errors import UsageError
 
 OLDEST_TRITON = (3, 6)
+NEEDS_CUDA = "attention {} needs a CUDA device; take auto, reference or sdpa on a CPU"
 OLDEST_CAPABILITY = (8, 0)
 """Compute capability of Ampere, the first GPUs with tensor cores for bf16."""
 
 
-def check_attention(backend: str, device: torch.device, *, d_head: int | None) -> None:
-    """Refuse an attention backend that does not work on the device.
+@dataclass(frozen=True)
+class Toolchain:
+    """What Triton's kernels find on a machine."""
+
+    triton: str | None
+    """Release of Triton; None if it is not installed."""
+    capability: tuple[int, int] | None
+    """Compute capability of the device; None if it is not a CUDA device."""
+    interprets: bool = False
+    """True if Triton interprets its kernels, so that they run on a CPU, slowly: TRITON_INTERPRET=1."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Toolchain":
+        """Look what is there for a device."""
+        try:
+            triton = importlib.metadata.version("triton")
+        except importlib.metadata.PackageNotFoundError:
+            triton = None
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        return cls(triton, capability, os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def check_attention(
+    backend: str, device: torch.device, *, d_head: int | None, toolchain: Toolchain | None = None
+) -> None:
+    """Refuse an attention backend that does not work on the device; "auto" works everywhere.
 
     FlexAttention needs torch.compile. On a CPU it has no gradient, and its kernels do not support lengths that vary, as
     those of a memory do.
@@ -23,38 +49,30 @@ def check_attention(backend: str, device: torch.device, *, d_head: int | None) -
         backend: name of the attention backend.
         device: that the model is on.
         d_head: head width D of the model; None without attention.
+        toolchain: for Triton's kernels; by default that of the machine.
 
     Raises:
         UsageError: FlexAttention without CUDA, or without a compiler; Triton's kernels without a GPU, a Triton or a
             head width that they support.
     """
-    if backend not in ("flex", "triton"):
-        return
-    if device.type != "cuda" and not (backend == "triton" and interprets_triton()):
-        raise UsageError(f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU")
-    if backend == "flex":
+    if backend == "triton":
+        _check_triton(toolchain or Toolchain.of(device), d_head)
+    elif backend == "flex":
+        if device.type != "cuda":
+            raise UsageError(NEEDS_CUDA.format(backend))
         check_compiler(device, "attention flex", "take --attention auto")
-    else:
-        _check_triton(device, d_head)
 
 
-def interprets_triton() -> bool:
-    """Return True if Triton interprets its kernels, so that they run on a CPU, slowly: TRITON_INTERPRET=1."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _check_triton(device: torch.device, d_head: int | None) -> None:
-    try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError as error:
-        message = "attention triton needs the package triton; pip install triton, or take --attention auto"
-        raise UsageError(message) from error
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+def _check_triton(found: Toolchain, d_head: int | None) -> None:
+    if found.capability is None and not found.interprets:
+        raise UsageError(NEEDS_CUDA.format("triton"))
+    if found.triton is None:
+        raise UsageError("attention triton needs the package triton; pip install triton, or take --attention auto")
+    if tuple(map(int, found.triton.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
-        raise UsageError(f"attention triton needs triton {oldest} or later, not {version}; take --attention auto")
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else OLDEST_CAPABILITY
-    if capability < OLDEST_CAPABILITY:
-        oldest, this = (".".join(map(str, numbers)) for numbers in (OLDEST_CAPABILITY, capability))
+        raise UsageError(f"attention triton needs triton {oldest} or later, not {found.triton}; take --attention auto")
+    if found.capability is not None and found.capability < OLDEST_CAPABILITY:
+        oldest, this = (".".join(map(str, numbers)) for numbers in (OLDEST_CAPABILITY, found.capability))
         raise UsageError(
             f"attention triton needs a GPU of compute capability {oldest} or higher, not {this}; take --attention auto"
         )

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import torch
 
+from txlcli.errors import UsageError
+
 MAX_WIDTH = 128
 """Largest head width; wider tiles do not fit into registers."""
 MIN_WIDTH = 16
@@ -15,6 +17,10 @@ PROGRAMS_PER_PROCESSOR = 2
 MIN_BLOCKS_OF_KEYS = 4
 """Tiles of keys that a split has at least."""
 MAX_SPLITS = 32
+
+MAX_SEQUENCES = 65_535
+"""Largest number of lanes times heads: CUDA's limit for the second dimension of a grid."""
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Kernel = Literal["forward", "keys", "queries"]
 """The forward kernel, and the backward kernels of keys and of queries."""
@@ -69,6 +75,24 @@ def launch_of(kernel: Kernel, dtype: torch.dtype, width: int) -> Launch:
     launch = TILES[kernel, dtype.itemsize == 2, width > 64]
     tf32 = dtype == torch.float32 and uses_tf32()
     return dataclasses.replace(launch, precision="tf32") if tf32 else launch
+
+
+def check_shape(query: torch.Tensor) -> None:
+    """Refuse queries (B, H, L, D) that the kernels of attention do not support.
+
+    Raises:
+        UsageError: another dtype, heads that are too wide, or too many lanes and heads.
+    """
+    lanes, heads, _, width = query.shape
+    if query.dtype not in KERNEL_DTYPES:
+        raise UsageError(f"attention triton computes in float32, bfloat16 or float16, not in {query.dtype}; take auto")
+    if width > MAX_WIDTH:
+        raise UsageError(f"attention triton has heads of at most {MAX_WIDTH} units, not {width}; take auto")
+    if lanes * heads > MAX_SEQUENCES:
+        raise UsageError(
+            f"attention triton takes at most {MAX_SEQUENCES:,} lanes times heads at once, not {lanes} x {heads}; take "
+            "auto, or smaller batches"
+        )
 
 
 def uses_tf32() -> bool:

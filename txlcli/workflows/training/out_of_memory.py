@@ -1,7 +1,7 @@
 """Says which settings of a training would fit, after memory ran out."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -23,12 +23,22 @@ MOST_SHOWN = 2
 
 
 @contextmanager
-def explained(run: Run, training: Training) -> Iterator[None]:
+def explained(
+    run: Run,
+    device: torch.device,
+    processes: int,
+    *,
+    training: Training | None = None,
+    available: Callable[[torch.device], int | None] = available_bytes,
+) -> Iterator[None]:
     """Raise a TrainingError with settings that would fit if memory runs out in the block.
 
     Args:
         run: what is trained.
-        training: takes its steps.
+        device: where it is trained.
+        processes: number of processes, which divide the batch.
+        training: takes its steps in the block; None while it is built.
+        available: measures the bytes of a device that this process can use.
     """
     try:
         yield
@@ -37,13 +47,13 @@ def explained(run: Run, training: Training) -> Iterator[None]:
             raise
         size = requested_size(error)
         error.__traceback__ = None  # which holds the tensors of the step
-        train, device, processes = run.settings.train, training.device, training.world.size
-        if training.validation_is_due() and train.valid_batch_size > 1:
+        train = run.settings.train
+        if training is not None and training.validation_is_due() and train.valid_batch_size > 1:
             raise TrainingError(
                 f"out of memory{size} in the validation after step {training.step:,}; resume with --set "
                 f"train.valid_batch_size={train.valid_batch_size // 2}"
             ) from error
-        advice = advise(run.settings.model, run.vocab_size, train, device, processes, available_bytes(device))
+        advice = advise(run.settings.model, run.vocab_size, train, device, processes, available(device))
         raise TrainingError(f"out of memory{size}; {advice}") from error
 
 

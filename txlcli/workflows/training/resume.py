@@ -12,7 +12,7 @@ from txlcli.runs.recovery import remove_drafts
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, plan, text, trackers
+from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
@@ -76,10 +76,11 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
     text.check_same_text(run, saved, store)
-    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
+    model = checkpoint.build_model(settings.model, run.vocab_size, saved, path)
     splits = text.read_splits(settings, store, reporter)
-    training = execution.build_training(model, run, store, splits)
-    training.restore(saved)
+    with out_of_memory.explained(run, device, torchrun.world_size()):
+        training = execution.build_training(model.to(device), run, store, splits)
+        training.restore(saved)
     _check_unfinished(run, training, limits.max_steps)
     _check_valid_batch_size(run, before, validated=training.validated)
     run.drop_metrics_after(training.step, validated=training.validated)

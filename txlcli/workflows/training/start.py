@@ -17,7 +17,7 @@ from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system import torchrun
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, plan, text, trackers
+from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
@@ -163,5 +163,6 @@ def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Worksp
             f"each of the {train.batch_size} parallel parts of the text has {splits[0].lane_len:,} tokens, no more "
             "than a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
         )
-    model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)
-    return execution.build_training(model, run, store, splits)
+    with out_of_memory.explained(run, device, processes):
+        model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)
+        return execution.build_training(model, run, store, splits)
