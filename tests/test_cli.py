@@ -210,6 +210,24 @@ def test_a_command_whose_messages_cannot_be_written_goes_on(tmp_path, closing):
     assert json.loads(ended.stdout)["store"] == "data/book.h5"
 
 
+WITHOUT_MEMORY = """
+import resource, sys
+from txlcli.cli import app
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20),) * 2)  # libtorch_cpu.so is larger
+app(["eval"])
+"""
+
+
+def test_a_library_that_does_not_fit_into_memory_is_one_line(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith("; allow more memory, or install txl again\n")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_only_rank_0_reports_sigterm_during_start_up(tmp_path):
     environment = os.environ | {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}
     command = [sys.executable, "-c", STARTING, "txlcli.cli", "SIGTERM"]

@@ -102,7 +102,7 @@ class TxlGroup(TyperGroup):
         hook = sys.unraisablehook
         try:
             sys.unraisablehook = functools.partial(_deliver_again, otherwise=hook)
-            with signals.raising(), _signals_of_c_code():  # so that unfinished files are removed
+            with signals.raising(), _signals_of_c_code(), _errors_of_loading():  # so that unfinished files are removed
                 result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
@@ -148,6 +148,17 @@ def _signals_of_c_code() -> Iterator[None]:
         if isinstance(error.__cause__, KeyboardInterrupt | signals.Terminated):
             raise error.__cause__ from None
         raise
+
+
+@contextlib.contextmanager
+def _errors_of_loading() -> Iterator[None]:
+    """Raise a TxlError if the system cannot load a library, as when memory is too small for it."""
+    try:
+        yield
+    except ImportError as error:
+        if not (error.path or "").endswith(".so"):
+            raise
+        raise TxlError(f"{error.path}: cannot be loaded ({error}); allow more memory, or install txl again") from error
 
 
 def _deliver_again(

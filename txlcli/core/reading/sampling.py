@@ -60,7 +60,8 @@ def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torc
     probabilities = (log_probs / options.temperature).softmax(dim=-1).nan_to_num(nan=1.0)
     if options.top_p is not None:
         before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= options.top_p, 0.0)  # the first always stays
+        top_p = max(options.top_p, torch.finfo(before.dtype).tiny)  # less would be 0, and drop the first token, too
+        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
     return tokens[torch.multinomial(probabilities, 1, generator=generator)].masked_fill(unknown, NO_TOKEN)
 
 

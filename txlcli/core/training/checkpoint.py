@@ -93,6 +93,16 @@ def _digest_of(name: str, tensor: Tensor) -> str:
     return digest(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), content)
 
 
+def _check_name(path: Path) -> None:
+    """Refuse a path that safetensors cannot open, though it can write to it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise RunError(
+            f"{path}: safetensors opens no file whose path is not UTF-8; rename its folders, or work within them"
+        ) from error
+
+
 def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     """Read a checkpoint.
 
@@ -107,6 +117,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         other = next(path.parent.glob("*.safetensors"), None)
         reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
         raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
+    _check_name(path)
     try:
         check_safetensors(path)  # opens it, too: safetensors reports an unreadable file as missing
         with safe_open(path, framework="pt") as file:
