@@ -83,6 +83,42 @@ def test_an_unknown_command_is_refused_on_one_line_with_exit_code_2(arguments):
     assert ended.stderr.count("\n") == 1
 
 
+def test_an_option_before_its_command_is_answered_with_the_order():
+    assert txl("--quiet", "info").stderr == 'error: --quiet comes after the command: "txl info --quiet"\n'
+    assert txl("--steps", "info").stderr == 'error: unknown option --steps; see "txl --help"\n'
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "nowhere"],
+        ["generate", "nowhere"],
+        ["train", "nowhere"],
+        ["train", "--resume", "nowhere"],
+        ["prepare", "nowhere"],
+        ["export", "nowhere", "folder"],
+        ["import", "nowhere"],
+        ["import", "file.pt"],
+        ["import", "file.pt", "--recipe", "wt104"],
+        ["import", "folder"],
+    ],
+)
+def test_a_wrong_name_is_reported_before_pytorch_is_imported(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.pt").write_text("weights")
+    (tmp_path / "folder").mkdir()
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print("torch" in sys.modules, file=sys.stderr))
+from txlcli.cli import app
+app({words!r})
+"""
+    ended = python("-c", script)
+    assert ended.returncode in (1, 2)
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.endswith("\nFalse\n")
+
+
 def test_a_similar_command_is_suggested():
     assert 'did you mean "prepare"?' in txl("prepar").stderr
 

@@ -191,10 +191,28 @@ def _explain(error: typer.TyperException) -> str:
         ]
         meant = meant_option(option[1], options, recipe.setting_names())
         message = f"unknown option {option[1]}" + (f"; did you mean {meant}?" if meant else "")
+        if example := _option_of_a_command(option[1], context):
+            return f'{option[1]} comes after the command: "{example} {option[1]}"'
     elif command := re.match(r"No such command '(.*)'$", message):
         known = context.command.list_commands(context) if isinstance(context.command, TyperGroup) else []
         message = f'unknown command "{command[1]}"' + did_you_mean(command[1], known)
+        if "show" in known and not message.endswith("?"):
+            message += f'; did you mean "{context.command_path} show {command[1]}"?'
     return f'{message}; see "{context.command_path} --help"'.replace("?; see", "? See")
+
+
+def _option_of_a_command(option: str, context: typer.Context) -> str | None:
+    """Return the command of a group to which an option belongs: the one on the command line, or the first."""
+    if not isinstance(context.command, TyperGroup):
+        return None
+    having = [
+        name
+        for name, command in context.command.commands.items()
+        if any(option in (*parameter.opts, *parameter.secondary_opts) for parameter in command.params)
+    ]
+    words = context.find_root().obj or []
+    name = next((word for word in words if word in having), next(iter(having), None))
+    return f"{context.command_path} {name}" if name else None
 
 
 app = typer.Typer(

@@ -489,6 +489,7 @@ USAGE = [
     (["byte", "--losses", "no/losses.h5"], "--losses no/losses.h5: there is no folder no; make it first"),
     (["byte", "--precision", "tf32"], "precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
+    (["novel"], 'no run "novel", only a token store of this name; train a model on it with "txl train novel"'),
     (["bite"], 'unknown run "bite"; did you mean "byte"? (known: byte, char, sentencepiece, word)'),
 ]
 

@@ -593,6 +593,29 @@ def test_wrong_options_are_refused_before_anything_starts(txl, tmp_path, argumen
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("text/", '; did you mean "texts"?'),
+        ("./txts", '; did you mean "texts"?'),
+        ("texts/chapter.text", '; did you mean "texts/chapter.txt"?'),
+        ("nowhere/else.txt", "; give the path of a file or folder with your text"),
+    ],
+)
+def test_a_wrong_path_is_compared_with_the_files_beside_it(txl, tmp_path, word, hint):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/chapter.txt").write_text("text")
+    result = txl(word)
+    assert (result.exit_code, only_line(result)) == (2, f"error: no file or folder at {word}{hint}")
+
+
+def test_a_mistyped_folder_is_suggested_unless_a_corpus_is_meant(txl, tmp_path):
+    (tmp_path / "novels").mkdir()
+    assert only_line(txl("novel")) == 'error: no corpus, file or folder "novel"; did you mean "novels"?'
+    (tmp_path / "wikitext-2").mkdir()
+    assert 'did you mean "wt103"?' in only_line(txl("wikitext"))
+
+
 @pytest.mark.parametrize("name", ["ptb", "text8.txt", "stdlib", "enwik8-released"])
 @pytest.mark.parametrize("more", [[], ["--force"]])
 def test_own_text_cannot_take_the_name_of_a_benchmark(txl, book, tmp_path, name, more):
@@ -649,7 +672,7 @@ def test_an_empty_split_file_is_named(txl, tmp_path):
 def test_a_vocab_size_that_is_too_large_is_refused(txl, book, tmp_path):
     result = txl(book, "--tokenizer", "sentencepiece", "--vocab-size", 9999)
     assert result.exit_code == 2
-    assert "--vocab-size 9999 does not fit this text" in only_line(result)
+    assert "--vocab-size 9999 is too large for this text; the largest possible is --vocab-size " in only_line(result)
     assert list((tmp_path / "data").iterdir()) == []
 
 

@@ -237,6 +237,33 @@ def test_an_unknown_section_of_keys_is_refused():
     )
 
 
+def test_keys_of_one_setting():
+    assert done("recipes", "keys", "train.lr").stdout.startswith("train.lr (number")
+    assert [key["setting"] for key in json_of("recipes", "keys", "model.n_layers")["settings"]] == ["model.n_layers"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("train.learning_rate", 'unknown setting "train.learning_rate"; did you mean "train.lr"?'),
+        ("train.dropout", 'unknown setting "train.dropout"; did you mean "model.dropout"?'),
+        ("train.zebra", 'unknown setting "train.zebra"; "txl recipes keys train" lists all'),
+        ("lr", 'unknown section "lr"; did you mean the setting "train.lr"?'),
+        (
+            "trian.lr",
+            'unknown section "trian"; did you mean "train"? (known: corpus, model, train, eval, log, published)',
+        ),
+    ],
+)
+def test_an_unknown_setting_of_keys_is_refused_with_a_suggestion(word, message):
+    assert refusal("recipes", "keys", word) == message
+
+
+def test_a_recipe_in_place_of_a_command_is_answered_with_show():
+    message = 'unknown command "wt103"; did you mean "txl recipes show wt103"? See "txl recipes --help"'
+    assert refusal("recipes", "wt103") == message
+
+
 def test_schema_prints_what_comes_with_txl():
     packaged = resources.files("txlcli.recipes").joinpath("schema.json").read_text()
     assert done("recipes", "schema").stdout == packaged

@@ -155,10 +155,19 @@ def test_set_accepts_numbers_words_booleans_and_none(tiny, override, section, ke
     assert type(given) is type(value)
 
 
-@pytest.mark.parametrize("override", ["train.lr", "lr=0.5", "=0.5", ".lr=0.5", "train.=0.5", ""])
+@pytest.mark.parametrize("override", ["train.lr", "zebra=0.5", "=0.5", ".lr=0.5", "train.=0.5", ""])
 def test_a_malformed_set_is_refused_with_an_example(tiny, override):
     message = refusal(tiny(), override)
     assert message == f'--set {override}: write it as section.key=value, for example "--set train.lr=1e-4"'
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [("lr=0.5", "train.lr=0.5"), ("learning_rate=0.5", "train.lr=0.5"), ("n_layers=3", "model.n_layers=3")],
+)
+def test_a_set_without_a_section_is_answered_with_the_setting_that_was_meant(tiny, override, meant):
+    message = refusal(tiny(), override)
+    assert message == f'--set {override}: write it as section.key=value; did you mean "--set {meant}"?'
 
 
 def test_set_with_an_unknown_section_is_refused_with_a_suggestion(tiny):
@@ -176,6 +185,8 @@ def test_an_error_names_the_recipe_and_the_set_option(tiny):
         f'{path} with --set train.lr=0.5 --set model.n_head=3: [model] has no key "n_head"; did you mean "n_heads"?'
     )
     assert refusal(path, "train.lr=0") == f"{path} with --set train.lr=0: [train] lr must be greater than 0, not 0.0"
+    many = [f"train.max_steps={steps}" for steps in (3, 5, 7)]
+    assert refusal(path, *many, "train.lr=0").startswith(f"{path} with 4 --set changes: [train] lr must be greater")
 
 
 def test_an_unknown_section_is_refused_with_a_suggestion(tiny):

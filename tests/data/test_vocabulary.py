@@ -60,10 +60,15 @@ def test_sentencepiece_encodes_line_ends_as_the_boundary(sentencepiece):
     assert sentencepiece.symbol(sentencepiece.boundary) == "<eos>"
 
 
-def test_sentencepiece_refuses_a_vocab_size_that_does_not_fit():
-    message = r"--vocab-size 9999 does not fit this text \(.+\); choose another --vocab-size, or give more text"
-    with pytest.raises(UsageError, match=message):
-        train(SENTENCES, size=9999, bpe=True)
+@pytest.mark.parametrize("bpe", [True, False])
+def test_the_largest_possible_vocab_size_is_named(bpe):
+    message = r"--vocab-size 9999 is too large for this text; the largest possible is --vocab-size (\d+)$"
+    with pytest.raises(UsageError, match=message) as caught:
+        train(SENTENCES, size=9999, bpe=bpe)
+    largest = int(str(caught.value).split()[-1])
+    assert train(SENTENCES, size=largest, bpe=bpe)
+    with pytest.raises(UsageError, match="too large"):
+        train(SENTENCES, size=largest + 1, bpe=bpe)
 
 
 def test_sentencepiece_refuses_empty_training_text():

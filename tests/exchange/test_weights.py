@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 
 from tests.exchange.hostile import HOSTILE, MARKER
 from txlcli.errors import RunError
-from txlcli.exchange import weights
-from txlcli.workflows.exchange.import_run import ImportOptions, import_run
+from txlcli.exchange import huggingface, weights
+from txlcli.workflows.exchange.import_run import import_run
+from txlcli.workflows.exchange.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
 TENSORS = {
@@ -170,14 +171,14 @@ def test_names_of_another_model_are_refused(tmp_path):
 
 def test_safetensors_are_preferred_to_a_pickle(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
-    assert weights.in_folder(tmp_path) == tmp_path / "pytorch_model.bin"
+    assert huggingface.file_of_weights(tmp_path) == tmp_path / "pytorch_model.bin"
     (tmp_path / "model.safetensors").touch()
-    assert weights.in_folder(tmp_path) == tmp_path / "model.safetensors"
+    assert huggingface.file_of_weights(tmp_path) == tmp_path / "model.safetensors"
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(RunError) as caught:
-        weights.in_folder(tmp_path)
+        huggingface.file_of_weights(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path} has neither model.safetensors nor pytorch_model.bin; sharded weights must be merged first"
     )

@@ -75,7 +75,7 @@ def attention(
     given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
     if given and figures and 6 not in figures:
         raise UsageError(f"{given[0]} applies to Figure 6 only; leave it out, or add 6 to --figure {figure}")
-    run = run_folder.find(run_name, runs_dir)
+    run = run_folder.find(run_name, runs_dir, data_dir=data_dir)
     if not unfinished:
         history.check_finished(run)
     from txlcli.views import attention_result

@@ -108,7 +108,7 @@ def evaluate(
         plotted=plot is not None,
         attention=attention,
     )
-    run_folder.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
+    run_folder.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.views import eval_table
     from txlcli.workflows.evaluation import evaluate as workflow
     from txlcli.workflows.workspace import Workspace

@@ -55,7 +55,7 @@ def generate(
         )
     if raw and json:
         raise UsageError("--raw has no effect with --json, which escapes control characters always; leave out one")
-    run_folder.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
+    run_folder.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.views import generated_text
     from txlcli.workflows.generation import Conversation, GenerationOptions, prepare_generation
     from txlcli.workflows.workspace import Workspace

@@ -45,10 +45,9 @@ def import_run(
 
     Example: txl import transfo-xl-wt103/ --name hf-wt103
     """
-    from txlcli.workflows.exchange import import_run as workflow
-    from txlcli.workflows.workspace import Workspace
+    from txlcli.workflows.exchange.options import ImportOptions, check_options
 
-    options = workflow.ImportOptions(
+    options = ImportOptions(
         source=source,
         recipe_source=recipe_source,
         vocab=vocab,
@@ -57,5 +56,9 @@ def import_run(
         changes=tuple(overrides or ()),
         force=force,
     )
+    check_options(options)  # before PyTorch is imported
+    from txlcli.workflows.exchange import import_run as workflow
+    from txlcli.workflows.workspace import Workspace
+
     result = workflow.import_run(options, Workspace(data_dir=data_dir, runs_dir=runs_dir))
     console.show_result(result, exchange.show_import, json=json)

@@ -15,6 +15,7 @@ from txlcli.config import recipe, schema
 from txlcli.errors import TxlError, UnknownNameError, UsageError
 from txlcli.options import Force, Json
 from txlcli.paper import metrics
+from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_folder, replacing
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
@@ -94,16 +95,17 @@ def copy(
 
 @app.command("keys")
 def keys(
-    section: Annotated[str | None, Argument(metavar="SECTION", help="Section of a recipe, such as train.")] = None,
+    section: Annotated[
+        str | None,
+        Argument(metavar="SECTION|KEY", help="A section, such as train, or one setting, such as train.lr."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List every setting with its default, its range and its meaning.
 
     Example: txl recipes keys train
     """
-    if section is not None and section not in recipe.SECTIONS:
-        raise UnknownNameError("section", section, recipe.SECTIONS)
-    described = [key for name in ([section] if section else recipe.SECTIONS) for key in schema.keys(name)]
+    described = _find_keys(section)
     if json:
         console.show_json({"settings": [_described(key) for key in described]})
     else:
@@ -120,6 +122,34 @@ def schema_() -> None:
     Example: txl recipes schema > recipe.schema.json
     """
     console.show_text(json_.dumps(schema.json_schema(), indent=2) + "\n")
+
+
+def _find_keys(word: str | None) -> list[schema.Key]:
+    """Return the settings of a section, one setting as section.key, or all settings.
+
+    Raises:
+        UnknownNameError: there is no such section or setting.
+    """
+    if word is None:
+        return [setting for section in recipe.SECTIONS for setting in schema.keys(section)]
+    name, dot, key = word.partition(".")
+    if name not in recipe.SECTIONS:
+        meant = None if dot or did_you_mean(name, recipe.SECTIONS) else _meant_setting("", name)
+        if meant:
+            raise UsageError(f'unknown section "{name}"; did you mean the setting "{meant}"?')
+        raise UnknownNameError("section", name, recipe.SECTIONS)
+    found = [setting for setting in schema.keys(name) if not dot or setting.full_name == word]
+    if not found:
+        meant = _meant_setting(name, key)
+        hint = f'did you mean "{meant}"?' if meant else f'"txl recipes keys {name}" lists all'
+        raise UsageError(f'unknown setting "{word}"; {hint}')
+    return found
+
+
+def _meant_setting(section: str, key: str) -> str | None:
+    """Return the setting that was probably meant, as section.key."""
+    meant = meant_setting(section, key, recipe.setting_names())
+    return meant if meant is None or "." in meant else f"{section}.{meant}"
 
 
 def _described(key: schema.Key) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from txlcli.system.plain_json import parse_toml
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
+MOST_CHANGES_LISTED = 3  # by an error
 NOT_COMPARED = ("published",)  # results, not settings
 
 
@@ -110,7 +111,9 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
 
 
 def with_changes(name: str, changes: Sequence[str]) -> str:
-    """Return the beginning of an error about a recipe, or a run, with changes."""
+    """Return the beginning of an error about a recipe, or a run, with changes; many changes are counted."""
+    if len(changes) > MOST_CHANGES_LISTED:
+        return f"{name} with {len(changes)} --set changes"
     return " --set ".join([f"{name} with", *changes]) if changes else name
 
 
@@ -121,7 +124,9 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
         name, equals, value = text.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and section and key):
-            raise RecipeError(f'--set {text}: write it as section.key=value, for example "--set train.lr=1e-4"')
+            meant = meant_setting("", name.strip(), setting_names()) if equals and not dot else None
+            hint = f'; did you mean "--set {meant}={value}"?' if meant else ', for example "--set train.lr=1e-4"'
+            raise RecipeError(f"--set {text}: write it as section.key=value{hint}")
         _known_section(section, f"--set {text}")
         keys = result.setdefault(section, {})
         if isinstance(keys, dict):  # `resolve` refuses anything else

@@ -192,6 +192,10 @@ def _explain(error: RuntimeError, size: int) -> UsageError | CorpusInputError:
             f"--vocab-size {size} is too small for this text: its characters and the 256 byte pieces need "
             f"{needed[1]}; give --vocab-size {needed[1]} or more"
         )
+    if largest := re.search(r"too high.*<= (\d+)", reason):
+        return UsageError(
+            f"--vocab-size {size} is too large for this text; the largest possible is --vocab-size {largest[1]}"
+        )
     reason = reason.partition("Increase")[0].rstrip(" .,") or reason  # the rest names options of the library
     return UsageError(
         f"--vocab-size {size} does not fit this text ({reason}); choose another --vocab-size, or give more text"

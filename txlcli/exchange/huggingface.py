@@ -13,6 +13,8 @@ from txlcli.system.input_files import MOST_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 
 CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Names of the file of weights in a Hugging Face folder."""
 MODEL_TYPE = "transfo-xl"
 SEG_LEN = 128
 """Default of `tgt_len`: that of the released evaluation of the large model."""
@@ -57,6 +59,18 @@ SAME_VALUES = {
     "proj_init_std": "proj_init_std",
 }
 """Keys of the configuration whose values are those of a [model] setting, by the name of the setting."""
+
+
+def file_of_weights(folder: Path) -> Path:
+    """Return the file of weights in a Hugging Face folder.
+
+    Raises:
+        RunError: there is none.
+    """
+    for name in WEIGHTS:
+        if (folder / name).exists():
+            return folder / name
+    raise RunError(f"{folder} has neither {' nor '.join(WEIGHTS)}; sharded weights must be merged first")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -18,24 +18,10 @@ from txlcli.system.input_files import check_regular
 from txlcli.system.tensor_files import check_safetensors, check_zip
 
 System = Literal["hugging_face", "pytorch", "tf"]
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""Names of the file of weights in a Hugging Face folder."""
 STATE_DICT_HINT = (
     "save its state dict with the released code's folders pytorch and pytorch/utils on PYTHONPATH: "
     "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
 )
-
-
-def in_folder(folder: Path) -> Path:
-    """Return the file of weights in a Hugging Face folder.
-
-    Raises:
-        RunError: there is none.
-    """
-    for name in WEIGHTS:
-        if (folder / name).exists():
-            return folder / name
-    raise RunError(f"{folder} has neither {' nor '.join(WEIGHTS)}; sharded weights must be merged first")
 
 
 def read(path: Path) -> dict[str, Tensor]:

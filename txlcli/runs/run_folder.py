@@ -322,13 +322,24 @@ def _not_written(path: Path, error: OSError) -> RunError:
     return RunError(f"{path}: cannot be written ({error.strerror}); check the folder and the free space")
 
 
-def find(run_name: str | None, runs_dir: Path) -> Run:
+def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) -> Run:
     """Find a run by its folder or its name under `runs_dir`; None means the most recent one.
+
+    Args:
+        run_name: name or folder of the run.
+        runs_dir: folder of the runs.
+        data_dir: folder of the token stores; the error then says if the name is that of a store.
 
     Raises:
         RunError: there is no run, the folder is not a run, or it was written by a newer version.
         UnknownNameError: no run has that name.
     """
+    is_run = run_name is None or (runs_dir / run_name).is_dir() or (Path(run_name) / CARD).is_file()
+    if not is_run and data_dir is not None and (data_dir / f"{run_name}.h5").is_file():
+        # Checked first, since a folder of texts often has the name of its store.
+        raise UsageError(
+            f'no run "{run_name}", only a token store of this name; train a model on it with "txl train {run_name}"'
+        )
     return open_run(find_folder(run_name, runs_dir))
 
 

@@ -1,8 +1,6 @@
 """Makes a run of weights that another system trained."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import PLAIN_NAME, CorpusSettings, Settings, TrainSettings
+from txlcli.config.settings import CorpusSettings, Settings, TrainSettings
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore, stores_in
@@ -22,7 +20,7 @@ from txlcli.paper import metrics
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system.command_lines import command_line
-from txlcli.system.input_files import check_regular
+from txlcli.workflows.exchange.options import ImportOptions, check_options, run_name
 from txlcli.workflows.workspace import Workspace
 
 SYSTEMS = {
@@ -30,26 +28,6 @@ SYSTEMS = {
     "pytorch": "the released PyTorch code",
     "tf": "the released TF code",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """Options of an import."""
-
-    source: Path
-    """Hugging Face folder, or a file of weights."""
-    recipe_source: str | None = None
-    """Recipe with the settings that the source does not contain."""
-    vocab: Path | None = None
-    """File with the vocabulary of the weights."""
-    store: str | None = None
-    """Name of a token store with that vocabulary."""
-    name: str | None = None
-    """Name of the run; None for the name of the source."""
-    changes: tuple[str, ...] = ()
-    """Overrides of settings, as --set takes them."""
-    force: bool = False
-    """True if an earlier run of that name may be replaced."""
 
 
 def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
@@ -61,10 +39,10 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
         VocabularyError: no vocabulary, or not the one of the weights.
     """
     source, data_dir = options.source, workspace.data_dir
-    _check_options(options)
-    folder = workspace.runs_dir / (options.name or _run_name(source))
+    check_options(options)
+    folder = workspace.runs_dir / (options.name or run_name(source))
     run_folder.check_free(folder, force=options.force, instead="choose another --name")
-    path = weights.in_folder(source) if source.is_dir() else source
+    path = huggingface.file_of_weights(source) if source.is_dir() else source
     settings = _settings(options)
     imported = weights.plain_names(weights.read(path))
     system = weights.system_of(imported, path)
@@ -99,33 +77,11 @@ def _check_attention(system: System, imported: Mapping[str, Tensor], path: Path)
         )
 
 
-def _check_options(options: ImportOptions) -> None:
-    source = options.source
-    if not check_regular(source).exists():
-        raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
-    if (source / run_folder.CARD).is_file():
-        raise RunError(f'{source} is already a run; evaluate it with "{command_line("eval", str(source))}"')
-    if options.name is not None and not re.fullmatch(PLAIN_NAME, options.name):
-        raise UsageError(f'--name "{options.name}" is not a plain name; use letters, digits, ".", "-" and "_"')
-    if any(change.partition("=")[0].strip() == "corpus.store" for change in options.changes):
-        raise UsageError("--set corpus.store: name the store with --store, or leave it out to find it by vocabulary")
-
-
-def _run_name(source: Path) -> str:
-    """Derive the name of a run from the name of its source."""
-    path = source.resolve()
-    return re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("+-.")[:100] or "imported"
-
-
 def _settings(options: ImportOptions) -> Settings:
     """Return the settings: the model from a folder's configuration and the rest from the recipe, or all from it."""
     source, recipe_source = options.source, options.recipe_source
     if not source.is_dir():
-        if recipe_source is None:
-            raise UsageError(
-                f"{source}: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
-                "name its recipe, e.g. --recipe wt103-large-tf"
-            )
+        assert recipe_source is not None  # check_options
         return recipe.load(recipe_source, options.changes)
     config, where = huggingface.read_config(source), source / huggingface.CONFIG
     if recipe_source is not None:
@@ -133,7 +89,7 @@ def _settings(options: ImportOptions) -> Settings:
     else:
         evaluation = huggingface.eval_settings(config, where)
         plain = Settings(
-            corpus=CorpusSettings(store=_run_name(source)),
+            corpus=CorpusSettings(store=run_name(source)),
             model=huggingface.model_settings(config, where),
             # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
             train=TrainSettings(seg_len=evaluation.seg_len, mem_len=evaluation.mem_len, batch_size=1, max_steps=1),

@@ -1,6 +1,7 @@
 """Checks the options of `txl prepare` and turns them into a plan."""
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from txlcli.corpora.download import Patience
 from txlcli.data.vocabulary import TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
 from txlcli.exchange import vocabularies
+from txlcli.suggestions import meant_name
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.preparation.workers import default_workers
 
@@ -137,7 +139,7 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
     if corpus_or_path not in corpora.CORPORA:
         path = Path(corpus_or_path)
         if not path.exists():
-            raise UnknownNameError("corpus or path", corpus_or_path, corpora.CORPORA)
+            raise _unknown_source(corpus_or_path)
         if source is not None:
             raise UsageError(
                 f'--source needs the name of a corpus, and "{corpus_or_path}" is not one; prepare the path without it'
@@ -149,6 +151,19 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
             f"no file or folder at {source}; give --source an archive, folder or file of {corpus_or_path}"
         )
     return corpus, check_regular(source) if source else (corpus.home() if corpus.home else None)
+
+
+def _unknown_source(word: str) -> UsageError:
+    """Return the error for a word that is neither a corpus nor a path: a word like a path is compared with paths."""
+    path = Path(word)
+    names = [entry.name for entry in path.parent.iterdir()] if os.access(path.parent, os.R_OK) else []
+    near = meant_name(path.name, names)
+    if re.search(r"[/\\.]", word):
+        hint = f'did you mean "{path.with_name(near)}"?' if near else "give the path of a file or folder with your text"
+        return UsageError(f"no file or folder at {word}; {hint}")
+    if near and not meant_name(word, corpora.CORPORA):
+        return UsageError(f'no corpus, file or folder "{word}"; did you mean "{near}"?')
+    return UnknownNameError("corpus or path", word, corpora.CORPORA)
 
 
 def _refuse_unused(options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName) -> None:
