@@ -46,7 +46,7 @@ def library(tmp_path_factory):
     return built
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def outcomes_of(library):
     """What each check of a group gave; none may have failed."""
 
@@ -69,6 +69,12 @@ def outcomes_of(library):
         return outcomes
 
     return run
+
+
+@pytest.fixture(scope="session")
+def token_kernels(outcomes_of):
+    """Kernels of a layer, other kernels, and the names of the former, of each case."""
+    return outcomes_of("tokens")
 
 
 def in_every_precision(cases, fact):
@@ -122,6 +128,22 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
         "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},
     }
+
+
+@pytest.mark.parametrize(
+    ("case", "of_layer", "others"),
+    [
+        ("relative fp32, batch 1", 18, 19),
+        ("relative fp32, batch 3", 18, 19),
+        ("relative bf16, batch 1", 20, 19),
+        ("relative bf16, batch 3", 20, 19),
+        ("sinusoid fp32, batch 1", 14, 28),
+        ("sinusoid bf16, batch 3", 17, 28),
+    ],
+)
+def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, others):
+    """Each layer: q, k and v in one product, two writes, six kernels of attention, one product, feed-forward, norms."""
+    assert token_kernels[f"kernels of a token, {case}"][:2] == [of_layer, others]
 
 
 @pytest.fixture

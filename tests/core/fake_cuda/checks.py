@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.device_cases import CASES, PRECISIONS, READ_LIKE_RELATIVE, build, load, read, start
-from tests.core.fake_cuda.device import CUDA, GENERATOR, pretending
+from tests.core.fake_cuda.device import CUDA, GENERATOR, is_composite, pretending
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
@@ -25,6 +25,7 @@ from txlcli.core.reading.scoring import score
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
 
+ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"}
 PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
@@ -80,6 +81,52 @@ def reading_by_graphs(case):
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
             decoder.read(tokens)
     return [watch.waits, captures]
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that launch a kernel: all but views and allocations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Count an operation, and run it."""
+        if func.namespace != "prim" and is_composite(func):  # only in inference mode
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        name, returns = func._schema.name.removeprefix("aten::"), func._schema.returns
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+        on_device = isinstance(result, torch.Tensor) and result.device.type == "cuda"
+        if not is_view and (on_device or isinstance(result, tuple)) and name not in ALLOCATIONS:
+            self.names[name] += 1
+        return result
+
+
+def kernels_of_a_token(case, precision, batch_size):
+    """Return the kernels of a single token for each layer, and all others: those of a model of two layers and three."""
+    totals = []
+    for layers in (2, 3):
+        settings = load(case, f"model.n_layers={layers}")
+        with pretending():
+            model = build(case, settings, CUDA)
+            how = dataclasses.replace(settings.eval, seg_len=1)
+            decoder = Decoder(
+                model,
+                how,
+                batch_size=batch_size,
+                precision=precision,
+                replay_steps=True,
+                capture_graph=lambda run, _: run,
+            )
+            token = torch.zeros(batch_size, 1, dtype=torch.long, device=CUDA)
+            decoder.read(token)
+            with Kernels() as kernels:
+                decoder.read(token)
+        totals.append(kernels.names)
+    of_layer = totals[1] - totals[0]
+    return [of_layer.total(), totals[0].total() - 2 * of_layer.total(), dict(of_layer)]
 
 
 def evaluation(case, method):
@@ -253,5 +300,13 @@ GROUPS = {
             for work in ("training", "reading")
             for precision in ("fp32", "tf32")
         },
+    },
+    "tokens": {
+        f"kernels of a token, {case} {precision}, batch {batch_size}": partial(
+            kernels_of_a_token, case, precision, batch_size
+        )
+        for case in ("relative", "sinusoid")
+        for precision in ("fp32", "bf16")
+        for batch_size in (1, 3)
     },
 }

@@ -98,7 +98,8 @@ torch.nn.Module._apply = _apply
 
 
 @functools.cache
-def _is_composite(func):
+def is_composite(func):
+    """Return True if PyTorch divides an operation into others."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -114,7 +115,7 @@ class Watch(OneDevice):
         """Run an operation, or make up its result, and count it if it waits."""
         if func.namespace == "prim":  # a property of a tensor
             return func(*args, **(kwargs or {}))
-        if _is_composite(func):  # only in inference mode
+        if is_composite(func):  # only in inference mode
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")

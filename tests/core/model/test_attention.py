@@ -1,6 +1,7 @@
 """The definition of attention and its module against section 3.3, Appendix B and the oracle."""
 
 import ast
+import copy
 import inspect
 import math
 import sys
@@ -235,3 +236,30 @@ def test_the_definition_imports_nothing_of_the_package():
             assert node.level == 0
             imported.add(node.module)
     assert {name.partition(".")[0] for name in imported} == {"collections", "dataclasses", "math", "typing", "torch"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_merged_projections_are_those_of_the_three_matrices(dtype):
+    """A GPU reads with them, so that a token takes one kernel instead of three."""
+    own, merged = (small_model(n_layers=1).layers[0].attention for _ in range(2))
+    backends.merge_projections(merged, dtype)
+    segment = draw(B, L, own.w_q.weight.shape[1]).to(dtype)
+    query, (key, value) = own.to(dtype).project(segment)
+    found, (found_key, found_value) = merged.project(segment)
+    # Of a segment of which only the last positions attend, queries are projected apart from keys.
+    apart, apart_key_value = merged.project_queries(segment), merged.project_keys_values(segment)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-2
+    for one, other in zip(
+        (found, found_key, found_value, apart, *apart_key_value), (query, key, value) * 2, strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_merged_projections_do_not_change_the_parameters_of_the_model():
+    model = small_model(n_layers=1)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    reading = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    backends.merge_projections(reading.layers[0].attention, torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad
+        assert torch.equal(parameter, before[name])

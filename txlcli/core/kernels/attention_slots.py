@@ -4,20 +4,33 @@ A graph repeats the same kernels on the same memory. So the slot of the token an
 device, and its query is scored against the whole buffer: slots without a key, or with one that is too far away, are
 masked.
 
+There are as few kernels as possible, since a single token gives none of them much work: what depends on neither layer
+nor query is computed once for all layers, products scale and add, and the mask is a column of the position score.
+
 Axes: B batch, C capacity of the buffer, H heads, D head width, m distances with a position key.
 """
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.attention_inputs import AttentionInputs
+from txlcli.core.kernels.attention_inputs import repeat_farthest
+from txlcli.core.kernels.device import row_multiple
+
+
+class _DistanceScores(NamedTuple):
+    """Memory for the position scores of a layer, which the next layer overwrites."""
+
+    scores: Tensor
+    """(H, B, m or wider); column m holds -inf."""
+    columns: Tensor
+    """(C,) column of each slot: that of its distance, or m if the query does not see it."""
 
 
 class SlotAttention:
-    """`core.model.attention.attend` for one query per sequence, against all slots of a buffer.
+    """`core.model.attention.attend` for one query per sequence, against all slots of a buffer, without gradients.
 
     Args:
         distance: (C,) distance of each slot from the query, negative where no key stands yet.
@@ -26,19 +39,77 @@ class SlotAttention:
 
     def __init__(self, distance: Tensor, reach: Tensor) -> None:
         self._distance = distance
-        self._unseen = torch.zeros_like(distance, dtype=torch.float32)
-        self._unseen.masked_fill_((distance < 0) | (distance >= reach), -math.inf)
+        self._unseen = (distance < 0) | (distance >= reach)  # (C,)
+        self._mask: Tensor | None = None
+        self._by_distance: dict[tuple[int, int, int], _DistanceScores] = {}
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        reach: int | None = None,
+        position_key: Tensor | None = None,
+        content_bias: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        distance_bias: Tensor | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
         """Return (B, H, 1, D); `reach` is that of the constructor, and nothing is dropped."""
-        width = query.shape[3]
-        inputs = AttentionInputs.of(query, key[..., :width], value[..., :width], **terms)
+        batch_size, heads, _, width = query.shape
+        keys, values = (tensor[..., :width].flatten(0, 1) for tensor in (key, value))  # (B * H, C, D)
         with torch.autocast(key.device.type, enabled=False):
-            scores = inputs.query_content @ inputs.key.mT + self._unseen  # (B, H, 1, C), float32 at least
-            if inputs.position_key is not None:
-                by_distance = inputs.query_position @ inputs.position_key.mT  # (B, H, 1, m)
-                farthest = by_distance.shape[3] - 1  # row c is distance m - 1 - c, row 0 also all that are farther
-                rows = (farthest - self._distance).clamp(0, farthest)
-                scores = scores + by_distance.index_select(3, rows)
-            out: Tensor = scores.softmax(dim=-1).to(inputs.value.dtype) @ inputs.value
-            return out[..., :width]
+            by_position = self._position_scores(query, position_key, position_bias, distance_bias, scale)
+            scores = torch.baddbmm(by_position, _plus(query, content_bias).flatten(0, 1), keys.mT, alpha=scale)
+            attended = torch.bmm(scores.softmax(dim=-1), values)  # (B * H, 1, D)
+        return attended.unflatten(0, (batch_size, heads))
+
+    def _position_scores(
+        self,
+        query: Tensor,
+        position_key: Tensor | None,
+        position_bias: Tensor | None,
+        distance_bias: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """Return the scaled scores (b) + (d) of all slots, (B * H, 1, C), -inf where a slot is not seen."""
+        batch_size, heads = query.shape[:2]
+        by_distance = distance_bias if position_key is None else position_key
+        if by_distance is None:
+            return self._mask_like(query).expand(batch_size * heads, 1, -1)
+        count = by_distance.shape[1] if distance_bias is None else distance_bias.shape[1]  # m
+        found = self._distance_scores(batch_size, heads, count, like=query)
+        scores = found.scores[..., :count]  # (H, B, m)
+        given = None if distance_bias is None else distance_bias[:, None].to(query.dtype)  # (H, 1, m)
+        if position_key is not None:
+            rows = _plus(query, position_bias)[:, :, 0].transpose(0, 1)  # (H, B, D)
+            columns = repeat_farthest(position_key, count).to(query.dtype).mT  # (H, D, m)
+            beta, first = (0, scores) if given is None else (1, given.expand_as(scores))
+            torch.baddbmm(first, rows, columns, beta=beta, alpha=scale, out=scores)
+        elif given is not None:
+            scores.copy_(given)
+        return found.scores.transpose(0, 1).index_select(2, found.columns).view(batch_size * heads, 1, -1)
+
+    def _distance_scores(self, batch_size: int, heads: int, count: int, *, like: Tensor) -> _DistanceScores:
+        """Return memory for the scores of m distances, the same for all layers."""
+        sizes = (batch_size, heads, count)
+        if sizes not in self._by_distance:
+            multiple = row_multiple(like.device)
+            width = -(-(count + 1) // multiple) * multiple
+            # Column c is distance m - 1 - c, column 0 also all that are farther.
+            columns = (count - 1 - self._distance).clamp(0, count - 1).masked_fill(self._unseen, count)
+            scores = like.new_full((heads, batch_size, width), -math.inf)
+            self._by_distance[sizes] = _DistanceScores(scores, columns)
+        return self._by_distance[sizes]
+
+    def _mask_like(self, query: Tensor) -> Tensor:
+        if self._mask is None:
+            self._mask = query.new_zeros(len(self._unseen)).masked_fill(self._unseen, -math.inf)
+        return self._mask
+
+
+def _plus(query: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias (H, D) to every query (B, H, 1, D)."""
+    return query if bias is None else query + bias.to(query.dtype)[:, None]

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txlcli.config.settings import AttentionBackend
 from txlcli.core.kernels.attention_tiles import TiledAttention
@@ -51,6 +52,20 @@ def _call_module(module: nn.Linear, rows: Tensor) -> Tensor:
     return product
 
 
+def merge_projections(attention: Attention, dtype: torch.dtype) -> None:
+    """Project queries, keys and values in one product, for reading in a dtype: one kernel instead of three."""
+    matrices = [attention.w_q, attention.w_k_content, attention.w_v]
+    with torch.no_grad():
+        merged = torch.cat([matrix.weight for matrix in matrices]).to(dtype)
+    for matrix, weight in zip(matrices, merged.chunk(3), strict=True):
+        matrix.weight = nn.Parameter(weight, requires_grad=False)  # a view
+
+    def project_all(segment: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(segment, merged).chunk(3, dim=-1)
+
+    attention.project_all = project_all
+
+
 def pack(attention: Attention, dtype: torch.dtype) -> None:
     """Lay out the matrices of attention for reading in a dtype, as long as no weight changes."""
     if attention.product is definition.plain_product:
@@ -63,6 +78,8 @@ def pack(attention: Attention, dtype: torch.dtype) -> None:
             return packed.multiply(segment).chunk(3, dim=-1)
 
         attention.project_all = project_all
+    elif attention.w_q.weight.device.type != "cpu":
+        merge_projections(attention, dtype)
     for matrix in matrices:  # used for segments of which only the last positions attend
         assert isinstance(matrix, Linear)
         matrix.cast(dtype)

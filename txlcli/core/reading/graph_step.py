@@ -7,7 +7,9 @@ avoids the launch overhead of single kernels.
 Axes: B batch, C capacity of the buffers, d model width.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +43,8 @@ class GraphStep:
         dtype: torch.dtype,
         capture_graph: CaptureGraph,
     ) -> None:
-        self._model, self._buffers, self._terms = model, buffers, terms
+        self._model, self._buffers = model, buffers
+        self._terms = [_cast(added, buffers[0].keys.dtype) for added in terms]
         self._capture_graph = capture_graph
         device = model.device
         self._embedded = torch.zeros(batch_size, 1, model.settings.d_model, dtype=dtype, device=device)
@@ -77,3 +80,16 @@ class GraphStep:
         pasts = (FixedSlots(buffer, self._at, attend) for buffer in self._buffers)
         layers = self._model.run_layers(self._embedded, pasts, terms, self._position)
         return last_output(layers)
+
+
+def _cast(terms: ScoreTerms, dtype: torch.dtype) -> ScoreTerms:
+    """Return score terms as products read them, so that no token casts or repeats them."""
+    key = terms.position_key if terms.distance_bias is None else terms.every_position_key()
+    tensors = {
+        "position_key": None if key is None else key.contiguous(),
+        "content_bias": terms.content_bias,
+        "position_bias": terms.position_bias,
+        "distance_bias": terms.distance_bias,
+    }
+    cast: dict[str, Any] = {name: None if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()}
+    return dataclasses.replace(terms, **cast)
