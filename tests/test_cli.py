@@ -264,6 +264,24 @@ def test_a_library_that_does_not_fit_into_memory_is_one_line(tmp_path):
     assert ended.stderr.count("\n") == 1
 
 
+PLOTTING = """
+import sys
+from txlcli.__main__ import main
+sys.argv[:] = ["txl", "--version"]
+try:
+    main()
+finally:
+    from txlcli.views import plots
+"""
+
+
+def test_figures_need_no_backend_of_matplotlib(tmp_path):
+    environment = os.environ | {"MPLBACKEND": "nonsense"}
+    command = [sys.executable, "-c", PLOTTING]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"txl {__version__}\n", "")
+
+
 def test_only_rank_0_reports_sigterm_during_start_up(tmp_path):
     environment = os.environ | {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}
     command = [sys.executable, "-c", STARTING, "txlcli.cli", "SIGTERM"]

@@ -30,6 +30,7 @@ def main() -> None:
         signal.signal(number, _end)
     standard_streams.open_closed()
     child_imports.without_working_folder()
+    os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:
         from txlcli import console
         from txlcli.cli import app

@@ -76,3 +76,15 @@ def test_a_damaged_line_is_not_taken_for_an_unfinished_one(path, line):
 def test_a_missing_file_has_no_reports(tmp_path):
     assert read(tmp_path / "metrics.jsonl") == ()
     assert log_file.lines_before(tmp_path / "metrics.jsonl", step=1, validated=1) is None
+
+
+def test_a_file_of_ten_terabytes_is_refused_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with path.open("wb") as file:
+        file.write(log_file.to_line({"kind": "train", "step": 1}).encode())
+        file.truncate(10 << 40)  # without using the disk
+    refused = r"metrics\.jsonl: larger than 256 MiB; restore it from a copy, or delete its oldest lines$"
+    with pytest.raises(RunError, match=refused):
+        log_file.read(path, lambda report: True)
+    with pytest.raises(RunError, match=refused):
+        log_file.lines_before(path, step=1, validated=1)

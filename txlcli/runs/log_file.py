@@ -12,11 +12,13 @@ from typing import Any
 
 from txlcli.errors import RunError
 from txlcli.system.checkpoint_header import digest
-from txlcli.system.input_files import check_regular
+from txlcli.system.input_files import MIB, check_regular
 from txlcli.system.plain_json import parse_json
 
 Report = dict[str, Any]
 DIGITS = 16
+MOST_BYTES = 256 * MIB
+"""Largest file: reports of a million steps, one line each."""
 CHECKSUM = "checksum"
 """Key of a line; it is not part of the report."""
 
@@ -84,7 +86,7 @@ def read(path: Path, is_valid: Callable[[Report], bool], *, skip_truncated: bool
         RunError: the file cannot be read, or a line is damaged.
     """
     try:
-        text = check_regular(path).read_text(encoding="utf-8")
+        text = _read_bytes(path).decode()
     except FileNotFoundError:
         return ()
     except UnicodeDecodeError as error:
@@ -97,6 +99,16 @@ def read(path: Path, is_valid: Callable[[Report], bool], *, skip_truncated: bool
         for number, line in lines
         if not (skip_truncated and _is_truncated(line))
     )
+
+
+def _read_bytes(path: Path) -> bytes:
+    with check_regular(path).open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise RunError(
+            f"{path}: larger than {MOST_BYTES // MIB} MiB; restore it from a copy, or delete its oldest lines"
+        )
+    return data
 
 
 def _read_line(path: Path, number: int, line: str, is_valid: Callable[[Report], bool]) -> Report:
@@ -129,11 +141,12 @@ def lines_before(path: Path, *, step: int, validated: int) -> list[str] | None:
 
     Raises:
         OSError: the file cannot be read.
+        RunError: it is larger than any report.
         UsageError: it is a special file.
     """
     if not check_regular(path).exists():
         return None
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = _read_bytes(path).decode(errors="replace").splitlines()
     return [line for line in lines if _is_before(line, step=step, validated=min(step, validated))]
 
 
