@@ -1,0 +1,274 @@
+"""The core on a CUDA device against float64 on the CPU. Skipped without a GPU.
+
+Relative errors are norms of differences over norms: what rounding of a dtype explains, with some room.
+
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width.
+"""
+
+import copy
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.core.attention_cases import attend, draw, draw_inputs
+from tests.core.builders import draw_tokens, make_decoder, small_model
+from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import DTYPES, autocast, float32_products
+from txlcli.core.kernels.normalizer import SpareGradient, normalize
+from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
+from txlcli.core.model.backends import row_operations
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+CUDA = torch.device("cuda")
+ERRORS = {"fp64": 1e-11, "fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2, "fp16": 1e-2}
+"""Largest relative error of attention in each precision."""
+B, H, D = 2, 3, 41
+KEYS = (140, 300, 1024)
+BACKENDS = ("reference", "auto", "sdpa", "flex", "triton")
+ODD = {"d_model": 26, "n_heads": 2, "d_head": 13, "d_inner": 51}
+"""Widths that are no multiples of 8, as those of wt103 and ptb."""
+
+
+def relative_error(found, expected):
+    """Norm of the difference over the norm of what is expected, in float64 on the CPU."""
+    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
+    assert found.isfinite().all()
+    return ((found - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+
+
+def needs(backend, precision="fp32"):
+    """Skip what a backend does not compute."""
+    if backend in ("flex", "triton"):
+        pytest.importorskip("triton")
+        if precision == "fp64":
+            pytest.skip("these kernels have no float64")
+
+
+def dtype_of(precision):
+    return torch.float64 if precision == "fp64" else DTYPES[precision]
+
+
+def outputs(inputs, *, backend, reach, weights):
+    """Output of attention, and the gradients of a weighted sum of it."""
+    out = attend(*inputs, backend=backend, reach=reach)
+    return [out, *torch.autograd.grad((out * weights.to(out)).sum(), inputs)]
+
+
+def on_cuda(inputs, precision):
+    return [tensor.detach().to(CUDA, dtype_of(precision)).requires_grad_() for tensor in inputs]
+
+
+def in_precision(precision):
+    """Multiply float32 in TF32 or not; other dtypes need nothing."""
+    return float32_products(CUDA, precision if precision == "tf32" else "fp32")
+
+
+@pytest.mark.parametrize("key_len", KEYS)
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attention_and_its_six_gradients_are_those_of_float64(backend, precision, key_len):
+    needs(backend, precision)
+    scale = 0.3  # scores of size 1
+    inputs = [
+        (scale * tensor).detach().requires_grad_()
+        for tensor in draw_inputs(batch_size=B, seg_len=key_len // 2, key_len=key_len, heads=H, width=D)
+    ]
+    weights = draw(B, H, key_len // 2, D, seed=9)
+    # The reference reads what the dtype can hold.
+    rounded = [tensor.detach().to(dtype_of(precision)).double().requires_grad_() for tensor in inputs]
+    expected = outputs(rounded, backend="reference", reach=key_len, weights=weights)
+    with in_precision(precision):
+        found = outputs(on_cuda(inputs, precision), backend=backend, reach=key_len, weights=weights.to(CUDA))
+    errors = [relative_error(one, other) for one, other in zip(found, expected, strict=True)]
+    assert max(errors) < ERRORS[precision], errors
+
+
+@pytest.mark.parametrize("key_len", [64, 192, 320])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_of_64_modulo_128_and_low_scores_give_finite_gradients(backend, key_len):
+    needs(backend)
+    inputs = draw_inputs(batch_size=B, seg_len=key_len // 2, key_len=key_len, heads=H, width=D)
+    with torch.no_grad():
+        inputs[3] -= 20 * inputs[1].mean((0, 2))  # u against the keys: scores far below zero
+    weights = draw(B, H, key_len // 2, D, seed=9)
+    found = outputs(on_cuda(inputs, "bf16"), backend=backend, reach=key_len, weights=weights.to(CUDA))
+    assert all(tensor.isfinite().all() for tensor in found)
+
+
+@pytest.mark.parametrize(("precision", "lowest", "largest"), [("fp32", 0.0, 3e-6), ("tf32", 3e-5, 3e-3)])
+def test_products_round_as_their_precision_says(precision, lowest, largest):
+    left, right = draw(512, 640), draw(640, 384, seed=4)
+    with autocast(CUDA, precision):
+        product = left.float().to(CUDA) @ right.float().to(CUDA)
+    assert lowest <= relative_error(product, left @ right) < largest
+
+
+@pytest.mark.parametrize(("precision", "lowest", "largest"), [("fp32", 0.0, 1e-5), ("tf32", 3e-5, 3e-3)])
+def test_an_lstm_rounds_as_its_precision_says(precision, lowest, largest):
+    lstm, rows = torch.nn.LSTM(256, 256).double(), draw(7, 64, 256)
+    expected = lstm(rows)[0]
+    with autocast(CUDA, precision):
+        found = copy.deepcopy(lstm).float().to(CUDA)(rows.float().to(CUDA))[0]
+    assert lowest <= relative_error(found, expected) < largest
+
+
+def gradients(model, tokens, *, mem_len, precision):
+    """The mean loss of the second of two segments, and the gradient of each parameter."""
+    first, second, targets = (part.to(model.device) for part in tokens)
+    products = in_precision(precision)
+    with products:
+        with autocast(model.device, precision if precision != "fp64" else "fp32"):
+            memory = model(first, model.first_memory(len(first), mem_len), mem_len=mem_len)[1]
+            loss = model.objective(
+                second, targets.to(model.targets_device), memory, mem_len=mem_len, part="full", progress=0.0
+            )[0]
+        loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("seg_len", [70, 150, 512])
+@pytest.mark.parametrize(("precision", "largest"), [("fp32", 1e-3), ("tf32", 3e-2), ("bf16", 0.2)])
+@pytest.mark.parametrize("changed", [{}, {"cutoffs": (101, 307), "div_val": 2}], ids=str)
+def test_gradients_of_a_step_with_padded_rows_are_those_of_float64(changed, precision, largest, seg_len):
+    make = {**ODD, **changed, "vocab_size": 1_009, "std": 0.1}
+    tokens = draw_tokens(2, 3 * seg_len, vocab_size=1_009).split(seg_len, dim=1)
+    loss, expected = gradients(small_model(**make), tokens, mem_len=seg_len, precision="fp64")
+    model = small_model(**make).float().to(CUDA)
+    found, grads = gradients(model, tokens, mem_len=seg_len, precision=precision)
+    assert found.item() == pytest.approx(loss.item(), rel=largest)
+    errors = {name: relative_error(gradient, expected[name]) for name, gradient in grads.items()}
+    assert max(errors.values()) < largest, errors
+
+
+def test_the_gradient_of_an_adaptive_embedding_is_that_of_float64():
+    changed = {"vocab_size": 1_009, "cutoffs": (101, 307), "div_val": 2}
+    tokens = draw_tokens(7, 513, vocab_size=1_009)
+    tokens[:, ::3] = 5  # a frequent word
+    expected, model = (small_model(**changed).embedding for _ in range(2))
+    model = model.float().to(CUDA)
+    weights = draw(*tokens.shape, expected.d_model)
+    (expected(tokens) * weights).sum().backward()
+    (model(tokens.to(CUDA)) * weights.float().to(CUDA)).sum().backward()
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert relative_error(parameter.grad, other.grad) < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+@pytest.mark.parametrize(("precision", "largest"), [("fp32", 1e-5), ("tf32", 3e-3), ("bf16", 2e-2), ("fp16", 1e-2)])
+def test_normalizers_and_their_gradients_are_those_of_float64(backend, precision, largest):
+    needs(backend)
+    tensors = [draw(300, 41), draw(5_003, 41, seed=4), draw(5_003, seed=5)]
+    chosen = torch.arange(300) * 17 % 5_003
+
+    def run(device, dtype, **rows):
+        given = [(0.3 * tensor).to(device, dtype).requires_grad_() for tensor in tensors]
+        results = normalize(*given, chosen.to(device), spare=SpareGradient(), **rows)
+        weights = [draw(300, seed=seed).to(device, results[0].dtype) for seed in (7, 8)]
+        total = sum((result * weight).sum() for result, weight in zip(results, weights, strict=True))
+        return [*results, *torch.autograd.grad(total, given)]
+
+    expected = run(torch.device("cpu"), torch.float64)
+    with in_precision(precision), autocast(CUDA, precision):
+        found = run(CUDA, torch.float32, rows=row_operations(backend))
+    errors = [relative_error(one, other) for one, other in zip(found, expected, strict=True)]
+    assert max(errors) < largest, errors
+
+
+POSITIONS = {
+    "relative": {"tie_biases": False},
+    "shaw": {"position": "shaw", "n_positions": 6},
+    "learned": {"position": "learned", "n_positions": 64},
+    "rotary": {"position": "rotary", "d_head": 12},
+}
+OF_READING = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.15}
+"""Largest relative error of hidden states in each precision."""
+
+
+def read(decoder, tokens, lengths):
+    """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
+    found, at, turn = [], 0, 0
+    while at < tokens.shape[1]:
+        part = tokens[:, at : at + lengths[turn % len(lengths)]]
+        found.append(decoder.read(part.to(decoder.device)))
+        at, turn = at + part.shape[1], turn + 1
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("precision", OF_READING)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("lengths", [(16,), (16, 16, 16, 3, 1)], ids=str)
+def test_segments_by_graphs_are_those_without_and_those_of_float64(position, precision, lengths):
+    model, tokens = small_model(**POSITIONS[position]), draw_tokens(B, 640)
+    how = {"batch_size": B, "seg_len": 16, "mem_len": 100, "same_length": "m"}
+    expected = read(make_decoder(model, **how), tokens, lengths)
+    on_device = copy.deepcopy(model).float().to(CUDA)
+    by_graphs, eager = (
+        read(make_decoder(on_device, precision=precision, replay_segments=replay, **how), tokens, lengths)
+        for replay in (True, False)
+    )
+    assert relative_error(by_graphs, eager) < 0.1 * OF_READING[precision]
+    assert relative_error(by_graphs, expected) < OF_READING[precision]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("precision", OF_READING)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_single_tokens_across_two_slides_of_the_buffer_are_those_of_float64(position, precision, batch_size):
+    model = small_model(**POSITIONS[position])
+    how = {"batch_size": batch_size, "seg_len": 1, "mem_len": 40, "same_length": "m"}
+    reference = make_decoder(model, **how)
+    tokens = draw_tokens(batch_size, reference.capacity + 2 * reference.housekeeping_interval + 1)
+    expected = read(reference, tokens, (1,))
+    found = read(make_decoder(copy.deepcopy(model).float().to(CUDA), precision=precision, **how), tokens, (1,))
+    assert relative_error(found, expected) < OF_READING[precision]
+
+
+def test_reading_and_recorded_segments_do_not_wait_for_the_device():
+    model, tokens = small_model(dtype=torch.float32).to(CUDA), draw_tokens(B, 16 * 40).to(CUDA)
+    decoder = make_decoder(model, batch_size=B, seg_len=16, mem_len=100, precision="bf16", replay_segments=True)
+    read(decoder, tokens, (16,))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for part in tokens.split(16, dim=1):
+            decoder.read(part)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_dynamic_evaluation_in_tf32_is_close_to_that_in_fp32():
+    model = small_model(dtype=torch.float32).to(CUDA)
+    ids = draw_tokens(1, 400)[0].numpy()
+    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    settings = EvalSettings(seg_len=16, mem_len=32, batch_size=1)
+    of_fp32, of_tf32 = (
+        score_dynamic(
+            model, ids[:-1], ids[1:], settings, DynamicSettings(lr=1e-3, decay=1e-3), rms, precision=precision
+        ).total_nats
+        for precision in ("fp32", "tf32")
+    )
+    assert of_tf32 == pytest.approx(of_fp32, rel=1e-2)
+
+
+CAPTURE_THAT_WAITS = """
+import torch
+matrix = torch.ones(3, device="cuda")
+def wait():
+    matrix.sum().item()
+    return matrix
+try:
+    capture(wait, torch.device("cuda"), instead="leave it out")
+except UsageError as error:
+    print(error)
+"""
+
+
+def test_a_capture_that_waits_for_the_device_ends_with_the_next_step():
+    """In a process of its own, which is in the state of a capture afterwards."""
+    ended = subprocess.run([sys.executable, "-c", CAPTURE_THAT_WAITS], capture_output=True, text=True, check=False)
+    expected = r"CUDA cannot capture the kernels of a step as a graph \(.*\); leave it out\n"
+    assert re.fullmatch(expected, ended.stdout), ended.stderr
