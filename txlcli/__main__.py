@@ -17,9 +17,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _is_rank_0() -> bool:
     try:
-        from txlcli.system import torchrun  # here, since the handlers are installed before anything else is imported
+        from txlcli.system import launcher  # here, since the handlers are installed before anything else is imported
 
-        return torchrun.is_main()
+        return launcher.is_main()
     except Exception:  # the module is just being imported, or cannot be
         return True
 

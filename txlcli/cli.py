@@ -34,10 +34,10 @@ from txlcli.commands import (
 from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
 from txlcli.config import recipe
-from txlcli.errors import TxlError, UsageError
+from txlcli.errors import DisagreementError, TxlError, UsageError
 from txlcli.runs import recovery
 from txlcli.suggestions import did_you_mean, meant_option
-from txlcli.system import signals, torchrun
+from txlcli.system import launcher, signals
 from txlcli.system.memory import is_out_of_memory, requested_size
 
 CTRL_C = 128 + signal.SIGINT
@@ -61,7 +61,7 @@ def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*, quiet: bool = False, **values: Any) -> None:
         console.set_quiet(quiet)
-        if "runs_dir" in values and torchrun.is_main():
+        if "runs_dir" in values and launcher.is_main():
             recovery.recover(values["runs_dir"], console.say)
         command(**values)
 
@@ -79,7 +79,7 @@ class TxlGroup(TyperGroup):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Any:
         """Run a command line; always raises SystemExit with an exit code of txl."""
-        if torchrun.world_size() == 1:
+        if launcher.world_size() == 1:
             return self._main(args, prog_name, extra)
         try:
             self._main(args, prog_name, extra)
@@ -107,15 +107,13 @@ class TxlGroup(TyperGroup):
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
         except TxlError as error:
-            if not torchrun.is_main():  # rank 0 reports the same error and then ends the others
-                time.sleep(SECONDS_FOR_RANK_0)
-            console.complain(str(error))
+            _complain_once(error)
             sys.exit(error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             console.complain("interrupted")
             sys.exit(CTRL_C)
         except signals.Terminated as ended:
-            if torchrun.is_main():  # which ends the others itself
+            if launcher.is_main():  # which ends the others itself
                 console.complain(signals.WORDS[signals.number_of(ended)])
             raise
         except typer.TyperException as error:
@@ -137,6 +135,15 @@ class TxlGroup(TyperGroup):
         finally:
             sys.unraisablehook = hook
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _complain_once(error: TxlError) -> None:
+    """Report an error; other processes than rank 0 wait, since it reports most errors of all and then ends them."""
+    if not launcher.is_main():
+        time.sleep(SECONDS_FOR_RANK_0)
+        if isinstance(error, DisagreementError):
+            return
+    console.complain(str(error))
 
 
 @contextlib.contextmanager
@@ -242,8 +249,9 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         console.show_text(context.get_help() + "\n")
-    elif torchrun.world_size() > 1 and context.invoked_subcommand != "train":
-        raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without torchrun")
+    elif launcher.place().world_size > 1 and context.invoked_subcommand != "train":
+        name = launcher.place().launcher
+        raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without {name}")
 
 
 MAIN, ANALYSIS, FILES = "Main commands", "Analysis and the paper", "Recipes and weights"

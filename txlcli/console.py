@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Table
 
 from txlcli.errors import TxlError
-from txlcli.system import torchrun
+from txlcli.system import launcher
 
 MAX_WIDTH = 10_000  # columns; more than any table needs
 MOST_NOTES = 2
@@ -81,7 +81,7 @@ def set_quiet(quiet: bool) -> None:
 
 def say(message: str) -> None:
     """Write one line to stderr unless --quiet is set; in a training of several processes, only rank 0 writes it."""
-    if torchrun.is_main() and not _quiet:
+    if launcher.is_main() and not _quiet:
         _err().print(on_one_line(message))
 
 

@@ -10,6 +10,7 @@ TxlError                    the request failed                           exit co
 ├── RunError                a run folder or checkpoint is missing, damaged, or not of txl
 │   └── BusyError           another process writes a run, a report or a file of losses
 ├── TrainingError           training cannot continue: non-finite loss, text too short, process lost
+├── DisagreementError       the processes of a training have different settings, releases or files
 └── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143); the message says what was saved
 
 A message is one line: what, where, next step. `txlcli.cli` prints it and sets the exit code.
@@ -81,6 +82,14 @@ class BusyError(RunError):
 
 class TrainingError(TxlError):
     """Training cannot continue: a non-finite loss or gradient, a text too short for the batch size, a process lost."""
+
+
+class DisagreementError(TxlError):
+    """The processes of a training differ, or one cannot take part; all of them raise this, and rank 0 reports it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error

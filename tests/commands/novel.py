@@ -111,14 +111,14 @@ def refusal(*arguments, stdin=None, code=2):
     return error.removeprefix("error: ")
 
 
-def start(*arguments, module="txlcli", stdout=subprocess.PIPE):
-    """Start a command as a process."""
+def start(*arguments, module="txlcli", stdout=subprocess.PIPE, environment=None):
+    """Start a command as a process, with further environment variables."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(environment or {})},
     )
 
 

@@ -3,18 +3,15 @@
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.cards import read_log
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, done, json_of, refusal, reports, start, wait_for
 from txlcli.core.training import checkpoint
-from txlcli.data.token_store import TokenStore
-from txlcli.errors import StoreError
-from txlcli.workflows.training import follow
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
@@ -26,6 +23,14 @@ def ended(process, code):
     stdout, stderr = process.communicate(timeout=LONGEST_WAIT_S)
     assert process.returncode == code, stderr
     return stdout, stderr.splitlines()
+
+
+@pytest.fixture
+def free_port():
+    """Return a port of this machine that no program uses."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
 
 
 def losses(run):
@@ -116,12 +121,64 @@ def test_an_error_of_rank_0_alone_ends_all_processes_quickly(here):
     assert time.monotonic() - started < 30  # seconds; a waiting process would be killed much later
 
 
-def test_another_text_than_rank_0_reads_is_refused(here):
-    store = TokenStore.open(here / "data/novel.h5")
-    digest = store.info("train").sha256
-    follow.check_text_of_rank_0(store, SimpleNamespace(broadcast=lambda text: digest))
-    with pytest.raises(StoreError, match=r"novel.h5: not the train split that rank 0 reads"):
-        follow.check_text_of_rank_0(store, SimpleNamespace(broadcast=lambda text: "another"))
+def start_ranks(*of_each_rank, port, **changed):
+    """Start one process per rank as a cluster does, with RANK and WORLD_SIZE; each gets its own arguments."""
+    world = {"WORLD_SIZE": len(of_each_rank), "MASTER_ADDR": "localhost", "MASTER_PORT": port, **changed}
+    return [
+        start(*arguments, environment={name: str(value) for name, value in (world | {"RANK": rank}).items()})
+        for rank, arguments in enumerate(of_each_rank)
+    ]
+
+
+def test_processes_of_a_cluster_form_one_training(here, free_port):
+    arguments = ["train", "tiny.toml", "--name", "two", *NOTHING_RANDOM]
+    processes = start_ranks(arguments, arguments, port=free_port)
+    written = [ended(process, 0) for process in processes]
+    assert [len(stdout) > 0 for stdout, _ in written] == [True, False]
+    done("train", "tiny.toml", "--name", "one", *NOTHING_RANDOM)
+    assert losses("two") == losses("one")
+
+
+def test_ranks_that_contradict_the_number_of_processes_are_refused(here):
+    process = start("train", "tiny.toml", environment={"RANK": "3", "WORLD_SIZE": "2"})
+    _, stderr = ended(process, 2)
+    assert stderr[-1].startswith("error: RANK=3 and WORLD_SIZE=2 contradict each other")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (["--set", "train.lr=1e-2"], "error: train.lr is 0.03 on rank 0 and 0.01 on rank 1 ("),
+        (["--set", "model.d_inner=13"], "error: model.d_inner is 11 on rank 0 and 13 on rank 1 ("),
+        (["--data-dir", "other"], "error: the train split (SHA-256) is "),
+        (["--data-dir", "nowhere"], "error: rank 1 on "),
+    ],
+)
+def test_processes_that_differ_end_with_one_line(here, free_port, change, error):
+    store = Path("other/novel.h5")
+    store.parent.mkdir()
+    Path("shorter.txt").write_text("the fox and the owl " * 300)
+    done("prepare", "shorter.txt", "--name", "novel", "--tokenizer", "byte", "--data-dir", "other")
+    arguments = ["train", "tiny.toml", *NOTHING_RANDOM]
+    processes = start_ranks(arguments, [*arguments, *change], port=free_port)
+    code = 1 if change[-1] == "nowhere" else 2
+    lines = [line for process in processes for line in ended(process, code)[1] if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith(error)
+    assert not Path("runs/tiny").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port, number):
+    arguments = ["train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM]
+    processes = start_ranks(arguments, arguments, port=free_port)
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
+    processes[1].send_signal(number)
+    _, stderr = ended(processes[0], 128 + number)
+    ended(processes[1], 0)
+    assert stderr[-2] == "another process was told to stop; stopping after this step; saving"
+    assert stderr[-1].startswith("error: stopped; saved runs/tiny/last.safetensors at step ")
+    done("train", "--resume", "tiny", "--set", "train.max_steps=1_000_001", "--max-minutes", "0.001")
 
 
 @on_linux
@@ -138,14 +195,41 @@ def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
 
 
 @on_linux
-def test_a_process_that_dies_ends_the_training_with_the_command_to_resume(here):
-    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
-    wait_for((here / "runs/tiny/last.safetensors").exists)
+def test_a_process_that_dies_costs_no_step(here):
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2)
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
+    assert not Path("runs/tiny/last.safetensors").exists()
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 1)
-    assert "error: another process has ended; resume from the last checkpoint with --resume" in stderr
     wait_for(lambda: not processes_in(here))
-    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 20
+    step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
+    assert step >= reports("runs/tiny")[-1]["step"]
+    saved = (
+        f"error: the process of rank 1 has ended or does not answer; saved step {step:,} with the memory of 1 of the 3"
+    )
+    assert sum(line.startswith(saved) for line in stderr) == 1
+    done("train", "--resume", "tiny", "--max-steps", step + 2)
+
+
+@pytest.mark.slow
+@on_linux
+def test_a_process_that_hangs_is_named_and_given_up(here):
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.rank_timeout=12")
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
+    hanging = processes_in(here)[1]
+    os.kill(hanging, signal.SIGSTOP)
+    wait_for((here / "runs/tiny/last.safetensors").exists)
+    os.kill(hanging, signal.SIGKILL)
+    _, stderr = ended(process, 1)
+    named = "no sign of life from rank 1 for 10 s; waiting for it, at most train.rank_timeout = 12 s"
+    assert stderr.count(named) == 1
+    assert any("error: the process of rank 1 has ended or does not answer; saved step " in line for line in stderr)
+
+
+def test_processes_within_processes_are_refused(here):
+    process = start("train", "tiny.toml", "--processes", 4, environment={"RANK": "0", "WORLD_SIZE": "2"})
+    _, stderr = ended(process, 2)
+    assert stderr[-1].startswith("error: --processes 4: torchrun has started 2 processes already; leave out")
 
 
 def test_a_dry_run_counts_the_memory_of_one_process(here):
@@ -156,3 +240,69 @@ def test_a_dry_run_counts_the_memory_of_one_process(here):
     assert one_of_two["training_flops"] == alone["training_flops"]
     assert refusal("train", "tiny.toml", "--dry-run", "--processes", 4).startswith("train.batch_size = 3 is too small")
     assert "2 processes" in done("train", "tiny.toml", "--dry-run", "--processes", 2).stdout
+
+
+@on_linux
+@pytest.mark.parametrize("rank", [0, 1])
+def test_lost_processes_are_started_again_and_resume(here, rank):
+    steps = ["--set", "train.max_steps=90", "--set", "train.valid_every=30"]
+    process = start("train", "tiny.toml", *steps, *NOTHING_RANDOM, "--processes", 2, "--restarts", 1)
+    wait_for((here / "runs/tiny/last.safetensors").exists)
+    os.kill(processes_in(here)[rank], signal.SIGKILL)
+    _, stderr = ended(process, 0)
+    again = f"process {rank} was killed by signal 9; starting all processes again from the last checkpoint of runs/tiny"
+    assert [line.startswith(again) for line in stderr].count(True) == 1
+    resumed = next(line for line in stderr if line.startswith("resuming runs/tiny at step "))
+    assert 30 <= int(resumed.split()[4]) < 90
+    assert not Path("runs/tiny-2").exists()
+    assert reports("runs/tiny")[-1]["step"] == 90
+
+
+def test_a_wrong_request_is_not_repeated(here):
+    process = start("train", "tiny.toml", "--set", "train.batch_size=1", "--processes", 2, "--restarts", 3)
+    _, stderr = ended(process, 2)
+    assert not any("starting all processes again" in line for line in stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "error"),
+    [
+        (
+            ["--restarts", 2],
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "--restarts 2: torchrun started the processes; use its own",
+        ),
+        ([], {"TORCHELASTIC_MAX_RESTARTS": "2"}, "torchrun --max-restarts needs --name, so that the processes find"),
+    ],
+)
+def test_restarts_that_cannot_resume_are_refused(here, arguments, environment, error):
+    _, stderr = ended(start("train", "tiny.toml", *arguments, environment=environment), 2)
+    assert stderr[-1].startswith(f"error: {error}")
+
+
+@pytest.mark.slow
+@on_linux
+def test_torchrun_restarts_a_training_on_fewer_machines(here, free_port):
+    elastic = [
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        1,
+        "--max-restarts",
+        1,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "x",
+    ]
+    command = ["-m", "txlcli", "train", "tiny.toml", *NOTHING_RANDOM, "--name", "tiny", "--set", "train.max_steps=300"]
+    where = ["--rdzv-endpoint", f"localhost:{free_port}", "--rdzv-conf", "join_timeout=60,last_call_timeout=3"]
+    first, second = (start(*elastic, *where, *command, module="torch.distributed.run") for _ in range(2))
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists() and len(processes_in(here)) == 2)
+    hosts = {int(Path(f"/proc/{pid}/stat").read_text().split()[3]): rank for rank, pid in processes_in(here).items()}
+    lost, left = (first, second) if hosts.get(first.pid) == 1 else (second, first)
+    lost.kill()
+    _, stderr = ended(left, 0)
+    lost.communicate()
+    assert any(line.startswith("resuming runs/tiny at step ") for line in stderr)
+    assert reports("runs/tiny")[-1]["step"] == 300

@@ -23,8 +23,8 @@ from txlcli.options import (
     PrecisionName,
     RunsDir,
 )
-from txlcli.runs import history, run_folder
-from txlcli.system import torchrun
+from txlcli.runs import history, recovery, run_folder
+from txlcli.system import launcher
 
 if TYPE_CHECKING:
     from txlcli.workflows.training.execution import Limits
@@ -50,6 +50,12 @@ def train(
     ] = None,
     max_minutes: Annotated[float | None, Option(min=0.0, help="Stop and save after this time.")] = None,
     processes: Annotated[int, Option(min=1, help="Divide each batch among this many processes, one per GPU.")] = 1,
+    restarts: Annotated[
+        int,
+        Option(
+            metavar="N", min=0, help="Start the processes again, up to N times, if one is lost; they resume the run."
+        ),
+    ] = 0,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the plan, its memory and its time; do not train.")
     ] = False,
@@ -89,6 +95,11 @@ def train(
         *([f"log.every={log_every}"] if log_every else []),
     ]
     # All that is wrong with the command line is reported before PyTorch is imported.
+    _check_launcher(processes, restarts, name or resume_run)
+    interrupted = None if dry_run else _run_before_restart(recipe_source, name, changes, runs_dir)
+    if interrupted is not None and recipe_source is not None:
+        recipe_source, name, force, seed, changes = None, None, False, None, []
+    resume_run = interrupted or resume_run
     if resume_run is not None:
         if recipe_source is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
@@ -100,16 +111,18 @@ def train(
     elif dry_run and max_minutes is not None:
         raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
     else:
-        repeated = name is not None or force or dry_run or torchrun.world_size() > 1
+        repeated = name is not None or force or dry_run or launcher.is_started()
         recipe_source, name, changes = _resolve(recipe_source, name, changes, data_dir, runs_dir, repeated=repeated)
     from txlcli.workflows.training import follow
     from txlcli.workflows.training.execution import Limits
     from txlcli.workflows.workspace import Workspace
 
-    if processes > 1 and torchrun.world_size() == 1 and not dry_run:
-        sys.exit(follow.start_processes(processes, context.find_root().obj))
+    if (processes > 1 or restarts) and not launcher.is_started() and not dry_run:
+        sys.exit(
+            _start_processes(context.find_root().obj, processes, restarts, recipe_source, resume_run, name, runs_dir)
+        )
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=console.TerminalReporter())
-    if not torchrun.is_main():
+    if not launcher.is_main():
         if not dry_run:
             follow.follow(resume_run or str(recipe_source), changes, workspace, resumed=resume_run is not None)
     elif dry_run:
@@ -117,6 +130,61 @@ def train(
     else:
         limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
         _train(recipe_source, resume_run, changes, workspace, name, limits, force=force, json=json)
+
+
+def _check_launcher(processes: int, restarts: int, name: str | None) -> None:
+    """Refuse options that contradict the program which started this process."""
+    place = launcher.place()
+    if processes not in (1, place.world_size) and place.world_size > 1:
+        raise UsageError(
+            f"--processes {processes}: {place.launcher} has started {place.world_size} processes already; leave out "
+            "--processes, or start one process"
+        )
+    if restarts and place.world_size > 1 and not launcher.is_own():
+        raise UsageError(f"--restarts {restarts}: {place.launcher} started the processes; use its own restarts")
+    if launcher.may_restart() and name is None:
+        raise UsageError("torchrun --max-restarts needs --name, so that the processes find the run that they resume")
+
+
+def _run_before_restart(source: str | None, name: str | None, changes: list[str], runs_dir: Path) -> str | None:
+    """Return the run that this process resumes, since it was started again after a failure."""
+    if launcher.run_to_resume() is not None:
+        return launcher.run_to_resume()
+    if source is None or name is None or not launcher.is_restarted() or not run_folder.is_run(name, runs_dir):
+        return None
+    run = run_folder.find(name, runs_dir)
+    made_before = (run.folder / run_folder.LAST).exists() and run.settings == recipe.load(source, changes)
+    return str(run.folder) if made_before else None
+
+
+def _start_processes(
+    arguments: list[str],
+    processes: int,
+    restarts: int,
+    recipe_source: str | None,
+    resume_run: str | None,
+    name: str | None,
+    runs_dir: Path,
+) -> int:
+    """Run this command line in several processes; return their exit code."""
+    from txlcli.workflows.training import follow
+
+    if resume_run is not None:
+        return follow.start_processes(
+            processes, arguments, restarts=restarts, resumable=lambda: resume_run, say=console.say
+        )
+    if name is None and restarts:
+        name = next(run_folder.free_folders(runs_dir, recipe.read_text(str(recipe_source))[0])).name
+        arguments = [*arguments, "--name", name]
+    folder = runs_dir / str(name)
+    before = folder.stat().st_ino if folder.exists() else None  # --force replaces it by another folder
+
+    def resumable() -> str | None:
+        recovery.recover(runs_dir, console.say)
+        is_new = folder.exists() and folder.stat().st_ino != before
+        return str(folder) if is_new and (folder / run_folder.LAST).exists() else None
+
+    return follow.start_processes(processes, arguments, restarts=restarts, resumable=resumable, say=console.say)
 
 
 def _train(
@@ -158,7 +226,7 @@ def _show_forecast(
     from txlcli.views import training as view
     from txlcli.workflows.training import forecast
 
-    processes = max(processes, torchrun.world_size())
+    processes = max(processes, launcher.world_size())
     cost = forecast.forecast(
         recipe_source, changes, workspace, name=name, force=force, max_steps=max_steps, processes=processes
     )

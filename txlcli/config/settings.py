@@ -132,6 +132,8 @@ class TrainSettings:
     deterministic: bool = False
     """Give the same bits whenever the training is repeated or resumed on the same machine, with deterministic kernels
     of CUDA; one GPU, not with flex. On a CPU this holds in any case, for one number of threads."""
+    rank_timeout: PositiveFloat = 600.0
+    """Seconds that a step of several processes waits for one that does not answer, before rank 0 saves and ends."""
     seed: Seed = 1111
     """Random seed of the initial weights, dropout and the order of sentences."""
     valid_every: PositiveInt = 4000

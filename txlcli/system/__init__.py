@@ -1,1 +1,1 @@
-"""Atomic files, locks, torchrun's environment, processors, memory."""
+"""Atomic files, locks, the environment of torchrun, srun or mpirun, processors, memory."""

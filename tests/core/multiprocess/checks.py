@@ -12,7 +12,7 @@ from tests.core.training.test_loop import CPU, new_training, run, steps_of
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import join
 from txlcli.core.training.loop import new_model
-from txlcli.errors import TrainingError
+from txlcli.errors import DisagreementError, StoreError, TrainingError
 
 WORLD = join(CPU)
 MODELS = [case for case in CASES if case != "adaptive softmax"]  # its vocabulary is too large to train on a CPU
@@ -71,6 +71,19 @@ def masks(folder):
     """Return the largest differences of random numbers and of weights between processes."""
     training = _training(folder, dropout=0.5)
     return {"difference": _difference(torch.rand(5)), "weights_difference": _difference_of_weights(training)}
+
+
+def agreement(facts):
+    """Compare one element of `facts` per process; text is an error of that process. Return what each one raises."""
+    own = facts[WORLD.rank]
+    try:
+        WORLD.agree(StoreError(own) if isinstance(own, str) else own)
+        raised = "", 0
+    except DisagreementError as error:
+        raised = str(error), error.exit_code
+    of_all = [None] * WORLD.size
+    distributed.all_gather_object(of_all, raised)
+    return {"messages": [message for message, _ in of_all], "exit_codes": [code for _, code in of_all]}
 
 
 def non_finite_loss(folder):

@@ -18,7 +18,7 @@ from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_o
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
-from txlcli.errors import RecipeError, UsageError
+from txlcli.errors import RecipeError, TrainingError, UsageError
 
 if not distributed.is_available():
     pytest.skip("this PyTorch cannot run in several processes", allow_module_level=True)
@@ -59,6 +59,9 @@ def two(run_checks, tmp_path_factory):
         ("muon", "trained", {"folder": str(folder / "muon"), "optimizer": "muon", "accumulate": 3}),
         ("models", "updates_of_all_models", {}),
         ("masks", "masks", {"folder": str(folder / "masks")}),
+        ("differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}),
+        ("missing", "agreement", {"facts": [{"train.lr": "0.5"}, "data/x.h5: no such store"]}),
+        ("equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}),
         ("not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}),
     ) | {"folder": folder}
 
@@ -162,7 +165,6 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     from txlcli.core.training import data_parallel
 
     environment = {
-        "TORCHELASTIC_RUN_ID": "x",
         "WORLD_SIZE": "8",
         "RANK": "5",
         "LOCAL_RANK": "1",
@@ -175,9 +177,55 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         data_parallel.join(torch.device("cuda"))
 
 
-def test_without_torchrun_there_is_one_process(monkeypatch):
+def test_without_a_launcher_there_is_one_process(monkeypatch):
     from txlcli.core.training import data_parallel
 
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")  # some clusters set it for everything
     assert data_parallel.join(CPU) == SINGLE_PROCESS
+
+
+def test_facts_that_differ_end_all_processes_with_one_error(two):
+    error = "train.lr is 0.5 on rank 0 and 0.25 on rank 1 ("
+    assert [message.startswith(error) for message in two["differ"]["messages"]] == [True, True]
+    assert two["differ"]["exit_codes"] == [2, 2]
+    assert [": no such store" in message for message in two["missing"]["messages"]] == [True, True]
+    assert two["missing"]["exit_codes"] == [1, 1]
+    assert two["equal"]["messages"] == ["", ""]
+
+
+def test_the_state_before_a_step_is_saved_if_another_process_ends_within_it(tmp_path):
+    class LostWorld(World):
+        """Two processes, of which the other one ends when the fourth step exchanges gradients."""
+
+        steps_left = 3
+
+        def send_command(self, command, number=0.0): ...
+
+        def gather(self, tensor, lengths):
+            return [tensor]
+
+        def all_reduce(self, tensor):
+            LostWorld.steps_left -= 1
+            if LostWorld.steps_left < 0:
+                raise RuntimeError("Connection closed by peer")
+
+    model = new_model_of(seed=1, dropout=0.3)
+    training = new_training(tmp_path / "lost", model=model, max_steps=6, valid_every=6, world=LostWorld())
+    training.world = LostWorld(size=2)
+    with pytest.raises(TrainingError, match=r"another process has ended; saved step 3 with the memory of 6 of the 6"):
+        run(training)
+
+    whole = new_training(tmp_path / "whole", model=new_model_of(seed=1, dropout=0.3), max_steps=6, valid_every=6)
+    run(whole, until=3)
+    saved = [checkpoint.load(tmp_path / name / "last.safetensors").tensors for name in ("lost", "whole")]
+    assert saved[0].keys() == saved[1].keys()
+    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
+def test_lanes_that_were_not_saved_begin_with_zeros():
+    saved = {"0.0": torch.full((2, 3, 5), 1.0), "1.0": torch.full((1, 3, 5), 2.0)}
+    memories = [[torch.empty(0)], [torch.empty(0)]]
+    checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)], saved_lanes=3)
+    assert [memory[0][:, 0, 0].tolist() for memory in memories] == [[1.0, 2.0], [0.0, 0.0]]
+    with pytest.raises(ValueError, match="memory of 3 lanes instead of 4"):
+        checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)], saved_lanes=4)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from txlcli.errors import UsageError
-from txlcli.system import torchrun
+from txlcli.system import launcher
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """dtype of the operands of matrix products in each precision."""
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 def pick_device(name: str) -> torch.device:
     """Return the device called "auto", "cpu" or "cuda"; auto is CUDA if it is available.
 
-    Under torchrun, each process gets the CUDA device of its local rank.
+    In a training of several processes, each gets the CUDA device of its local rank.
 
     Raises:
         UsageError: CUDA is requested, but not available.
@@ -36,8 +36,8 @@ def pick_device(name: str) -> torch.device:
         raise UsageError("--device cuda: PyTorch finds no CUDA device here; use --device cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and torchrun.local_rank() < torch.cuda.device_count():
-        torch.cuda.set_device(torchrun.local_rank())
+    if name == "cuda" and launcher.local_rank() < torch.cuda.device_count():
+        torch.cuda.set_device(launcher.local_rank())
     return torch.device(name)
 
 

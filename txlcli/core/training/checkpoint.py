@@ -5,7 +5,8 @@ The name of a tensor begins with its group: `model.` (weights), `average.` (thei
 reader sees either the complete old file or the complete new one.
 
 Memories are named `PART.LAYER`, the micro-batches of a step in the order of their lanes; generators `DEVICE.RANK`,
-those of rank 0 `DEVICE`. So a run can resume with another number of processes.
+those of rank 0 `DEVICE`. So a run can resume with another number of processes. If other processes were lost, rank 0
+saves its own memories alone, and the state has the number of their lanes (`memory_lanes`).
 """
 
 import hashlib
@@ -58,6 +59,10 @@ class Checkpoint:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+    def fingerprint(self) -> str:
+        """Return the step and the beginning of the digest of the weights, to compare copies of a checkpoint."""
+        return f"step {self.state.get('step')} with weights {self.weights_digest()[:16]}"
 
 
 def _evaluated(names: Iterable[str]) -> str:
@@ -221,15 +226,47 @@ def gather_memories(world: World, memories: Sequence[Memory], parts: Sequence[ra
     return gathered
 
 
-def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range]) -> None:
-    """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently."""
+def memory_tensors(memories: Sequence[Memory]) -> dict[str, Tensor]:
+    """Return the memories of the micro-batches of this process by name."""
+    return {
+        f"{number}.{layer}": tensor for number, memory in enumerate(memories) for layer, tensor in enumerate(memory)
+    }
+
+
+def restore_memories(
+    tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range], *, saved_lanes: int | None = None
+) -> None:
+    """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently.
+
+    Args:
+        tensors: memories by name.
+        memories: of the micro-batches of this process; receive the saved ones.
+        parts: lanes of `memories`.
+        saved_lanes: number of lanes, from lane 0, if not all were saved; the others begin with zeros.
+    """
     layers: dict[int, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
         layers.setdefault(int(name.partition(".")[2]), []).append(tensors[name])
     for layer, of_parts in layers.items():
         of_all_lanes = torch.cat(of_parts)
+        if saved_lanes is not None:
+            if len(of_all_lanes) != saved_lanes:
+                raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {saved_lanes}")
+            missing = max(0, parts[-1].stop - saved_lanes)
+            of_all_lanes = torch.cat([of_all_lanes, of_all_lanes.new_zeros(missing, *of_all_lanes.shape[1:])])
         for memory, part in zip(memories, parts, strict=True):
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
+
+
+def generators(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of the random generators that a training on `device` uses, those of this process as rank 0."""
+    return {_generator_name(one, 0): generator_state(one) for one in _generator_devices(device)}
+
+
+def set_generators(states: dict[str, Tensor], device: torch.device) -> None:
+    """Set the random generators of this process to the states that `generators` returned."""
+    for one in _generator_devices(device):
+        set_generator_state(states[_generator_name(one, 0)], one)
 
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:

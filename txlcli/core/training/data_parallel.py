@@ -7,8 +7,10 @@ for itself.
 Axes: B lanes.
 """
 
+import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,15 +24,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from txlcli.config.settings import TrainSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.errors import RecipeError, TrainingError, TxlError, UsageError
-from txlcli.system import torchrun
+from txlcli.core.training.heartbeat import INTERVAL_S, Heartbeat
+from txlcli.errors import DisagreementError, RecipeError, TrainingError, TxlError, UsageError
+from txlcli.system import launcher
 
 COMMAND_TIMEOUT = timedelta(days=1)
 """For a command of rank 0, which may be validating or saving; a process that has died is noticed at once."""
-STEP_TIMEOUT = timedelta(minutes=30)
-"""From a command to the communication that follows it."""
-LOST_PROCESS = ("Connection", "Broken pipe")
-"""Words in the messages of errors that mean that a process is gone."""
+JOIN_TIMEOUT = timedelta(minutes=30)
+"""Until all processes have met; rank 0 may have to prepare the text first."""
+LOST_PROCESS = ("Connection", "connection", "Broken pipe", "Timed out", "timed out")
+"""Words in the messages of errors that mean that a process is gone or does not answer."""
 
 
 class Command(IntEnum):
@@ -52,7 +55,11 @@ class World:
     size: int = 1
     """Number of processes."""
     hosts: distributed.ProcessGroup | None = None
-    """Process group of the same processes for communication between hosts, independent of the GPUs."""
+    """Process group for commands and plain data, which pass between hosts, independent of the GPUs."""
+    steps: distributed.ProcessGroup | None = None
+    """Process group of the same processes for tensors of a step; it waits for `train.rank_timeout` at most."""
+    heartbeat: Heartbeat | None = None
+    """Signs of life of the processes."""
 
     @property
     def is_rank_zero(self) -> bool:
@@ -74,12 +81,24 @@ class World:
         command, number = message.tolist()
         return Command(int(command)), number
 
+    @property
+    def stop_signal(self) -> int:
+        """Number of the signal that another process received, on rank 0; 0 for none."""
+        return 0 if self.heartbeat is None else self.heartbeat.stop_signal
+
+    def forwarding_signals(self) -> AbstractContextManager[None]:
+        """Pass the signals of this process on to rank 0 while the block runs."""
+        return nullcontext() if self.heartbeat is None else self.heartbeat.forwarding_signals()
+
     @contextmanager
-    def ending_others(self) -> Iterator[None]:
+    def ending_others(self, save_alone: Callable[[], str]) -> Iterator[None]:
         """Tell the other ranks when this block of rank 0 ends.
 
-        After an error within a step they would not listen: such an error ends this process, and torchrun ends the
+        After an error within a step they would not listen: such an error ends this process, and the launcher ends the
         others.
+
+        Args:
+            save_alone: called if another process is gone; saves what rank 0 has, and returns a phrase about it.
 
         Raises:
             TrainingError: another process is gone.
@@ -90,23 +109,73 @@ class World:
             self.send_command(Command.end)
             raise
         except RuntimeError as error:
-            lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST_PROCESS)
-            if self.size == 1 or not lost:
+            if not self._is_lost_process(error):
                 raise
-            raise TrainingError("another process has ended; resume from the last checkpoint with --resume") from error
+            raise TrainingError(f"{self._lost_ranks()}; {save_alone()}") from error
+        finally:
+            if self.heartbeat is not None:
+                self.heartbeat.stop()
         self.send_command(Command.end)
 
-    def broadcast(self, text: str) -> str:
-        """Return rank 0's text on all ranks."""
-        texts = [text]
-        if self.size > 1:
-            distributed.broadcast_object_list(texts, src=0, group=self.hosts)
-        return texts[0]
+    @contextmanager
+    def explaining_lost_processes(self) -> Iterator[None]:
+        """Turn PyTorch's error about a process that is gone into one line.
+
+        Raises:
+            TrainingError: another process is gone.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not self._is_lost_process(error):
+                raise
+            raise TrainingError("another process has ended or does not answer") from error
+
+    def _is_lost_process(self, error: RuntimeError) -> bool:
+        lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST_PROCESS)
+        return self.size > 1 and lost
+
+    def _lost_ranks(self) -> str:
+        """Name the processes that are gone: those without a sign of life for some intervals."""
+        silent: list[int] = []
+        if self.heartbeat is not None:
+            silent = self.heartbeat.wait_for_silent_ranks(3 * INTERVAL_S)
+        names = " and ".join(map(str, silent))
+        return f"the process of rank {names} has ended or does not answer" if silent else "another process has ended"
+
+    def agree(self, facts: Mapping[str, str] | TxlError) -> None:
+        """Check that all processes have the same facts; all of them must call this.
+
+        Args:
+            facts: of this process, by name; or the error that keeps it from taking part.
+
+        Raises:
+            DisagreementError: a fact differs, or a process cannot take part. All processes raise it.
+        """
+        if self.size == 1:
+            return
+        own = (facts.exit_code, str(facts)) if isinstance(facts, TxlError) else dict(facts)
+        of_all: list[Any] = [None] * self.size
+        with self.explaining_lost_processes():
+            distributed.all_gather_object(of_all, (socket.gethostname(), own), group=self.hosts)
+        for rank, (host, given) in enumerate(of_all):
+            if isinstance(given, tuple):
+                raise DisagreementError(f"rank {rank} on {host}: {given[1]}", given[0])
+        first = of_all[0][1]
+        for rank, (host, given) in enumerate(of_all):
+            for name in first | given:
+                values = [facts.get(name, "absent") for facts in (first, given)]
+                if values[0] != values[1]:
+                    raise DisagreementError(
+                        f"{name} is {values[0]} on rank 0 and {values[1]} on rank {rank} ({host}); start all processes "
+                        "with the same settings, releases and files",
+                        UsageError.exit_code,
+                    )
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes."""
         if self.size > 1:
-            distributed.all_reduce(tensor)
+            distributed.all_reduce(tensor, group=self.steps)
 
     def gather(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """Return the tensors of all processes by rank on rank 0, and an empty list on the other ranks.
@@ -131,25 +200,55 @@ class World:
 SINGLE_PROCESS = World()
 
 
-def join(device: torch.device) -> World:
-    """Join the process group of torchrun; without torchrun, return a world of this process alone.
+def join(
+    device: torch.device, *, rank_timeout_s: float = 600.0, say: Callable[[str], None] = lambda message: None
+) -> World:
+    """Join the processes that a launcher started; without one, return a world of this process alone.
+
+    Args:
+        device: of this process.
+        rank_timeout_s: time that a step waits for a process that does not answer.
+        say: receives a line about a silent process, on rank 0.
 
     Raises:
-        UsageError: the machine has fewer CUDA devices than processes.
+        UsageError: the machine has fewer CUDA devices than processes, or nothing says where the processes meet.
+        TrainingError: the processes do not meet.
     """
-    if torchrun.world_size() == 1:
+    if launcher.world_size() == 1:
         return SINGLE_PROCESS
     if device.type == "cuda":
-        devices, processes = torch.cuda.device_count(), torchrun.local_world_size()
+        devices, processes = torch.cuda.device_count(), launcher.local_world_size()
         if processes > devices:
             raise UsageError(
                 f"{processes} processes need {processes} CUDA devices, and this machine has {devices}; use fewer "
                 "processes"
             )
-    with torchrun.handle_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=STEP_TIMEOUT)
-        hosts = distributed.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
-    return World(torchrun.rank(), torchrun.world_size(), hosts)
+    rank, size, url = launcher.rank(), launcher.world_size(), launcher.rendezvous_url()
+    with launcher.handle_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
+        try:
+            store, _, _ = next(distributed.rendezvous(url, rank, size, timeout=JOIN_TIMEOUT))
+            store.set_timeout(JOIN_TIMEOUT)
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=COMMAND_TIMEOUT)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            steps = distributed.new_group(backend=backend, timeout=timedelta(seconds=rank_timeout_s))
+        except (RuntimeError, ValueError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise TrainingError(
+                f"{size} processes do not meet at {_address(url)} ({reason}); check that all of them were started, "
+                "MASTER_ADDR and MASTER_PORT"
+            ) from error
+    heartbeat = Heartbeat(
+        distributed.PrefixStore("txl", store.clone()), rank=rank, size=size, timeout_s=rank_timeout_s, say=say
+    )
+    heartbeat.start()
+    return World(rank, size, distributed.group.WORLD, steps, heartbeat)
+
+
+def _address(url: str) -> str:
+    """Return the place of a rendezvous for a message."""
+    if url == "env://":
+        return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return url.removeprefix("tcp://")
 
 
 def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
@@ -190,6 +289,7 @@ class Objective:
         if world.size > 1:
             self._call = self._parallel = DistributedDataParallel(
                 _ObjectiveModule(model),
+                process_group=world.steps,
                 gradient_as_bucket_view=model.device.type != "cpu",  # a CPU reuses the memory of gradients otherwise
                 find_unused_parameters=model.has_idle_weights,
             )

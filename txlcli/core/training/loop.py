@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,8 @@ class Training:
         )
         self._interval = Interval(self.device, self.clock)
         self._saved_at, self._saved_step = self.clock(), 0
+        self._boundary: _Boundary | None = None
+        """State before the step that is being taken, if other processes may end within it."""
         if not world.is_rank_zero:
             torch.manual_seed(self._seed_of_step())
 
@@ -138,7 +140,7 @@ class Training:
         Raises:
             TrainingError: the loss or a gradient is not finite; the last checkpoint is kept.
         """
-        with self.world.ending_others():
+        with self.world.ending_others(self.save_alone):
             last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
             self._mark_saved()
             while True:
@@ -163,13 +165,14 @@ class Training:
         """Execute the commands of rank 0 until it ends."""
         while True:
             command, number = self.world.receive_command()
-            if command == Command.update:
-                self.plateau.scale = number
-                self._update()
-            elif command == Command.save:
-                self._gather()
-            else:
-                return
+            with self.world.explaining_lost_processes():
+                if command == Command.update:
+                    self.plateau.scale = number
+                    self._update()
+                elif command == Command.save:
+                    self._gather()
+                else:
+                    return
 
     def validation_is_due(self) -> bool:
         """Return True if this step ends with a validation that is not complete; a stop may have interrupted it."""
@@ -196,7 +199,11 @@ class Training:
         None for a step that is skipped (train.skip_nonfinite).
         """
         self.world.send_command(Command.update, self.plateau.scale)
-        return self._update()
+        if self.world.size > 1 and self.device.type == "cpu":
+            self._boundary = _Boundary.of(self)
+        taken = self._update()
+        self._boundary = None
+        return taken
 
     def _update(self) -> tuple[Tensor, Tensor, int] | None:
         if self.position.segment == 0:
@@ -358,7 +365,34 @@ class Training:
                 kept.
         """
         self.world.send_command(Command.save)
-        memory, rng = self._gather()
+        self._write_last(*self._gather())
+
+    def save_alone(self) -> str:
+        """Save what this process has, at the last step boundary, since others are gone; return a phrase about it.
+
+        On CUDA the queue of kernels has passed the boundary, so the last checkpoint counts.
+        """
+        if self._boundary is not None:
+            self._boundary.restore(self)
+        resume = f"resume from {self.last_path} with --resume"
+        if self.step == self._saved_step and self.last_path.exists():
+            return f"every step up to {self.step:,} was saved before; {resume}"
+        if self.device.type != "cpu" or not self.step:
+            return f"steps since step {self._saved_step:,} are lost; " + (
+                resume if self.last_path.exists() else "there is no checkpoint yet"
+            )
+        memory = checkpoint.memory_tensors(self.memories)
+        lanes = self._parts[-1].stop
+        self._write_last(memory, checkpoint.generators(self.device), memory_lanes=lanes)
+        return (
+            f"saved step {self.step:,} with the memory of {lanes} of the {self.settings.batch_size} lanes; the others "
+            f"begin with zeros, so losses will differ a little from those of an uninterrupted training; {resume}"
+        )
+
+    def _write_last(
+        self, memory: dict[str, Tensor], rng: dict[str, Tensor], *, memory_lanes: int | None = None
+    ) -> None:
+        """Write the last checkpoint; `memory_lanes` is the number of lanes in `memory` if some are missing."""
         if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
@@ -367,7 +401,8 @@ class Training:
         optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer_step.optimizer)
         groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.weights}
         tensors = [checkpoint.grouped(name, group) for name, group in groups.items()]
-        self._save(self.last_path, {name: tensor for group in tensors for name, tensor in group.items()})
+        more = {name: tensor for group in tensors for name, tensor in group.items()}
+        self._save(self.last_path, more, {} if memory_lanes is None else {"memory_lanes": memory_lanes})
         self._mark_saved()
 
     def _next_loss_is_finite(self) -> bool:
@@ -384,7 +419,7 @@ class Training:
         memories = checkpoint.gather_memories(self.world, self.memories, self._all_parts)
         return memories, checkpoint.gather_generators(self.world, self.device)
 
-    def _save(self, path: Path, more: dict[str, Tensor]) -> None:
+    def _save(self, path: Path, more: dict[str, Tensor], more_state: dict[str, Any] | None = None) -> None:
         tensors = {**checkpoint.grouped("model", dict(self.model.named_parameters())), **more}
         state = {
             **self.identity,
@@ -395,6 +430,7 @@ class Training:
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
             "scaler": self.optimizer_step.state(),
+            **(more_state or {}),
         }
         checkpoint.save(path, Checkpoint(tensors, state))
 
@@ -426,7 +462,8 @@ class Training:
         self.optimizer_step.restore(state["scaler"])
         self._restore_average(saved)
         checkpoint.restore_optimizer(self.model, self.optimizer_step.optimizer, saved.group("optimizer"))
-        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
+        saved_lanes = value_of(state, "memory_lanes", int) if "memory_lanes" in state else None
+        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts, saved_lanes=saved_lanes)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_of_step())
 
     def _restore_average(self, saved: Checkpoint) -> None:
@@ -445,6 +482,28 @@ class Training:
         """Return a seed for the random numbers of this process after this step."""
         key = (self.settings.seed, self.step, self.world.rank)
         return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """State between two steps, as far as a step changes it before the weights."""
+
+    step: int
+    position: StreamPosition
+    memories: list[Memory]
+    generators: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, training: Training) -> "_Boundary":
+        """Return the present state of a training."""
+        memories = [list(memory) for memory in training.memories]
+        return cls(training.step, training.position, memories, checkpoint.generators(training.device))
+
+    def restore(self, training: Training) -> None:
+        """Bring a training back to this state, and drop the gradients of the step that was begun."""
+        training.step, training.position, training.memories = self.step, self.position, self.memories
+        checkpoint.set_generators(self.generators, training.device)
+        training.model.forget_gradients()
 
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:

@@ -7,6 +7,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+import torch
+
+from txlcli import __version__
+from txlcli.config import recipe
+from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.data_parallel import join
@@ -17,7 +22,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
-from txlcli.system import signals, torchrun
+from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import out_of_memory, training_log
@@ -63,18 +68,47 @@ class TrainingResult:
 
 
 def build_training(
-    model: LanguageModel, run: Run, store: TokenStore, splits: tuple[TrainingSegments, ValidSplit | None]
+    model: LanguageModel,
+    run: Run,
+    store: TokenStore,
+    splits: tuple[TrainingSegments, ValidSplit | None],
+    reporter: Reporter,
+    *,
+    resumed_from: str = "",
 ) -> Training:
-    """Build the training of a run on rank 0, and tell the other processes which text it reads."""
-    world = join(model.device)
-    world.broadcast(store.info("train").sha256)
+    """Build the training of a run on rank 0, once all processes agree about it.
+
+    Args:
+        model: on its device.
+        run: the run.
+        store: its text.
+        splits: of the store.
+        reporter: told about silent processes.
+        resumed_from: fingerprint of the checkpoint that the training resumes from.
+
+    Raises:
+        DisagreementError: a process has other settings, another text, checkpoint or release.
+    """
+    train = run.settings.train
+    world = join(model.device, rank_timeout_s=train.rank_timeout, say=reporter.say)
+    world.agree(common_facts(run.settings, store, resumed_from))
     identity = {
         "recipe": run.recipe_name,
         "vocab_fingerprint": run.vocab_fingerprint,
         "train_sha256": store.digest("train"),
         "valid_sha256": store.digest("valid"),
     }
-    return Training(model, run.settings.train, *splits, run.folder, identity, world)
+    return Training(model, train, *splits, run.folder, identity, world)
+
+
+def common_facts(settings: Settings, store: TokenStore, resumed_from: str) -> dict[str, str]:
+    """Return what must be the same in all processes of a training, by name."""
+    facts = {"the release of txl": __version__, "the release of PyTorch": torch.__version__}
+    for section, table in recipe.to_table(settings).items():
+        facts |= {f"{section}.{key}": recipe.format_value(value) for key, value in table.items()}
+    facts["the checkpoint"] = resumed_from or "none"
+    facts["the train split (SHA-256)"] = store.info("train").sha256
+    return facts
 
 
 def execute(
@@ -128,8 +162,11 @@ def _take_steps(
     deadline = time.monotonic() + 60 * limits.max_minutes if limits.max_minutes is not None else None
 
     def should_stop() -> bool:
+        if training.world.stop_signal and not caught:
+            caught.append(training.world.stop_signal)
+            reporter.say("another process was told to stop; stopping after this step; saving")
         out_of_time = deadline is not None and time.monotonic() >= deadline
-        return bool(caught) or out_of_time or torchrun.is_orphan()
+        return bool(caught) or out_of_time or launcher.is_orphan()
 
     with training_log.opened(run, after=training.step, reporter=reporter, on_report=on_report) as log:
         for report in training.run(

@@ -6,18 +6,22 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from txlcli.config.settings import Settings
 from txlcli.core.training import checkpoint, data_parallel
+from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.data_parallel import World
 from txlcli.core.training.loop import Training, new_model
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import StoreError, TrainingError
+from txlcli.errors import TrainingError, TxlError
 from txlcli.runs import run_folder
-from txlcli.system import processors, torchrun
+from txlcli.runs.run_folder import Run
+from txlcli.system import launcher, processors
 from txlcli.workflows.reporter import SilentReporter
-from txlcli.workflows.training import plan, text
+from txlcli.workflows.training import execution, plan, text
 from txlcli.workflows.training.resume import change_settings
 from txlcli.workflows.training.start import load_settings
 from txlcli.workflows.workspace import Workspace
@@ -26,21 +30,72 @@ SECONDS_TO_SAVE = "600"
 """Time after Ctrl-C or SIGTERM until a process that has not ended is killed."""
 
 
-def start_processes(processes: int, arguments: Sequence[str]) -> int:
+def start_processes(
+    processes: int,
+    arguments: Sequence[str],
+    *,
+    restarts: int = 0,
+    resumable: Callable[[], str | None] = lambda: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> int:
     """Run a command line of txl in several processes, as torchrun does, and return their exit code.
+
+    Args:
+        processes: their number.
+        arguments: of the command line.
+        restarts: how often to start all processes again after one was lost.
+        resumable: returns the run that the processes have made and can resume from now on, if there is one.
+        say: receives a line about each restart.
 
     Raises:
         TrainingError: a process was killed, so that it could not report an error itself.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     logging.disable(logging.ERROR)  # the processes report their own errors
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_SAVE)
     # Auxiliary classifiers stop taking part in the loss during training, which PyTorch would warn about.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
+    os.environ[launcher.STARTED] = str(processes)
+    for attempt in range(1, restarts + 1):
+        ended = _run_processes(processes, arguments)
+        if not ended.is_lost:
+            return ended.exit_code
+        run = resumable()
+        if run is not None:
+            os.environ[launcher.RESUME] = run
+        begin = "from the beginning" if run is None else f"from the last checkpoint of {run}"
+        say(f"{ended.reason}; starting all processes again {begin} (restart {attempt} of {restarts})")
+    ended = _run_processes(processes, arguments)
+    if ended.exit_code < 0:
+        raise TrainingError(f"{ended.reason}; resume from the last checkpoint with --resume, if there is one")
+    return ended.exit_code
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How the processes of a training ended; of several failures, the first one."""
+
+    exit_code: int = 0
+    """Negative if a signal killed the process."""
+    rank: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """True if a process was lost; an error that rank 0 reported itself would come again."""
+        return self.exit_code < 0 or (self.exit_code == TrainingError.exit_code and self.rank > 0)
+
+    @property
+    def reason(self) -> str:
+        killed = f"was killed by signal {-self.exit_code}"
+        return f"process {self.rank} {killed if self.exit_code < 0 else 'has failed'}"
+
+
+def _run_processes(processes: int, arguments: Sequence[str]) -> _Ended:
+    """Run a command line of txl in several processes until all have ended."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -57,15 +112,10 @@ def start_processes(processes: int, arguments: Sequence[str]) -> int:
             elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
         except ChildFailedError as error:
             rank, first = error.get_first_failure()
-            if first.exitcode < 0:
-                raise TrainingError(
-                    f"process {rank} was killed by signal {-first.exitcode}; resume from the last checkpoint with "
-                    "--resume, if there is one"
-                ) from error
-            return first.exitcode
+            return _Ended(first.exitcode, rank)
         except SignalException as stopped:
-            return 128 + stopped.sigval
-    return 0
+            return _Ended(128 + stopped.sigval)
+    return _Ended()
 
 
 def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bool) -> None:
@@ -78,33 +128,44 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
         resumed: True if a run is resumed.
 
     Raises:
-        StoreError: the store on this machine holds another text.
-        TrainingError: rank 0 died.
+        DisagreementError: settings, text, checkpoint or releases differ from those of rank 0.
+        TrainingError: another process is gone.
     """
     run = change_settings(run_folder.find(source, workspace.runs_dir), changes) if resumed else None
     settings = load_settings(source, changes) if run is None else run.settings
-    device = plan.checked_device(settings, workspace.device, processes=torchrun.world_size())
-    with torchrun.handle_signals(signal.SIG_DFL):
-        world = data_parallel.join(device)  # rank 0 joins once the store is there
-        store = workspace.open_store(settings.corpus.store)
-        check_text_of_rank_0(store, world)
+    device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
+    with launcher.handle_signals(signal.SIG_DFL):
+        world = data_parallel.join(device, rank_timeout_s=settings.train.rank_timeout)
+        store, saved = _agree(settings, run, workspace, world)  # rank 0 joins once the store is there
         segments, _ = text.read_splits(settings, store, SilentReporter())
-        saved = None
-        if run is None:
+        if run is None or saved is None:
             model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=device)
         else:
-            path = run.folder / run_folder.LAST
-            saved = checkpoint.load(path)
-            model = checkpoint.build_model(settings.model, run.vocab_size, saved, path).to(device)
+            model = checkpoint.build_model(settings.model, run.vocab_size, saved, run.folder / run_folder.LAST)
+            model = model.to(device)
         training = Training(model, settings.train, segments, None, Path(), {}, world)
         if saved is not None:
             training.restore(saved)
-        with torchrun.handle_signals(signal.SIG_IGN):  # rank 0 receives them, too, and decides
+        with world.forwarding_signals():  # rank 0 decides
             training.execute_commands()
+            if world.heartbeat is not None:
+                world.heartbeat.stop()
 
 
-def check_text_of_rank_0(store: TokenStore, world: World) -> None:
-    """Refuse another text than rank 0 reads, perhaps on another machine."""
-    digest = store.info("train").sha256
-    if world.broadcast(digest) != digest:
-        raise StoreError(f"{store.path}: not the train split that rank 0 reads; copy the store from its machine")
+def _agree(
+    settings: Settings, run: Run | None, workspace: Workspace, world: World
+) -> tuple[TokenStore, Checkpoint | None]:
+    """Open the files of this machine, and check that all processes have the same ones and the same settings.
+
+    Raises:
+        DisagreementError: they differ, or a file is missing here.
+    """
+    try:
+        store = workspace.open_store(settings.corpus.store)
+        saved = None if run is None else checkpoint.load(run.folder / run_folder.LAST)
+        facts = execution.common_facts(settings, store, "" if saved is None else saved.fingerprint())
+    except TxlError as error:
+        world.agree(error)
+        raise
+    world.agree(facts)
+    return store, saved

@@ -10,7 +10,7 @@ from txlcli.runs import run_folder
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.recovery import remove_drafts
 from txlcli.runs.run_folder import Run
-from txlcli.system import torchrun
+from txlcli.system import launcher
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
@@ -69,7 +69,7 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     settings = run.settings
     trackers.check_packages(settings.log)
     limits.check(settings.train.max_steps)
-    device = plan.checked_device(settings, workspace.device, processes=torchrun.world_size())
+    device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
     store = workspace.open_store(settings.corpus.store)
     check_vocabulary(run, store)
     path = run.folder / run_folder.LAST
@@ -78,8 +78,10 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     text.check_same_text(run, saved, store)
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path)
     splits = text.read_splits(settings, store, reporter)
-    with out_of_memory.explained(run, device, torchrun.world_size()):
-        training = execution.build_training(model.to(device), run, store, splits)
+    fingerprint = saved.fingerprint() if launcher.world_size() > 1 else ""
+    with out_of_memory.explained(run, device, launcher.world_size()):
+        model = model.to(device)
+        training = execution.build_training(model, run, store, splits, reporter, resumed_from=fingerprint)
         training.restore(saved)
     _check_unfinished(run, training, limits.max_steps)
     _check_valid_batch_size(run, before, validated=training.validated)
@@ -88,7 +90,7 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     run_folder.update(run)
     reporter.say(
         f"resuming {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
-        f"{plan.devices(device, torchrun.world_size())}"
+        f"{plan.devices(device, launcher.world_size())}"
     )
     return run, training
 

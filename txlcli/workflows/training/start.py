@@ -15,7 +15,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
-from txlcli.system import torchrun
+from txlcli.system import launcher
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
 from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
@@ -153,7 +153,7 @@ def new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenSt
 
 def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Workspace) -> Training:
     """Build the training of a new run; whatever can fail does so before the run's folder is created."""
-    train, reporter, processes = run.settings.train, workspace.reporter, torchrun.world_size()
+    train, reporter, processes = run.settings.train, workspace.reporter, launcher.world_size()
     splits = text.read_splits(run.settings, store, reporter)
     device = plan.checked_device(run.settings, workspace.device, processes=processes)
     planned = plan.plan(run, until_step=limits.max_steps, store=store, device=device, processes=processes)
@@ -165,4 +165,4 @@ def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Worksp
         )
     with out_of_memory.explained(run, device, processes):
         model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)
-        return execution.build_training(model, run, store, splits)
+        return execution.build_training(model, run, store, splits, reporter)

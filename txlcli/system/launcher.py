@@ -1,0 +1,202 @@
+"""Reads the environment of the program that started this process: torchrun, srun, mpirun, or RANK and WORLD_SIZE."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from txlcli.errors import UsageError
+from txlcli.system import signals
+
+STARTED = "TXL_PROCESSES"
+"""Variable that `txl train` sets for the processes that it starts."""
+RESUME = "TXL_RESUME"
+"""Variable with the run that processes resume after `txl train --restarts` has started them again."""
+_PARENT = os.getppid()
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts several processes, and the environment variables that it sets for each of them."""
+
+    name: str
+    world_size: str
+    rank: str
+    local_rank: str
+    local_world_size: str
+
+
+LAUNCHERS = (
+    Launcher("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # also set by hand, or by a cluster
+    # srun sets SLURM_STEP_NUM_TASKS; the batch script itself, which is one process, has SLURM_NTASKS.
+    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    Launcher(
+        "mpirun",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Launcher("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this process among those that a launcher started."""
+
+    launcher: str = ""
+    world_size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+ALONE = Place()
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Place:
+    """Return the place of this process.
+
+    Raises:
+        UsageError: the variables of a launcher are not numbers, or contradict each other.
+    """
+    for launcher in LAUNCHERS:
+        if launcher.rank in environment and launcher.world_size in environment:
+            world_size, rank = (_number(environment, name) for name in (launcher.world_size, launcher.rank))
+            if not 0 <= rank < world_size:
+                raise UsageError(
+                    f"{launcher.rank}={rank} and {launcher.world_size}={world_size} contradict each other; ranks are "
+                    "0 to the number of processes minus 1: start the processes with torchrun, or unset both"
+                )
+            if world_size == 1:
+                return ALONE
+            local_rank = _number(environment, launcher.local_rank, rank)
+            local_size = _number(environment, launcher.local_world_size, world_size)
+            return Place(launcher.name, world_size, rank, local_rank, local_size)
+    return ALONE
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    match = re.match(r"\d{1,9}", text or "")  # Slurm writes "4(x2),3" for two machines with 4 tasks and one with 3
+    if not match or (match[0] != text and name != "SLURM_STEP_TASKS_PER_NODE"):
+        raise UsageError(f'{name}="{text}" is not a number; start the processes with torchrun, or unset {name}')
+    return int(match[0])
+
+
+def _place_or_alone() -> Place:
+    """Return the place of this process; a wrong environment is reported by `place` when a command begins."""
+    try:
+        return place()
+    except UsageError:
+        return ALONE
+
+
+def world_size() -> int:
+    """Return the number of processes that the launcher started; 1 without a launcher."""
+    return _place_or_alone().world_size
+
+
+def rank() -> int:
+    """Return the rank of this process, from 0."""
+    return _place_or_alone().rank
+
+
+def local_rank() -> int:
+    """Return the rank of this process on its machine, from 0."""
+    return _place_or_alone().local_rank
+
+
+def local_world_size() -> int:
+    """Return the number of processes on this machine."""
+    return _place_or_alone().local_world_size
+
+
+def is_main() -> bool:
+    """Return True for rank 0, which reports to the user and writes files."""
+    return rank() == 0
+
+
+def is_own() -> bool:
+    """Return True if `txl train --processes` or `--restarts` started this process."""
+    return STARTED in os.environ
+
+
+def is_started() -> bool:
+    """Return True if this process was started by a launcher, or by `txl train` itself as one of its processes."""
+    return world_size() > 1 or is_own()
+
+
+def run_to_resume() -> str | None:
+    """Return the run that this process resumes after a restart, whatever its command line begins."""
+    return os.environ.get(RESUME)
+
+
+def is_restarted() -> bool:
+    """Return True if torchrun has started this process again after a failure."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def may_restart() -> bool:
+    """Return True if torchrun starts the processes again after a failure."""
+    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+
+
+def is_orphan() -> bool:
+    """Return True if the launcher, which started this process, was killed and can no longer stop it."""
+    return world_size() > 1 and os.getppid() != _PARENT
+
+
+def rendezvous_url(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the address at which the processes meet, as torch.distributed takes it.
+
+    MASTER_ADDR and MASTER_PORT name it; torchrun sets them. Without them, srun and mpirun on one machine use a port
+    derived from the process that started all others, and srun names the first of several machines.
+
+    Raises:
+        UsageError: the processes are on several machines, and nothing names the machine of rank 0.
+    """
+    here = place(environment)
+    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    if here.launcher == "torchrun" and address and port:
+        return "env://"
+    if not address and here.launcher != "torchrun" and here.local_world_size == here.world_size:
+        address = "localhost"
+    if not address and here.launcher == "srun":
+        address = first_host(environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "")))
+    if not port and here.launcher == "srun" and environment.get("SLURM_JOB_ID", "").isdecimal():
+        port = str(20_000 + int(environment["SLURM_JOB_ID"]) % 20_000)
+    if not port and address == "localhost" and here.launcher != "torchrun":
+        port = str(20_000 + _PARENT % 20_000)
+    if not address or not port:
+        missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
+        raise UsageError(
+            f"{here.world_size} processes cannot meet without {' and '.join(missing)}; set MASTER_ADDR to the machine "
+            "of rank 0 and MASTER_PORT to a free port there, or start the processes with torchrun"
+        )
+    return f"tcp://{address}:{port}"
+
+
+def first_host(node_list: str) -> str | None:
+    """Return the first host of a list of Slurm, such as `gpu[03-04,7],cpu1`; None if the list is empty."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", node_list)
+    return match[1] + (match[2] or "") if match else None
+
+
+@contextmanager
+def handle_signals(action: signal.Handlers) -> Iterator[None]:
+    """Set the action for SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
+
+    While processes wait for each other in PyTorch, no Python handler is called: only the default action ends them.
+    """
+    before = {number: signal.signal(number, action) for number in signals.handled(signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
