@@ -19,6 +19,9 @@ SECONDS_TO_DELIVER_AGAIN = 0.01
 SECONDS_OF_IMPORT = 0.05
 """Time between two checks whether an import has ended."""
 
+_deferred: list[int] = []
+"""Signals that arrived during an import and have not been raised yet."""
+
 
 class Terminated(SystemExit):
     """SIGTERM or SIGHUP has arrived."""
@@ -26,10 +29,16 @@ class Terminated(SystemExit):
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Let the signals raise KeyboardInterrupt or Terminated while the block runs, so that it can clean up."""
+    """Let the signals raise KeyboardInterrupt or Terminated while the block runs, so that it can clean up.
+
+    One that an import has deferred is raised at the end of the block at the latest.
+    """
+    _deferred.clear()
     before = {number: signal.signal(number, _raise) for number in handled()}
     try:
         yield
+        if _deferred:
+            raise _exception_of(_deferred[0])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -61,11 +70,16 @@ def handled(*always: int) -> list[int]:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     if _imports(frame):  # an exception within the C code of a library may end the process, as in the import of torch
+        _deferred.append(number)
         deliver_again(number, SECONDS_OF_IMPORT)
-    elif number == signal.SIGINT:
-        raise KeyboardInterrupt
     else:
-        raise Terminated(128 + number)
+        _deferred.clear()
+        raise _exception_of(number)
+
+
+def _exception_of(number: int) -> BaseException:
+    """Return what a signal raises."""
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(128 + number)
 
 
 def _imports(frame: FrameType | None) -> bool:

@@ -83,7 +83,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def forwarding_signals(self) -> Iterator[None]:
-        """Pass SIGINT, SIGTERM and SIGHUP on to rank 0, which decides, instead of acting on them; for the main thread."""
+        """Pass the signals of this process on to rank 0 instead of acting on them; for the main thread."""
 
         def ignore(number: int, _: FrameType | None) -> None: ...
 
