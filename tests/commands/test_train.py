@@ -507,6 +507,25 @@ def test_a_dry_run_writes_nothing(here):
     assert sorted(here.rglob("*")) == before
 
 
+def test_a_dry_run_compares_the_attention_backends(here):
+    plan = json.loads(train("--dry-run", "--json", "--set", "model.attention_dropout=0.1").stdout)
+    rows = plan["by_attention"]
+    names = [(row["attention"], row["recompute"]) for row in rows]
+    assert names == [("auto", False), ("auto", True), ("sdpa", False), ("flex", False), ("triton", False)]
+    auto, recomputed, sdpa, flex, triton = rows
+    assert auto["step_bytes"] == plan["step_bytes"]["total"]
+    assert recomputed["step_bytes"] < auto["step_bytes"] < sdpa["step_bytes"]
+    assert triton["step_bytes"] == flex["step_bytes"] < auto["step_bytes"]  # they keep no dropout masks
+    assert plan["training_flops_per_token"] < auto["flops_per_token"] < recomputed["flops_per_token"]
+    assert [row["device"] for row in rows] == ["cpu"] * 3 + ["cuda"] * 2
+    assert [row["refused"] for row in rows[:3]] == [None] * 3
+    assert "attention_dropout must be 0" in flex["refused"]
+    assert triton["refused"].startswith("attention triton needs ")
+    shown = train("--dry-run").stdout
+    assert "by attention backend" in shown
+    assert "auto, train.recompute" in shown
+
+
 def test_a_dry_run_of_fewer_steps_forecasts_these(here):
     whole, part = (json.loads(train("--dry-run", "--json", *limit).stdout) for limit in ([], ["--max-steps", 3]))
     assert (part["steps"], part["max_steps"]) == (3, 7)

@@ -29,6 +29,29 @@ def show_forecast(forecast: dict[str, Any]) -> None:
         [f"the paper's {split} result", f"{published[split]}"] for split in ("valid", "test") if split in published
     ]
     console.show_table("", ("", ""), rows, _notes(forecast))
+    if forecast["by_attention"]:
+        _show_backends(forecast["by_attention"])
+
+
+def _show_backends(rows: list[dict[str, Any]]) -> None:
+    """Print the memory and the operations of a step with each attention backend."""
+    lines = [
+        [
+            f"{row['attention']}{', train.recompute' if row['recompute'] else ''}",
+            row["device"],
+            format_size(row["step_bytes"]),
+            f"{row['flops_per_token'] / 1e9:,.3f}",
+            "refused" if row["refused"] else "",
+        ]
+        for row in rows
+    ]
+    notes = [
+        "GFLOP: with the keys that no query sees but the backend computes, and what its backward pass computes again.",
+    ]
+    refused = [f"{row['attention']}: {row['refused']}" for row in rows if row["refused"] and not row["recompute"]]
+    notes += [f"refused: {'; '.join(refused)}."] if refused else []
+    headings = ("--attention", "counted for", "memory of a step", "GFLOP per token", "here")
+    console.show_table("by attention backend", headings, lines, notes)
 
 
 def _notes(forecast: dict[str, Any]) -> list[str]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
 from tests.core.work_counters import unseen_flops_per_token
 from txlcli.config.bands import bands
+from txlcli.core.kernels import compilation
 from txlcli.core.measures.cost import (
+    ATTENTION_PRODUCTS,
+    attention_flops_per_token,
     band_share,
     counted_shares,
     decoding_flops_per_token,
     embedding_products,
+    needed_attention_flops_per_token,
+    softmax_flops_per_token,
     softmax_products,
     training_flops_per_token,
     window_flops_per_prediction,
@@ -84,6 +91,53 @@ def test_a_training_step_equals_the_count_of_pytorch(mem_len, changed):
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, batch_size=B)
     unseen = unseen_flops_per_token(model.settings, L)
     assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
+
+
+def count_step(model, *, backend="auto", recompute=False):
+    """Count the operations of a training step with PyTorch."""
+    model.recompute(recompute)
+    model.set_attention_backend(backend)
+    _, memory = model(draw_tokens(B, M), model.first_memory(B, M), mem_len=M)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(draw_tokens(B, L), memory, mem_len=M)
+        model.losses(hidden, draw_tokens(B, L)).mean().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("backend", "recompute"), [("auto", False), ("auto", True), ("reference", False)])
+@pytest.mark.parametrize("changed", [{}, {"position": "sinusoid"}], ids=str)
+def test_a_step_with_a_backend_equals_the_count_of_pytorch(backend, recompute, changed):
+    model = small_model(dtype=torch.float32, **changed)
+    lengths = {"seg_len": L, "mem_len": M}
+    needed = training_flops_per_token(model.settings, V, **lengths, batch_size=B)
+    others = needed - needed_attention_flops_per_token(model.settings, **lengths)
+    of_attention = attention_flops_per_token(
+        model.settings, backend, **lengths, scores=L * (M + L), recompute=recompute
+    )
+    others += recompute * softmax_flops_per_token(model.settings, V)
+    counted = count_step(model, backend=backend, recompute=recompute)
+    assert counted == pytest.approx(B * L * (others + of_attention), rel=1e-12)
+
+
+def products_of(kernel, source):
+    """Count the products in a kernel of the source, with those of the functions of the module that it calls."""
+    body = re.search(rf"^def {kernel}\(.*?(?=^@triton|\Z)", source, flags=re.MULTILINE | re.DOTALL)[0]
+    called = {name for name in re.findall(r"\b(_\w+)\(", body) if f"def {name}(" in source}
+    return body.count("tl.dot(") + sum(products_of(name, source) for name in called - {kernel})
+
+
+def test_products_of_tritons_kernels_are_those_of_their_source():
+    source = Path(compilation.__file__).with_name("attention_triton_kernels.py").read_text(encoding="utf-8")
+    kernels = ("forward_kernel", "backward_of_keys_kernel", "backward_of_queries_kernel")
+    assert [products_of(kernel, source) for kernel in kernels] == [2, 4, 3]
+    assert ATTENTION_PRODUCTS["triton"].by_key == 2 + 4 + 3
+
+
+def test_kernels_that_skip_unseen_keys_compute_no_product_with_them():
+    # Five queries see 7 + 1 to 7 + 5 keys, 50 pairs of 60: nine products by key, three by distance with all of 60.
+    model = model_settings()
+    given = attention_flops_per_token(model, "triton", seg_len=L, mem_len=M, scores=L * (M + L))
+    assert given == 2 * model.n_layers * 33 * (9 * 50 + 3 * 60) / L
 
 
 def test_auxiliary_classifiers_count_for_as_long_as_they_are_trained():

@@ -238,7 +238,7 @@ def test_activations_of_an_lstm_are_counted_without_the_workspace_of_its_kernel(
 def test_a_forecast_for_cuda_counts_the_casts_of_weights_that_autocast_keeps():
     wide = model_settings(d_model=192, d_inner=200)
     cpu, cuda = (
-        step_bytes(wide, V, train_settings(precision="bf16", attention="sdpa"), device=torch.device(name))
+        step_bytes(wide, V, train_settings(precision="bf16", attention="triton"), device=torch.device(name))
         for name in ("cpu", "cuda")
     )
     per_layer = 3 * 33 * 192 + 2 * 200 * 192  # queries, keys, values; feed-forward. Distances have no gradient

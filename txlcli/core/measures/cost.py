@@ -66,6 +66,12 @@ def softmax_products(model: ModelSettings, all_bands: Sequence[Band], shares: Sh
     return products
 
 
+def softmax_flops_per_token(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> float:
+    """Return the operations of one token's logits, which train.recompute computes once more."""
+    all_bands = bands(model, vocab_size)
+    return 2.0 * softmax_products(model, all_bands, shares or zipf_shares(all_bands))
+
+
 def _embedding_and_softmax(
     model: ModelSettings, vocab_size: int, shares: Shares | None = None, *, read: int = 1
 ) -> float:
@@ -168,6 +174,55 @@ class TransformerProducts(LayerProducts):
             return 0.0
         lower = sum(layer / (2 * self.model.n_layers) for layer in range(1, self.model.n_layers))
         return (2 * lower + 1) * vocab_size * self.model.d_model
+
+
+@dataclass(frozen=True)
+class AttentionProducts:
+    """Products between queries and keys that an attention backend computes in a training step, per layer and head."""
+
+    by_key: int
+    """Content scores, weighted values and their gradients, with those that the backward pass computes again."""
+    by_distance: int
+    """Position scores and their gradients; none without position keys."""
+    skips_unseen: bool = False
+    """True if the products by key leave out tiles of keys that no query of theirs sees."""
+
+
+ATTENTION_PRODUCTS: dict[str, AttentionProducts] = {
+    "auto": AttentionProducts(6, 3),
+    "reference": AttentionProducts(6, 3),
+    "sdpa": AttentionProducts(7, 3),  # its backward pass computes the content scores again
+    "flex": AttentionProducts(9, 3, skips_unseen=True),  # two backward passes: of keys and values, and of queries
+    "triton": AttentionProducts(9, 3, skips_unseen=True),  # the same
+}
+"""Products for each value of `train.attention`. Recomputation adds one of each kind to "auto"."""
+
+
+def attention_flops_per_token(
+    model: TransformerSettings, backend: str, *, seg_len: int, mem_len: int, scores: int, recompute: bool = False
+) -> float:
+    """Return the operations between queries and keys per predicted token of a training step, with a backend.
+
+    Args:
+        model: settings of the model.
+        backend: name of the attention backend.
+        seg_len: L.
+        mem_len: M.
+        scores: scores of one head that are computed for a sequence; L K if none is left out.
+        recompute: compute content and position scores again in the backward pass.
+    """
+    products = ATTENTION_PRODUCTS[backend]
+    seen = seg_len * mem_len + seg_len * (seg_len + 1) // 2
+    by_key = (products.by_key + recompute) * (seen if products.skips_unseen else scores)
+    positions = "b" in model.encoding.score_terms
+    by_distance = (products.by_distance + recompute) * scores if positions else 0
+    return 2.0 * model.n_layers * model.n_heads * model.d_head * (by_key + by_distance) / seg_len
+
+
+def needed_attention_flops_per_token(model: TransformerSettings, *, seg_len: int, mem_len: int) -> float:
+    """Return the part of `training_flops_per_token` between queries and the keys that they see."""
+    terms = 3 if "b" in model.encoding.score_terms else 2
+    return 2.0 * 3 * terms * model.n_layers * model.n_heads * model.d_head * (mem_len + (seg_len + 1) / 2)
 
 
 ARCHITECTURES: dict[str, type[LayerProducts]] = {

@@ -131,7 +131,7 @@ def _extrapolate_lengths(
 
     def parts(seg_len: int, mem_len: int) -> list[float]:
         pairs = seg_len * (mem_len + seg_len)
-        return [1.0, seg_len, mem_len, pairs, _scores(model, train, device, seg_len=seg_len, mem_len=mem_len)]
+        return [1.0, seg_len, mem_len, pairs, computed_scores(model, train, device, seg_len=seg_len, mem_len=mem_len)]
 
     heads = model.n_heads if isinstance(model, TransformerSettings) else 1
     # So long that a CPU divides the scores of the longer segments into blocks, which leave out a part of the future.
@@ -145,7 +145,9 @@ def _extrapolate_lengths(
     return round(float(weights @ np.array([count(*point) for point in points], dtype=float)))
 
 
-def _scores(model: ModelSettings, train: TrainSettings, device: torch.device, *, seg_len: int, mem_len: int) -> int:
+def computed_scores(
+    model: ModelSettings, train: TrainSettings, device: torch.device, *, seg_len: int, mem_len: int
+) -> int:
     """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future."""
     block = seg_len
     if isinstance(model, TransformerSettings) and train.attention == "auto" and device.type == "cpu":
@@ -184,9 +186,9 @@ def _saved_bytes(
         return tensor
 
     with tensors_without_data():
-        # FlexAttention and Triton's kernels need CUDA. They keep no probabilities and no dropout masks, but as many
-        # scores by distance.
-        needs_cuda = train.attention in ("flex", "triton")
+        # FlexAttention, Triton's kernels and, on CUDA, those of sdpa keep no probabilities and no dropout masks, but as
+        # many position scores.
+        needs_cuda = train.attention in ("flex", "triton") or (train.attention == "sdpa" and device.type == "cuda")
         stand_in = make_model(_without_attention_dropout(model) if needs_cuda else model, vocab_size).train()
         stand_in.recompute(train.recompute)
         if not needs_cuda:

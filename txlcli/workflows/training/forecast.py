@@ -1,22 +1,32 @@
 """Forecasts the memory and the time of a training without starting it."""
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from txlcli.config import recipe
 from txlcli.config.bands import bands
-from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.model_settings import ModelSettings, TransformerSettings
+from txlcli.config.settings import AttentionBackend, Settings, TrainSettings
+from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import deterministic_kernels
-from txlcli.core.measures.cost import counted_shares, training_flops_per_token
-from txlcli.core.measures.footprint import parameters_by_part, step_bytes
+from txlcli.core.measures.cost import (
+    Shares,
+    attention_flops_per_token,
+    counted_shares,
+    needed_attention_flops_per_token,
+    softmax_flops_per_token,
+    training_flops_per_token,
+)
+from txlcli.core.measures.footprint import computed_scores, parameters_by_part, step_bytes
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import StoreError
+from txlcli.errors import StoreError, UsageError
 from txlcli.runs.run_folder import Run
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
@@ -104,7 +114,92 @@ def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: in
         "tokens_per_s": rate,
         "seconds": tokens / rate,
         "published": recipe.to_keys(settings.published),
+        "by_attention": list(
+            _by_attention(
+                settings, vocab_size, train_of_one, device, flops=flops, total=sum(needed.values()), shares=shares
+            )
+        ),
     }
+
+
+BACKENDS: tuple[tuple[AttentionBackend, bool], ...] = (
+    ("auto", False),
+    ("auto", True),
+    ("sdpa", False),
+    ("flex", False),
+    ("triton", False),
+)
+"""Attention backends that are compared, each with or without recomputation."""
+
+
+def _by_attention(
+    settings: Settings,
+    vocab_size: int,
+    train: TrainSettings,
+    device: torch.device,
+    *,
+    flops: float,
+    total: int,
+    shares: Shares | None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the memory and the operations of a step of one process with each attention backend.
+
+    Backends that need CUDA are counted for it, on any device.
+
+    Args:
+        settings: of the training.
+        vocab_size: V.
+        train: batch size, lengths and precision of one process.
+        device: to train on.
+        flops: operations per token that the model needs.
+        total: bytes of a step with the settings as they are.
+        shares: of the tokens in each band of the vocabulary; by Zipf's law by default.
+    """
+    model = settings.model
+    if not isinstance(model, TransformerSettings):
+        return
+    lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len}
+    others = flops - needed_attention_flops_per_token(model, **lengths)
+    logits = softmax_flops_per_token(model, vocab_size, shares)
+    counted = {_counted_alike(train.attention, device, recompute=train.recompute): total}
+    for backend, recompute in BACKENDS:
+        at = torch.device("cuda") if backend in ("flex", "triton") else device
+        changed = dataclasses.replace(
+            train, attention=backend, recompute=recompute, cuda_graph=False, deterministic=False
+        )
+        key = _counted_alike(backend, at, recompute=recompute)
+        if key not in counted:
+            counted[key] = sum(step_bytes(model, vocab_size, changed, device=at).values())
+        scores = computed_scores(model, changed, at, **lengths)
+        of_attention = attention_flops_per_token(model, backend, **lengths, scores=scores, recompute=recompute)
+        yield {
+            "attention": backend,
+            "recompute": recompute,
+            "device": at.type,
+            "step_bytes": counted[key],
+            "flops_per_token": others + of_attention + recompute * logits,
+            "refused": _reason_against(settings, backend, device, recompute=recompute),
+        }
+
+
+def _counted_alike(backend: str, device: torch.device, *, recompute: bool) -> tuple[str, str, bool]:
+    """Return a key that is equal for backends whose steps keep equally many bytes."""
+    on_cuda = device.type == "cuda" or backend in ("flex", "triton")
+    fused = on_cuda and backend in ("sdpa", "flex", "triton")
+    return "cuda" if on_cuda else "cpu", "fused" if fused else backend, recompute
+
+
+def _reason_against(
+    settings: Settings, backend: AttentionBackend, device: torch.device, *, recompute: bool
+) -> str | None:
+    """Return the error that a training with an attention backend would end with; None if it would train."""
+    try:
+        train = dataclasses.replace(settings.train, attention=backend, recompute=recompute)
+        dataclasses.replace(settings, train=train)
+        check_attention(backend, device, d_head=settings.model.head_width)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def timed_share_of_peak(
