@@ -1,6 +1,7 @@
-"""Settings of all tests: one thread per worker, and the same hypothesis examples on every machine."""
+"""Settings of all tests: one thread per worker, the same hypothesis examples on every machine, no GPU for commands."""
 
 import os
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: the workers share the cores already
 
@@ -8,3 +9,19 @@ from hypothesis import settings
 
 settings.register_profile("txl", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("txl")
+
+HERE = Path(__file__).parent
+ON_GPUS = ("gpu", "core")
+"""Folders of tests that can use a GPU. All other tests expect that "auto" is the CPU."""
+
+
+def hides_gpus(arguments):
+    """True if some of pytest's arguments, paths or node ids, are of tests that expect a CPU."""
+    paths = [Path(argument.split("::")[0]).resolve() for argument in arguments]
+    return not all(any(path.is_relative_to(HERE / folder) for folder in ON_GPUS) for path in paths)
+
+
+def pytest_configure(config):
+    """Hide GPUs before torch looks for them; workers and commands inherit the environment."""
+    if hides_gpus(config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
