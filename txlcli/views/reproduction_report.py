@@ -70,9 +70,9 @@ def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> No
     ]
     notes = [
         scale.description,
-        "Time: of the missing trainings, without evaluation, from timed steps, or if these take too long from "
-        f"{SHARE_OF_PEAK:.0%} of the {costs.peak / 1e9:,.0f} GFLOP/s of a matrix product. Models that several items "
-        "need count for each.",
+        "Time: of the missing trainings on an idle machine, without evaluation, from timed steps, or if these take too "
+        f"long from {SHARE_OF_PEAK:.0%} of the {costs.peak / 1e9:,.0f} GFLOP/s of a matrix product. Models that "
+        "several items need count for each.",
     ]
     console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, notes)
 

@@ -93,6 +93,17 @@ def test_the_steps_of_a_repetition_fill_whole_periods_of_the_buffer():
     assert len(timing.time_training(small_float_model(), TRAIN, repeat=2, min_steps=10).step_ms) == 20
 
 
+def test_an_idle_clock_does_not_count_the_time_of_other_processes():
+    def wait_and_work():
+        time.sleep(0.2)  # the processor is free for others, as when they take it
+        sum(range(100_000))
+
+    idle = timing.measure(wait_and_work, CPU, tokens=1, repeat=2, new_clock=timing.idle_clock_of)
+    wall = timing.measure(wait_and_work, CPU, tokens=1, repeat=2)
+    assert 0 < idle.high < 150
+    assert wall.low >= 200
+
+
 def test_the_peak_is_above_the_rate_of_scalar_operations():
     assert 1e9 < timing.peak_flops_per_s(CPU, "fp32", repeat=1) < 1e15
 

@@ -68,14 +68,19 @@ class Timing:
 
 
 class HostClock:
-    """Times steps on the host, for devices where a call returns when its work is done."""
+    """Times steps on the host, for devices where a call returns when its work is done.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: the time; by default that of the wall.
+    """
+
+    def __init__(self, seconds: Callable[[], float] = time.perf_counter) -> None:
+        self._seconds = seconds
         self._marks: list[float] = []
 
     def mark(self) -> None:
         """Note the end of a step, or the start of the first one."""
-        self._marks.append(time.perf_counter())
+        self._marks.append(self._seconds())
 
     def intervals_ms(self) -> list[float]:
         """Return the time of each step."""
@@ -113,6 +118,15 @@ class EventClock:
 def clock_of(device: torch.device) -> HostClock | EventClock:
     """Return a new clock for steps on a device."""
     return EventClock(device) if device.type == "cuda" else HostClock()
+
+
+def idle_clock_of(device: torch.device) -> HostClock | EventClock:
+    """Return a new clock for steps as they would take on an idle machine.
+
+    On a CPU it counts the processor time of the calling thread, which has its share of every operation, and not the
+    time in which other processes run.
+    """
+    return EventClock(device) if device.type == "cuda" else HostClock(time.thread_time)
 
 
 def measure(
@@ -160,7 +174,13 @@ def _whole_periods(period: int, least: int) -> int:
     return -(-max(least, period) // period) * period
 
 
-def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> float:
+def peak_flops_per_s(
+    device: torch.device,
+    precision: str,
+    repeat: int = 5,
+    *,
+    new_clock: Callable[[torch.device], HostClock | EventClock] = clock_of,
+) -> float:
     """Measure the rate of a large product in the library that the layers use: the peak of this machine."""
     size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
     left, right = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
@@ -170,7 +190,7 @@ def peak_flops_per_s(device: torch.device, precision: str, repeat: int = 5) -> f
             linear(left, right)
 
     with float32_products(device, precision):
-        timing = measure(multiply, device, tokens=products, repeat=repeat)
+        timing = measure(multiply, device, tokens=products, repeat=repeat, new_clock=new_clock)
     return 2.0 * size**3 / (timing.low / 1e3)
 
 
@@ -241,7 +261,14 @@ def time_vanilla(
     return measure(predict, reader.device, tokens=windows, repeat=repeat, steps=min_steps, warm_up=warm_up)
 
 
-def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int, min_steps: int = 1) -> Timing:
+def time_training(
+    model: LanguageModel,
+    settings: TrainSettings,
+    *,
+    repeat: int,
+    min_steps: int = 1,
+    new_clock: Callable[[torch.device], HostClock | EventClock] = clock_of,
+) -> Timing:
     """Time optimizer steps with a full memory, `min_steps` per repetition. The weights of the model change."""
     steps = -(-settings.mem_len // settings.seg_len) + repeat * min_steps + 1
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
@@ -251,7 +278,7 @@ def time_training(model: LanguageModel, settings: TrainSettings, *, repeat: int,
     for _ in range(-(-settings.mem_len // settings.seg_len)):
         training.update()
     tokens = settings.batch_size * settings.seg_len
-    return measure(training.update, training.device, tokens=tokens, repeat=repeat, steps=min_steps)
+    return measure(training.update, training.device, tokens=tokens, repeat=repeat, steps=min_steps, new_clock=new_clock)
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:

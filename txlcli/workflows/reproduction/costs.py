@@ -4,7 +4,7 @@ from typing import Any
 
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
-from txlcli.core.measures.timing import peak_flops_per_s
+from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s
 from txlcli.runs import history, run_folder
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import FIRST_SEED
@@ -21,7 +21,7 @@ class Costs:
     def __init__(self, scale: Scale, workspace: Workspace, *, seeds: int) -> None:
         self._scale, self._workspace, self._seeds = scale, workspace, seeds
         self._device = pick_device(workspace.device)
-        self.peak = peak_flops_per_s(self._device, "fp32")
+        self.peak = peak_flops_per_s(self._device, "fp32", new_clock=idle_clock_of)
         self._shares: dict[tuple[object, ...], float] = {}
 
     def of(self, item: str) -> dict[str, Any]:
