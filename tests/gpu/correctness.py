@@ -1,0 +1,158 @@
+"""Stage A: do all kernels compute what they should, and what is the fastest that the card can do?
+
+python -m tests.gpu.correctness [--device cuda|cpu] [--toy] [--only NAME] [--minutes 7] [--json FILE]
+
+Rows: the rates of copies and of matrix products, each test of `test_cuda_*.py`, a small training with an evaluation,
+and the same under compute-sanitizer if that is installed. On a CPU, the tests of CUDA are skipped.
+"""
+
+import ast
+import contextlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from tests.gpu.stage import Device, JsonFile, Minutes, Only, Skip, Toy, new_stage
+
+FOLDER = Path(__file__).parent
+OF_BOTH_DEVICES = FOLDER / "test_cuda_steps.py"
+"""Its tests that need no CUDA run on a CPU."""
+COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}
+PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
+SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
+SANITIZER_S = 180
+"""Longest time of a run under it."""
+
+
+def copy_rate(device):
+    """Bytes read and written per second by a copy of a large tensor."""
+    import torch
+
+    from txlcli.core.measures.timing import measure
+
+    size = COPIED_BYTES[device]
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    timing = measure(lambda: target.copy_(source), torch.device(device), tokens=1, repeat=5, steps=10)
+    return {"bytes_per_s": 2e3 * size / timing.median}
+
+
+def product_rate(device, precision):
+    """Operations per second of a large matrix product."""
+    import torch
+
+    from txlcli.core.kernels.device import check_precision
+    from txlcli.core.measures.timing import peak_flops_per_s
+
+    check_precision(precision, torch.device(device))
+    return {"flops_per_s": peak_flops_per_s(torch.device(device), precision)}
+
+
+def names_of_tests(files=None):
+    """Names `file::function` of all tests of CUDA, without importing them."""
+    for file in sorted(FOLDER.glob("test_cuda_*.py")) if files is None else files:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        yield from (f"{file}::{name}" for name in functions if name.startswith("test_"))
+
+
+class Outcomes:
+    """A plugin of pytest that collects how each test ended."""
+
+    def __init__(self):
+        self.passed, self.failed, self.skipped = 0, {}, {}
+
+    def pytest_runtest_logreport(self, report):
+        name = report.nodeid.partition("::")[2]
+        if report.failed:
+            self.failed[name] = report.longreprtext[-4000:]
+        elif report.skipped:
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        elif report.when == "call":
+            self.passed += 1
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.failed[report.nodeid] = report.longreprtext[-4000:]
+
+
+def run_tests(test):
+    """Run a test function with all its parameters."""
+    import pytest
+
+    outcomes, text = Outcomes(), io.StringIO()
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "slow or not slow"]
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        code = pytest.main([*options, test], plugins=[outcomes])
+    yield {"passed": outcomes.passed, "failed": outcomes.failed, "skipped": outcomes.skipped}
+    if outcomes.failed:
+        raise AssertionError(f"{len(outcomes.failed)} of {outcomes.passed + len(outcomes.failed)} cases failed")
+    if code != pytest.ExitCode.OK:
+        raise RuntimeError(f"pytest ended with {code!r}: {text.getvalue()[-1000:]}")
+    if not outcomes.passed:
+        raise Skip("; ".join(outcomes.skipped))
+
+
+def small_run(device):
+    """Train a small model for some steps, and read segments and single tokens with it, in every attention backend."""
+    import torch
+
+    from tests.core.builders import draw_tokens, make_decoder
+    from tests.gpu.test_cuda_steps import DROPOUT, V, start
+
+    found = {}
+    for backend in ("auto", "sdpa", *(["triton"] if device == "cuda" else [])):
+        training = start(device, *DROPOUT, f"train.attention={backend}")
+        loss = [float(training.update()[0]) for _ in range(4)][-1]
+        model = training.model.eval()
+        for batch_size, seg_len in ((3, 16), (1, 1)):
+            decoder = make_decoder(model, batch_size=batch_size, seg_len=seg_len, mem_len=40)
+            tokens = draw_tokens(batch_size, 40 * seg_len + 40, vocab_size=V).to(device)
+            for part in tokens.split(seg_len, dim=1):
+                hidden = decoder.read(part)
+            if not torch.isfinite(hidden).all():
+                raise FloatingPointError(f"attention {backend}: hidden states are not finite")
+        found[f"{backend}_loss_nats"] = loss
+    return found
+
+
+def sanitized_run():
+    """Run `small_run` under compute-sanitizer, which finds reads and writes outside of allocated memory."""
+    if shutil.which(SANITIZER[0]) is None:
+        raise Skip(f"{SANITIZER[0]} is not installed; it belongs to NVIDIA's CUDA toolkit")
+    code = "from tests.gpu.correctness import small_run; print(small_run('cuda'))"
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TXL_CUDA_GRAPHS": "0"}
+    command = [*SANITIZER, sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=SANITIZER_S)
+    yield {"output": (ended.stdout + ended.stderr)[-4000:]}
+    if ended.returncode:
+        raise AssertionError(f"{SANITIZER[0]} ended with exit code {ended.returncode}")
+
+
+def main(
+    json_file: JsonFile = Path("gpu-correctness.json"),
+    device: Device = "cuda",
+    toy: Toy = False,
+    only: Only = None,
+    minutes: Minutes = 7.0,
+) -> None:
+    """Check every kernel on a device, and measure its ceilings."""
+    stage = new_stage("correctness", device=device, toy=toy, json_file=json_file, minutes=minutes, only=only)
+    stage.run("copy", copy_rate, device=device)
+    for precision in PRECISIONS[device]:
+        stage.run(f"product, {precision}", product_rate, device=device, precision=precision)
+    stage.run("small run", small_run, device=device)
+    for test in names_of_tests([OF_BOTH_DEVICES] if toy else None):
+        stage.run(test.partition("::")[2], run_tests, test=test)
+    if device == "cuda":
+        stage.run("compute-sanitizer", sanitized_run)
+    raise typer.Exit(stage.end())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,127 @@
+"""Steps of training on a CUDA device: against float64 on the CPU, and each way to compute them against the plain one.
+
+What needs no CUDA of its own also runs on a CPU, so that the tests themselves are tested.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+from txlcli.config import recipe
+from txlcli.core.kernels.device import pick_device
+from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.segments import TrainingSegments
+
+ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_CUDA)]
+V, B, STEPS = 509, 3, 20
+L = 35  # K = 70 keys, no multiple of 8
+SIZES = (
+    *("model.n_layers=2", "model.d_model=26", "model.n_heads=2", "model.d_head=13", "model.d_inner=51"),
+    *(f"train.seg_len={L}", f"train.mem_len={L}", f"train.batch_size={B}", "train.valid_seg_len=5"),
+    *("train.lr=1e-2", "train.warmup_steps=0", f"train.max_steps={STEPS}"),
+)
+DROPOUT = ("model.dropout=0.2", "model.attention_dropout=0.2", "model.word_dropout=0.1")
+ERRORS = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 1e-2}
+"""Largest relative error of a loss after up to 20 steps."""
+
+
+def start(device, *changes, dtype=torch.float32):
+    """Return a training of a small model on tokens whose frequencies it can learn."""
+    settings = recipe.load("stdlib", [*SIZES, *changes])
+    ids = (V ** np.random.default_rng(3).random(B * L * (STEPS + 3) + 1)).astype(np.int64)  # Zipf's law
+    segments = TrainingSegments(ids, batch_size=B, seg_len=L)
+    model = new_model(settings.model, V, seed=5, device=pick_device(device)).to(dtype)
+    return Training(model, settings.train, segments, None, None, {})
+
+
+def losses(device, *changes, dtype=torch.float32):
+    training = start(device, *changes, dtype=dtype)
+    return torch.stack([training.update()[0] for _ in range(STEPS)]).double().cpu()
+
+
+def assert_close(found, expected, largest):
+    assert found.isfinite().all()
+    assert expected[-1] < 0.95 * expected[0]  # it has learned
+    assert ((found - expected) / expected).abs().max() < largest
+
+
+@contextlib.contextmanager
+def no_waiting():
+    """Raise an error where the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(scope="module")
+def of_float64():
+    return losses("cpu", dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto", "sdpa"])
+def test_twenty_steps_on_a_cpu_are_those_of_float64(backend, of_float64):
+    assert_close(losses("cpu", f"train.attention={backend}"), of_float64, ERRORS["fp32"])
+
+
+@ON_CUDA
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("backend", ["reference", "auto", "sdpa", "flex", "triton"])
+def test_twenty_steps_are_those_of_float64_on_the_cpu(backend, precision, of_float64):
+    if backend in ("flex", "triton"):
+        pytest.importorskip("triton")
+    found = losses("cuda", f"train.attention={backend}", f"train.precision={precision}")
+    assert_close(found, of_float64, ERRORS[precision])
+
+
+@ON_CUDA
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "triton"])
+def test_captured_steps_have_the_dropout_and_the_losses_of_eager_ones(backend):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    changes = (*DROPOUT, f"train.attention={backend}")
+    eager = losses("cuda", *changes)
+    assert_close(losses("cuda", *changes, "train.cuda_graph=true"), eager, 1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_recomputed_steps_have_the_dropout_and_the_losses_of_saved_ones(device):
+    saved = losses(device, *DROPOUT)
+    assert_close(losses(device, *DROPOUT, "train.recompute=true"), saved, 1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_another_seed_of_dropout_gives_losses_that_differ_more_than_the_tests_here_allow(device):
+    one = losses(device, *DROPOUT)
+    training = start(device, *DROPOUT)
+    torch.manual_seed(6)
+    other = torch.stack([training.update()[0] for _ in range(STEPS)]).double().cpu()
+    assert ((one - other) / one).abs().max() > 1e-3
+
+
+@ON_CUDA
+@pytest.mark.parametrize("changes", [(), ("train.attention=triton",)], ids=str)
+def test_compiled_steps_have_the_losses_of_eager_ones(changes):
+    pytest.importorskip("triton")
+    assert_close(losses("cuda", *changes, "train.compile=true"), losses("cuda", *changes), 1e-3)
+
+
+@ON_CUDA
+@pytest.mark.parametrize(
+    "changes", [(), ("train.attention=sdpa",), ("train.attention=triton",), ("train.cuda_graph=true",)], ids=str
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_updates_do_not_wait_for_the_device(changes, precision):
+    if "train.attention=triton" in changes:
+        pytest.importorskip("triton")
+    training = start("cuda", *DROPOUT, *changes, f"train.precision={precision}")
+    for _ in range(3):  # fills the memory, compiles and captures
+        training.update()
+    torch.cuda.synchronize()
+    with no_waiting():
+        for _ in range(2):
+            training.update()
