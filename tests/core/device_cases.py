@@ -27,6 +27,7 @@ CASES = {
     "regularised": ("ptb",),
     "averaged": ("stdlib", *EVERY_DROPOUT, "model.variational_dropout=true", "train.average=exponential"),
     "accumulated": ("stdlib", "train.accumulate=2"),
+    "lamb": ("stdlib", "train.optimizer=lamb", "train.roll_lanes=true"),
     "shaw": ("stdlib", "model.position=shaw", "model.n_positions=128"),
     "sinusoid": ("stdlib", "model.position=sinusoid"),
     "learned": ("stdlib", "model.position=learned", "model.n_positions=128"),
@@ -37,7 +38,7 @@ CASES = {
 }
 PRECISIONS = ("fp32", "bf16", "fp16")
 """Precisions that differ in the dtypes of tensors; tf32 has those of fp32."""
-READ_LIKE_RELATIVE = {"recomputed", "half loss", "regularised", "averaged", "accumulated"}
+READ_LIKE_RELATIVE = {"recomputed", "half loss", "regularised", "averaged", "accumulated", "lamb"}
 """They differ in training only."""
 VOCAB_SIZES = {"adaptive softmax": 267_735}
 

@@ -83,7 +83,8 @@ def in_every_precision(cases, fact):
 
 
 def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of):
-    assert outcomes_of("training") == in_every_precision(CASES, {})
+    # In fp16, the scaler asks before each step of an optimizer that does not skip steps itself.
+    assert outcomes_of("training") == in_every_precision(CASES, {}) | {"lamb fp16": {"_local_scalar_dense": 2}}
 
 
 def test_two_deterministic_training_steps_use_no_operation_without_a_deterministic_kernel(outcomes_of):

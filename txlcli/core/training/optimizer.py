@@ -121,7 +121,8 @@ class Lamb(Optimizer):
     The update of a parameter w is Adam's, u = m / (sqrt(v) + eps) + weight_decay * w, scaled to the norm of w:
     w -= lr * min(|w|, 10) / (|u| + eps) * u. If |w| or |u| is 0, u is not scaled. The norms stay on the device.
 
-    A step overwrites the gradients: their memory holds the updates.
+    A step overwrites the gradients: their memory holds the updates. In fp16, torch.amp.GradScaler waits for the device
+    at each step to decide whether to skip it.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
