@@ -75,6 +75,7 @@ def test_a_setting_is_suggested_with_its_section_where_that_differs(section, key
         ("--allow-tf32", TRAIN, "--precision tf32"),
         ("--gpus", TRAIN, "--processes"),
         ("--restart", TRAIN, "--resume"),
+        ("--dry-run", ["--list", "--scale", "--seeds"], "--list"),
         ("--tgt-len", EVAL, "--seg-len"),
         ("--clamp_len", EVAL, "--max-distance"),
         ("--memlen", EVAL, "--mem-len"),

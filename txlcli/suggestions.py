@@ -131,6 +131,7 @@ OPTIONS = {
     "--positions": "max-positions limit",
     "--force": "overwrite yes",
     "--dry-run": "plan",
+    "--list": "dry-run plan ls",
 }
 """Options, with the words that other programs use for them."""
 

@@ -44,7 +44,7 @@ def test_options_in_the_text_exist(name):
     for command in _all_commands(ROOT):
         for parameter in command.params:
             known |= {*parameter.opts, *parameter.secondary_opts}
-    elsewhere = {"--rows", "--repeat", "--nproc-per-node", "--gpus-per-node", "--help"}
+    elsewhere = {"--rows", "--repeat", "--nproc-per-node", "--nnodes", "--max-restarts", "--gpus-per-node", "--help"}
     named = {word for text in re.findall(r"`(--[a-z][^`]*)`", PAGES[name]) for word in re.findall(r"--[a-z-]+", text)}
     assert named <= known | elsewhere
 
@@ -87,6 +87,12 @@ def _anchors(text):
 
 def _setting_anchors():
     return set(re.findall(r"\{#([\w-]+)\}", "\n".join(_extension("settings_page").lines())))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_and_scripts_fit_the_width_of_a_page(name):
+    lines = [line for language, _, code in blocks(PAGES[name]) if language == "sh" for line in code.splitlines()]
+    assert [line for line in lines if len(line) > 90] == []
 
 
 def test_every_page_is_in_the_table_of_contents():

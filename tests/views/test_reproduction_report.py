@@ -116,10 +116,29 @@ def test_a_script_states_shared_options_once_and_runs_the_same_commands():
     ]
     script = to_script(commands)
     assert script.splitlines()[0] == 'shared="--seed 1111 --set log.every=5"'  # train.max_steps is given twice
-    assert script.count("\n") == len(commands) - 1  # a line more for the options, a line less for the loop
+    whole = script.replace("\\\n", "").splitlines()
+    assert len(whole) == len(commands)  # a line more for the options, a line less for the loop
     shell = subprocess.run(["sh", "-c", 'txl() { echo "$@"; }\n' + script], check=True, capture_output=True, text=True)
     for ran, command in zip(shell.stdout.splitlines(), commands, strict=True):
         assert sorted(ran.split()) == sorted(shlex.split(command)[1:])
+
+
+def test_a_script_has_short_lines_and_runs_the_same_commands():
+    changes = [f"--set 'model.cutoffs=[{number}, 20]' --set train.max_steps={number}0{number}" for number in range(9)]
+    text = "one -- two  --three"
+    commands = [
+        f"txl train stdlib --name a {' '.join(changes)} --seed 1111",
+        f"txl train stdlib --name b {' '.join(changes)} --seed 1111 --prompt '{text}'",
+        f"txl generate runs/a --prompt '{text}' --tokens 100 --samples 3 --temperature 0.7 --top-k 40 --top-p 0.9",
+        f"txl eval runs/a --split valid {' '.join(changes[:2])}",
+        f"txl eval runs/a --split test {' '.join(changes[:2])}",
+    ]
+    script = to_script(commands)
+    assert max(map(len, script.splitlines())) <= 88
+    show = 'txl() { for word in "$@"; do printf "%s\\n" "$word"; done; printf "\\n"; }\n'
+    shell = subprocess.run(["sh", "-c", show + script], check=True, capture_output=True, text=True)
+    for ran, command in zip(shell.stdout.strip().split("\n\n"), commands, strict=True):
+        assert sorted(ran.split("\n")) == sorted(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize("commands", [["txl speed enwik8"], ["txl train a --seed 1", "txl train b --seed 2"]])

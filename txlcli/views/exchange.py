@@ -23,7 +23,6 @@ def show_export(result: dict[str, Any]) -> None:
     """Print what was exported as a table."""
     rows = [
         ["files", ", ".join(result["files"])],
-        *(["note", note] for note in result["notes"]),
         ["import again", shlex.join(["txl", "import", result["folder"]])],
     ]
-    console.show_table(f"{result['run']} as {result['folder']}", ("", ""), rows)
+    console.show_table(f"{result['run']} as {result['folder']}", ("", ""), rows, result["notes"])

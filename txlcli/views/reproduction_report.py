@@ -14,6 +14,8 @@ from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Section
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 
+COLUMNS = 88
+"""Largest width of a line of a script, which the manual shows without scrolling."""
 MARKDOWN, HTML = "report.md", "report.html"
 CLASSES = {True: "held", False: "failed", None: "note"}
 STYLE = """
@@ -142,13 +144,18 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
 def to_script(commands: Sequence[str]) -> str:
     """Return commands as a shell script that states the options of all trainings once, and loops over splits.
 
-    An option is shared only if no training gives its key twice: of several values the last one counts.
+    An option is shared only if no training gives its key twice: of several values the last one counts. Long lines are
+    continued.
     """
+    return "\n".join(_continued(line) for line in _script_lines(commands))
+
+
+def _script_lines(commands: Sequence[str]) -> list[str]:
     trainings = [line for line in commands if line.startswith("txl train ")]
     first = trainings[0] if len(trainings) > 1 else ""
     shared = [option for option in _options(first) if all(_gives_once(line, option) for line in trainings)]
     if not shared:
-        return "\n".join(_loop_over_splits(commands))
+        return _loop_over_splits(commands)
     lines = []
     for line in commands:
         if line in trainings:
@@ -156,7 +163,21 @@ def to_script(commands: Sequence[str]) -> str:
             lines.append(re.sub(rf" (?:{options})(?= |$)", "", line) + " $shared")
         else:
             lines.append(line)
-    return "\n".join([f'shared="{" ".join(shared)}"', *_loop_over_splits(lines)])
+    return [f'shared="{" ".join(shared)}"', *_loop_over_splits(lines)]
+
+
+def _continued(line: str, columns: int = COLUMNS) -> str:
+    """Break a line of shell between options, outside single quotes, so that it has at most `columns` if it can."""
+    parts = re.findall(
+        r"(?:'[^']*'|(?! --)(?! \$shared)[^'])+|(?: --| \$shared)(?:'[^']*'|(?! --)(?! \$shared)[^'])*", line
+    )
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1] + part) > columns - len(" \\"):
+            lines.append(" " + part)
+        else:
+            lines[-1] += part
+    return " \\\n".join(lines)
 
 
 def _gives_once(line: str, option: str) -> bool:
