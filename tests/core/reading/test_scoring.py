@@ -1,6 +1,7 @@
 """Scoring: every token once, in the order of the stream, given what memory and segment hold."""
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in, score, scored_stream
+from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in, score, score_total, scored_stream
+from txlcli.core.training.validation import ValidSplit
 
 L, M = 5, 7
 
@@ -192,3 +194,35 @@ def test_the_total_is_summed_in_float64():
 
 def test_ms_per_token():
     assert Scores(np.zeros(5, dtype=np.float32), seconds=0.5, lanes=1).ms_per_token == pytest.approx(100)
+
+
+@pytest.mark.parametrize("boundary", [None, 3])
+@pytest.mark.parametrize("count", [None, 40])
+def test_a_total_is_the_sum_of_all_losses(boundary, count):
+    model = small_model()
+    ids = np.random.default_rng(5).integers(V, size=97).astype(np.uint8)
+    inputs, targets = scored_stream(ids, boundary, count)
+    split = ValidSplit.of(ids, boundary, count)
+    assert np.array_equal(split.inputs[0 : len(inputs)], inputs)
+    assert np.array_equal(split.inputs[7:30], inputs[7:30])
+    expected = score(model, inputs, targets, reading(3))
+    total = score_total(model, split.inputs, split.targets, reading(3))
+    assert total.tokens == len(targets)
+    assert total.nats == pytest.approx(expected.total_nats, rel=1e-7)
+
+
+def test_a_validation_of_a_hundred_million_tokens_takes_little_memory():
+    class Enough(Exception):
+        """The first segment is scored."""
+
+    def stop(_):
+        raise Enough
+
+    ids = np.broadcast_to(np.uint8(3), 100_000_000)
+    split = ValidSplit.of(ids, boundary=5)
+    tracemalloc.start()
+    with pytest.raises(Enough):
+        score_total(small_model(), split.inputs, split.targets, reading(8), on_tokens=stop)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50 * 2**20

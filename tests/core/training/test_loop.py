@@ -10,7 +10,7 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.scoring import Scores, score, scored_stream
+from txlcli.core.reading.scoring import Total, score
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
@@ -71,7 +71,7 @@ def new_training(
         seed=settings.seed,
         roll=settings.roll_lanes,
     )
-    split = ValidSplit(*scored_stream(draw_split(31, seed=6), None)) if valid else None
+    split = ValidSplit.of(draw_split(31, seed=6), None) if valid else None
     return cls(model, settings, segments, split, folder, {"recipe": "tiny"}, world)
 
 
@@ -575,7 +575,7 @@ class NonFiniteValidation(Training):
     """A training whose validations return a NaN."""
 
     def score_validation(self, *_):
-        return Scores(np.array([1.0, math.nan], dtype=np.float32), seconds=1.0, lanes=1)
+        return Total(math.nan, tokens=2, seconds=1.0)
 
 
 def test_a_non_finite_validation_names_the_checkpoint_to_resume_from(tmp_path):

@@ -17,6 +17,8 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.registry import make_reader, sized_for
 
+BLOCK_TOKENS = 1 << 18
+"""Tokens that are converted and sent to the device together."""
 Tokens = NDArray[np.integer]
 """A stream of ids, (T,)."""
 
@@ -37,6 +39,35 @@ def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -
     if boundary is None:
         return tokens[:-1], tokens[1:]
     return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
+
+
+class Preceded:
+    """Inputs of a split that begins with an implied boundary, (T,): the boundary, then all ids but the last.
+
+    Copies only what is read.
+    """
+
+    def __init__(self, ids: Tokens, boundary: int) -> None:
+        self._ids, self._boundary = ids, boundary
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, part: slice) -> Tokens:
+        first, end, _ = part.indices(len(self))
+        if first:
+            return self._ids[first - 1 : end - 1]
+        return np.concatenate([np.array([self._boundary], dtype=np.int64), self._ids[: max(0, end - 1)]])[:end]
+
+
+@dataclass(frozen=True)
+class Total:
+    """Summed loss of a stream that was read once."""
+
+    nats: float
+    """Sum over all tokens, in float64."""
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -109,19 +140,60 @@ def score(
             the targets may be on the host.
     """
     lanes = Lanes.of(len(targets), settings)
-    reader = make_reader(model, sized_for(model, settings, lanes.length), batch_size=lanes.number, precision=precision)
-    input_lanes, target_lanes = lanes.cut(inputs, reader.device), lanes.cut(targets, reader.model.targets_device)
-    losses = torch.empty(lanes.number, lanes.length, device=reader.device)
+    losses = torch.empty(lanes.number, lanes.length, device=model.device)
     started = time.perf_counter()
-    for part in lanes.parts(settings.seg_len):
-        hidden = reader.read(input_lanes[:, part])
-        losses[:, part] = reader.losses(hidden, target_lanes[:, part])
+    for part, hidden, target_part, loss_part in _segments(model, inputs, targets, lanes, settings, precision):
+        losses[:, part] = loss_part
         if on_segment:
-            on_segment(hidden, target_lanes[:, part], losses[:, part])
+            on_segment(hidden, target_part, loss_part)
         if on_tokens:
             on_tokens(min(part.stop * lanes.number, lanes.count))
     in_order = lanes.join(losses).numpy()  # waits for the device
     return Scores(in_order, time.perf_counter() - started, lanes.number)
+
+
+def score_total(
+    model: LanguageModel,
+    inputs: Tokens | Preceded,
+    targets: Tokens,
+    settings: EvalSettings,
+    *,
+    precision: str = "fp32",
+    on_tokens: Callable[[int], None] | None = None,
+) -> Total:
+    """Score as `score` does, and keep the sum of all losses only."""
+    lanes = Lanes.of(len(targets), settings)
+    nats = torch.zeros((), dtype=torch.float64, device=model.device)
+    started = time.perf_counter()
+    for part, _, _, losses in _segments(model, inputs, targets, lanes, settings, precision):
+        nats += losses[:-1].sum(dtype=torch.float64)
+        nats += losses[-1, : max(0, lanes.length_of_last - part.start)].sum(dtype=torch.float64)
+        if on_tokens:
+            on_tokens(min(part.stop * lanes.number, lanes.count))
+    return Total(float(nats), lanes.count, time.perf_counter() - started)
+
+
+def _segments(
+    model: LanguageModel,
+    inputs: Tokens | Preceded,
+    targets: Tokens,
+    lanes: "Lanes",
+    settings: EvalSettings,
+    precision: str,
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Yield each segment: its place in the lanes, last hidden states (B, l, d), targets and losses (B, l).
+
+    Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
+    """
+    reader = make_reader(model, sized_for(model, settings, lanes.length), batch_size=lanes.number, precision=precision)
+    for block in lanes.parts(settings.seg_len * max(1, BLOCK_TOKENS // (settings.seg_len * lanes.number))):
+        input_block = lanes.cut(inputs, reader.device, block)
+        target_block = lanes.cut(targets, reader.model.targets_device, block)
+        for first in range(block.start, block.stop, settings.seg_len):
+            part = slice(first, min(first + settings.seg_len, block.stop))
+            within = slice(part.start - block.start, part.stop - block.start)
+            hidden = reader.read(input_block[:, within])
+            yield part, hidden, target_block[:, within], reader.losses(hidden, target_block[:, within])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +213,20 @@ class Lanes:
         length = -(-count // min(settings.batch_size, count))
         return cls(count=count, number=-(-count // length), length=length)
 
-    def cut(self, tokens: Tokens, device: torch.device) -> Tensor:
-        """Cut (T,) -> (B, length); the last lane is filled up with tokens whose losses are dropped."""
-        padded = np.zeros(self.number * self.length, dtype=np.int64)
-        padded[: len(tokens)] = tokens
-        return torch.from_numpy(padded.reshape(self.number, self.length)).to(device)
+    @property
+    def length_of_last(self) -> int:
+        """Tokens of the last lane, at most `length`."""
+        return self.count - (self.number - 1) * self.length
+
+    def cut(self, tokens: Tokens | Preceded, device: torch.device, part: slice | None = None) -> Tensor:
+        """Cut (T,) -> (B, l), a part of each lane; the last lane is filled up with tokens whose losses are dropped."""
+        start, stop = (0, self.length) if part is None else (part.start, part.stop)
+        rows = np.zeros((self.number, stop - start), dtype=np.int64)
+        for lane, row in enumerate(rows):
+            first = lane * self.length + start
+            piece = tokens[first : min(first + len(row), self.count)]
+            row[: len(piece)] = piece
+        return torch.from_numpy(rows).to(device)
 
     def parts(self, seg_len: int) -> Iterator[slice]:
         """Return the segments of every lane, in order."""

@@ -20,7 +20,7 @@ from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import check_free_memory, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import count_parameters, make_model
-from txlcli.core.reading.scoring import Scores
+from txlcli.core.reading.scoring import Total
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average, make_average
 from txlcli.core.training.checkpoint import Checkpoint
@@ -308,13 +308,13 @@ class Training:
             self.validated = self.step
             return
         with self.average.swapped_in():
-            scores = self.score_validation(self.valid, should_stop, on_valid_tokens)
-        if scores is not None:
-            yield self._on_validation(scores)
+            total = self.score_validation(self.valid, should_stop, on_valid_tokens)
+        if total is not None:
+            yield self._on_validation(total)
 
-    def _on_validation(self, scores: Scores) -> ValidReport:
+    def _on_validation(self, total: Total) -> ValidReport:
         """Save the weights if they are the best so far, and update learning rate and average."""
-        loss_nats = scores.total_nats / len(scores.losses_nats)
+        loss_nats = total.nats / total.tokens
         if not math.isfinite(loss_nats):
             raise TrainingError(
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
@@ -329,11 +329,11 @@ class Training:
             with self.average.swapped_in():
                 self._save(self.best_path, {})
         self.average.on_validation(loss_nats)
-        return ValidReport(self.step, self.epoch, loss_nats, len(scores.losses_nats), scores.seconds, is_best, averaged)
+        return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
 
     def score_validation(
         self, split: ValidSplit, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
-    ) -> Scores | None:
+    ) -> Total | None:
         """Score the validation split with the model's current weights; None if it was stopped."""
         return validate(self.model, split, self.settings, should_stop=should_stop, on_tokens=on_tokens)
 

@@ -8,15 +8,21 @@ from dataclasses import dataclass
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.scoring import Scores, Tokens, score
+from txlcli.core.reading.scoring import Preceded, Tokens, Total, score_total
 
 
 @dataclass(frozen=True)
 class ValidSplit:
-    """Inputs and targets of the validation split, (T,) each."""
+    """Inputs and targets of the validation split, (T,) each, as they are stored."""
 
-    inputs: Tokens
+    inputs: Tokens | Preceded
     targets: Tokens
+
+    @classmethod
+    def of(cls, ids: Tokens, boundary: int | None, count: int | None = None) -> "ValidSplit":
+        """Return what `scored_stream` does, without a copy of the ids."""
+        head = ids if count is None else ids[: count + (boundary is None)]
+        return cls(head[:-1], head[1:]) if boundary is None else cls(Preceded(head, boundary), head)
 
 
 class _Stopped(Exception):  # noqa: N818 - ends a validation early
@@ -40,7 +46,7 @@ def validate(
     *,
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
-) -> Scores | None:
+) -> Total | None:
     """Score the validation split; return None if stopped before its end.
 
     Args:
@@ -59,7 +65,7 @@ def validate(
 
     evaluation = validation_settings(settings)
     try:
-        return score(
+        return score_total(
             model, split.inputs, split.targets, evaluation, precision=settings.precision, on_tokens=between_segments
         )
     except _Stopped:

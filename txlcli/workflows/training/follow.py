@@ -20,7 +20,6 @@ from txlcli.errors import TrainingError, TxlError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system import launcher, processors
-from txlcli.workflows.reporter import SilentReporter
 from txlcli.workflows.training import execution, plan, text
 from txlcli.workflows.training.resume import change_settings
 from txlcli.workflows.training.start import load_settings
@@ -137,7 +136,7 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
     with launcher.handle_signals(signal.SIG_DFL):
         world = data_parallel.join(device, rank_timeout_s=settings.train.rank_timeout)
         store, saved = _agree(settings, run, workspace, world)  # rank 0 joins once the store is there
-        segments, _ = text.read_splits(settings, store, SilentReporter())
+        segments = text.read_segments(settings, store)  # rank 0 validates
         if run is None or saved is None:
             model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=device)
         else:

@@ -2,7 +2,6 @@
 
 from txlcli import corpora
 from txlcli.config.settings import Settings
-from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
@@ -33,21 +32,7 @@ def read_splits(
         RecipeError: a setting needs what the store does not have.
         TrainingError: a split is too short.
     """
-    starts = None
-    if settings.corpus.shuffle_sentences:
-        starts = store.sentence_starts("train")
-        if starts is None:
-            raise RecipeError(
-                f"corpus.shuffle_sentences: {store.path} does not record where sentences start; set it to false"
-            )
-    segments = TrainingSegments(
-        store.ids("train"),
-        batch_size=settings.train.batch_size,
-        seg_len=settings.train.seg_len,
-        sentence_starts=starts,
-        roll=settings.train.roll_lanes,
-        seed=settings.train.seed,
-    )
+    segments = read_segments(settings, store)
     if "valid" not in store.splits:
         for key, value in (("schedule", "plateau"), ("average", "asgd")):
             if getattr(settings.train, key) == value:
@@ -57,10 +42,29 @@ def read_splits(
                 )
         reporter.say(f"{store.path} has no valid split: training without validation")
         return segments, None
-    inputs, targets = scored_stream(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
-    if not len(targets):
+    valid = ValidSplit.of(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
+    if not len(valid.targets):
         raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
-    return segments, ValidSplit(inputs, targets)
+    return segments, valid
+
+
+def read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
+    """Read the segments of the train split; see `read_splits`."""
+    starts = None
+    if settings.corpus.shuffle_sentences:
+        starts = store.sentence_starts("train")
+        if starts is None:
+            raise RecipeError(
+                f"corpus.shuffle_sentences: {store.path} does not record where sentences start; set it to false"
+            )
+    return TrainingSegments(
+        store.ids("train"),
+        batch_size=settings.train.batch_size,
+        seg_len=settings.train.seg_len,
+        sentence_starts=starts,
+        roll=settings.train.roll_lanes,
+        seed=settings.train.seed,
+    )
 
 
 def check_same_text(run: Run, saved: Checkpoint, store: TokenStore) -> None:
