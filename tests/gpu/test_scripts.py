@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.gpu import correctness
+from tests.gpu import correctness, throughput
 from tests.gpu.stage import Skip
 
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
@@ -56,3 +56,27 @@ def test_every_test_of_cuda_is_a_row():
     names = [test.partition("::")[2] for test in correctness.names_of_tests()]
     assert len(names) == len(set(names)) > 20
     assert "test_attention_and_its_six_gradients_are_those_of_float64" in names
+
+
+def test_throughput_times_a_training(tmp_path):
+    code, found = run(throughput, tmp_path, "--only", "training enwik8, sdpa")
+    assert (code, found["stage"], found["complete"]) == (0, "throughput", True)
+    row = found["rows"][1]
+    assert (row["attention"], row["precision"], row["tokens_per_step"]) == ("sdpa", "bf16", 3 * 8)
+    assert row["tokens_per_s"] * row["ms_per_token"] == pytest.approx(1e3)
+
+
+def test_evaluation_and_single_tokens_are_timed_with_their_own_lengths():
+    _, segments = throughput.evaluation("wt103-nvidia", ("train.attention=sdpa",), 2, "cpu", toy=True)
+    assert (segments["work"], segments["tokens_per_step"]) == ("evaluation, 2 lanes, L 8, M 24", 16)
+    _, tokens = throughput.single_tokens("enwik8", ("eval.mem_len=16",), "cpu", toy=True)
+    assert (tokens["work"], tokens["tokens_per_step"]) == ("one token at a time, L 1, M 16", 1)
+
+
+def test_a_profile_lists_the_operations_that_take_the_most_time():
+    _, found = throughput.profile("wt103", (), "cpu", toy=True, shown=5)
+    times = [operation["us"] for operation in found["operations"]]
+    assert times == sorted(times, reverse=True)
+    assert len(times) == 5
+    assert 0 < sum(times) < found["total_us"]
+    assert found["operations"][0]["name"] in found["table"]

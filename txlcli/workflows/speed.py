@@ -145,16 +145,35 @@ def _refuse_attention_options(title: str, options: SpeedOptions) -> None:
 
 
 class Bench:
-    """Times one model; every number is a median with its lowest and highest value."""
+    """Times one model; every number is a median with its lowest and highest value.
+
+    Args:
+        model: on its device.
+        settings: of the model, its training and its evaluation.
+        reporter: receives progress and messages.
+        precision: of matrix products.
+        repeat: repetitions of each measurement.
+        peak: rate of a large product in this precision, in operations per second; None measures it.
+
+    Raises:
+        UsageError: the training settings exclude each other, or the device does not support them.
+    """
 
     def __init__(
-        self, model: LanguageModel, settings: Settings, reporter: Reporter, *, precision: Any, repeat: int
+        self,
+        model: LanguageModel,
+        settings: Settings,
+        reporter: Reporter,
+        *,
+        precision: Any,
+        repeat: int,
+        peak: float | None = None,
     ) -> None:
         self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
         self.device, self._reporter = model.device, reporter
         self._train = self._training_settings()  # may raise, so before anything is timed
         check_optimizer(settings.model, model.vocab_size, self._train)
-        self.peak = peak_flops_per_s(self.device, precision)
+        self.peak = peak_flops_per_s(self.device, precision) if peak is None else peak
         self._common: Any = {"precision": precision, "repeat": repeat}
 
     def _min_steps(self, flops: float = math.inf) -> int:
@@ -202,9 +221,9 @@ class Bench:
     def throughput(self) -> list[dict[str, Any]]:
         """Time evaluation, one token at a time, and training: tokens/s, share of the peak rate, peak memory."""
         lane_counts = dict.fromkeys((1, self.settings.eval.batch_size))
-        rows = [*(self._evaluation(lanes) for lanes in lane_counts), self._single_tokens()]
+        rows = [*(self.evaluation(lanes) for lanes in lane_counts), self.single_tokens()]
         try:
-            rows.append(self._training())
+            rows.append(self.training())
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -214,7 +233,8 @@ class Bench:
             )
         return rows
 
-    def _evaluation(self, lanes: int) -> dict[str, Any]:
+    def evaluation(self, lanes: int) -> dict[str, Any]:
+        """Time segments of this many lanes with a full memory, with the other settings of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
         flops, tokens = self._evaluation_flops(settings), lanes * settings.seg_len
@@ -224,7 +244,8 @@ class Bench:
         title = f"{work}, L {settings.seg_len}{self._memory(settings)}"
         return self._throughput_row(title, timing, flops, memory, tokens=tokens)
 
-    def _single_tokens(self) -> dict[str, Any]:
+    def single_tokens(self) -> dict[str, Any]:
+        """Time one token at a time, with the memory of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=1)
         if settings.mem_len or self.settings.model.recurrent_state:
             title = f"{SINGLE_TOKENS}, L 1{self._memory(settings)}"
@@ -241,7 +262,8 @@ class Bench:
             timing = time_single_tokens(self.model, settings, min_steps=self._min_steps(flops), **self._common)
         return self._throughput_row(title, timing, flops, memory, tokens=1)
 
-    def _training(self) -> dict[str, Any]:
+    def training(self) -> dict[str, Any]:
+        """Time optimizer steps with a full memory; they change the weights."""
         train = self._train
         flops = training_flops_per_token(
             self.settings.model,
