@@ -98,7 +98,8 @@ class _Header:
 class TokenStore:
     """An open token store."""
 
-    def __init__(self, path: Path, header: _Header) -> None:
+    def __init__(self, path: Path, header: _Header, *, is_verified: bool = False) -> None:
+        self._is_verified = is_verified
         self.path, self.facts, self.splits = path, header.facts, header.splits
         facts = header.facts
         self.name, self.corpus, self.tokenizer = facts.name, facts.corpus, facts.tokenizer
@@ -109,8 +110,12 @@ class TokenStore:
         self._open: dict[str, NDArray[Any]] = {}
 
     @classmethod
-    def open(cls, path: Path) -> "TokenStore":
+    def open(cls, path: Path, *, is_verified: bool = False) -> "TokenStore":
         """Open a store for reading.
+
+        Args:
+            path: of the store.
+            is_verified: True if another process of this machine verifies the tokens, and ends this one if it has to.
 
         Raises:
             StoreError: the file is missing, damaged, in a newer format, or not a token store.
@@ -119,7 +124,7 @@ class TokenStore:
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:
-            return cls(path, read_hdf5(path, partial(_read_header, path)))
+            return cls(path, read_hdf5(path, partial(_read_header, path)), is_verified=is_verified)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -204,7 +209,13 @@ class TokenStore:
             ids: NDArray[Any] = np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.path}: the {split} split cannot be read ({error}); {_again(self.path)}") from error
-        if _digest(ids) != info.sha256:
+        if not self._is_verified:
+            self._check(split, ids)
+        return ids
+
+    def _check(self, split: str, ids: NDArray[Any]) -> None:
+        """Compare the tokens of a split with its checksum and with the vocabulary."""
+        if _digest(ids) != self.info(split).sha256:
             raise StoreError(f"{self.path}: the {split} split is damaged (wrong checksum); {_again(self.path)}")
         largest = max((int(ids[i : i + _HASH_BLOCK].max()) for i in range(0, len(ids), _HASH_BLOCK)), default=-1)
         if largest >= self.vocab.size:
@@ -212,7 +223,6 @@ class TokenStore:
                 f"{self.path}: the {split} split has the id {largest:,}, but its vocabulary {self.vocab.size:,}; "
                 f"{_again(self.path)}"
             )
-        return ids
 
 
 def _read_header(path: Path, file: h5py.File) -> _Header:

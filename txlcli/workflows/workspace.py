@@ -28,13 +28,17 @@ class Workspace:
         """Return the file of a store, which need not exist."""
         return self.data_dir / f"{name}.h5"
 
-    def open_store(self, name: str) -> TokenStore:
+    def open_store(self, name: str, *, is_verified: bool = False) -> TokenStore:
         """Open the store of that name.
+
+        Args:
+            name: of the store.
+            is_verified: see `TokenStore.open`.
 
         Raises:
             StoreError: it is missing (the message has the command that prepares it), damaged, or not a store of txl.
         """
-        return TokenStore.open(self.store_path(name))
+        return TokenStore.open(self.store_path(name), is_verified=is_verified)
 
     def open_run(self, run_name: str | None) -> OpenRun:
         """Open a run with its weights, by default the most recent one; see `loading.open_run`."""

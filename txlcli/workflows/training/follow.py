@@ -160,7 +160,7 @@ def _agree(
         DisagreementError: they differ, or a file is missing here.
     """
     try:
-        store = workspace.open_store(settings.corpus.store)
+        store = workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
         saved = None if run is None else checkpoint.load(run.folder / run_folder.LAST)
         facts = execution.common_facts(settings, store, "" if saved is None else saved.fingerprint())
     except TxlError as error:
