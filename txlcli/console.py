@@ -8,9 +8,10 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TextIO, cast
 
@@ -27,6 +28,7 @@ MOST_NOTES = 2
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
+SILENCE_S = 60.0  # between lines that say that the first of several steps is running
 
 
 def printable(text: str) -> str:
@@ -227,6 +229,12 @@ class Step:
         if self._bar and self._task is not None:
             self._bar.update(self._task, detail=on_one_line(detail))
 
+    def say_if_at_start(self) -> None:
+        """Write a line if no progress was reported yet."""
+        if self._done == self.start:
+            elapsed = timedelta(seconds=round(time.monotonic() - self._started))
+            say(f"{self.description}: the first step is running, {elapsed} elapsed")
+
     def _rate(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)
         return f"{_amount(self._done / elapsed, self.unit)}/s"
@@ -261,7 +269,9 @@ def progress(
 ) -> Iterator[Step]:
     """Show a live bar on stderr while the block runs, or plain lines at intervals if stderr is not a terminal."""
     if _quiet or not (shown and sys.stderr.isatty()):
-        yield Step(description, total, unit, None, start=start)
+        step = Step(description, total, unit, None, start=start)
+        with _said_while_at_start(step) if unit == "steps" else nullcontext():
+            yield step
         return
     columns: list[ProgressColumn] = [
         TextColumn("{task.description}", markup=False),
@@ -272,6 +282,24 @@ def progress(
     ]
     with Progress(*columns, console=_err(), transient=True) as bar:
         yield Step(description, total, unit, bar, start=start)
+
+
+@contextmanager
+def _said_while_at_start(step: Step) -> Iterator[None]:
+    """Write a line now and then until the first progress: a step of a large model takes minutes."""
+    ended = threading.Event()
+
+    def say_now_and_then() -> None:
+        while not ended.wait(SILENCE_S):
+            step.say_if_at_start()
+
+    thread = threading.Thread(target=say_now_and_then, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class TerminalReporter:
