@@ -88,10 +88,15 @@ def _serve(connection):
 
 
 def _compute(connection, function, arguments):
+    def tell(part):
+        connection.send(("part", json.dumps(part, allow_nan=False)))
+
     try:
+        if "tell" in inspect.signature(function).parameters:
+            arguments["tell"] = tell
         result = function(**arguments)
         for part in result if inspect.isgenerator(result) else [result or {}]:
-            connection.send(("part", json.dumps(part, allow_nan=False)))
+            tell(part)
     except Skip as reason:
         return SKIPPED, str(reason)
     except BaseException as error:  # also an exit, and what pytest raises
@@ -126,7 +131,8 @@ class Stage:
 
         Args:
             row: its name.
-            function: of a module, called in the child process. It returns a dictionary, or yields parts of one.
+            function: of a module, called in the child process. It returns a dictionary, or yields parts of one; it may
+                have an argument `tell`, a function that takes further parts while it is called.
             at_most_s: a row that takes longer than this fails; None for all the time that is left.
             arguments: of the function.
         """

@@ -6,8 +6,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.gpu import correctness, throughput
+from tests.gpu import correctness, ptb, throughput
 from tests.gpu.stage import Skip
+from txlcli.config import recipe
 
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
 
@@ -73,6 +74,7 @@ def test_evaluation_and_single_tokens_are_timed_with_their_own_lengths():
     assert (tokens["work"], tokens["tokens_per_step"]) == ("one token at a time, L 1, M 16", 1)
 
 
+@pytest.mark.slow
 def test_a_profile_lists_the_operations_that_take_the_most_time():
     _, found = throughput.profile("wt103", (), "cpu", toy=True, shown=5)
     times = [operation["us"] for operation in found["operations"]]
@@ -80,3 +82,38 @@ def test_a_profile_lists_the_operations_that_take_the_most_time():
     assert len(times) == 5
     assert 0 < sum(times) < found["total_us"]
     assert found["operations"][0]["name"] in found["table"]
+
+
+def test_ptb_trains_the_fastest_way_and_evaluates_the_run_it_keeps(tmp_path):
+    code, found = run(ptb, tmp_path, "--keep", str(tmp_path / "kept"))
+    assert (code, found["stage"], found["complete"]) == (0, "ptb", True)
+    *_, auto, sdpa, training, evaluation = found["rows"]
+    chosen = min(auto, sdpa, key=lambda row: row["ms_per_token"])["attention"]
+    assert ("train.attention=sdpa" in training["changes"]) == (chosen == "sdpa")
+    assert training["all_steps"]
+    assert [point["step"] for point in training["curve"]["valid"]] == [6, 12]
+    assert len(training["curve"]["train"]) == 12
+    assert [row["mem_len"] for row in evaluation["test"]] == [8, 16]
+    assert evaluation["best_mem_len"] in (8, 16)
+    assert 1 < evaluation["test_ppl"] < 500
+    assert (tmp_path / "kept" / "best.safetensors").exists()
+
+
+def test_ptb_without_a_store_names_the_command_that_prepares_it(tmp_path):
+    app = typer.Typer()
+    app.command()(ptb.main)
+    options = ["--device", "cpu", "--data-dir", str(tmp_path), "--json", str(tmp_path / "results.json")]
+    ended = CliRunner().invoke(app, options)
+    assert ended.exit_code == 1
+    assert "txl prepare ptb" in str(ended.exception)
+
+
+@pytest.mark.parametrize(("ms_per_step", "steps"), [(5.0, 40_000), (12.15, 40_000), (20.0, 24_300), (60_000.0, 100)])
+def test_a_schedule_is_shortened_to_the_steps_that_fit(ms_per_step, steps):
+    assert ptb.fitting_steps(ms_per_step, 600.0, 40_000) == steps
+
+
+def test_a_shortened_schedule_has_the_share_of_warm_up_of_the_recipe():
+    settings = recipe.load("ptb")
+    assert ptb.schedule(settings, 40_000) == ("train.max_steps=40000", "train.warmup_steps=2000", "log.every=200")
+    assert ptb.schedule(settings, 100) == ("train.max_steps=100", "train.warmup_steps=5", "log.every=1")

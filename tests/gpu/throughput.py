@@ -52,16 +52,17 @@ TOY_READING = ("eval.seg_len=8", "eval.mem_len=24", "eval.max_distance=12")
 
 
 @functools.cache
-def peak(device, precision):
+def peak(device, precision, repeat):
     """Rate of a large product, measured once in each process."""
-    return peak_flops_per_s(device, precision)
+    return peak_flops_per_s(device, precision, repeat=repeat)
 
 
 def bench(name, changes, device_name, *, toy):
     """Return a bench of a recipe with random weights; forget the models and the compiled layers of earlier rows."""
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.compiler.reset()
+    if device_name == "cuda":
+        torch.cuda.empty_cache()
+        torch.compiler.reset()
     small = [*TOY, *TOY_READING, *(["model.cutoffs=[101, 307]"] if "wt103" in name else [])] if toy else []
     settings = recipe.load(name, [*small, *(change for change in changes if not toy or "batch_size" not in change)])
     device, train = pick_device(device_name), settings.train
@@ -70,8 +71,9 @@ def bench(name, changes, device_name, *, toy):
     model = new_model(settings.model, vocab_size, seed=train.seed, device=device)
     model.set_attention_backend(train.attention)
     reporter, precision = SilentReporter(), train.precision
-    of_machine = peak(device, precision)
-    return Bench(model, settings, reporter, precision=precision, repeat=1 if toy else REPEAT, peak=of_machine)
+    repeat = 1 if toy else REPEAT
+    of_machine = peak(device, precision, repeat)
+    return Bench(model, settings, reporter, precision=precision, repeat=repeat, peak=of_machine)
 
 
 def facts(timed, name):

@@ -1,0 +1,186 @@
+"""Stage C: train a model of Penn Treebank to the end, and evaluate it.
+
+txl prepare ptb
+python -m tests.gpu.ptb [--data-dir data] [--minutes 10] [--keep FOLDER] [--device cuda|cpu] [--toy] [--json FILE]
+
+The fastest way to take a step is measured first. If the steps of the recipe take longer than the time that is left, the
+schedule is shortened to as many steps as fit, so that the learning rate still falls to its end. Text and run are in
+memory. The results are the curve, and the perplexities of several memory lengths on valid and test.
+"""
+
+import dataclasses
+import functools
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tests.benchmarks.corpus import write_text
+from tests.gpu import throughput
+from tests.gpu.stage import Device, JsonFile, Minutes, Only, Toy, new_stage
+from txlcli import api
+from txlcli.config import recipe
+from txlcli.data.token_store import TokenStore
+from txlcli.errors import TxlError
+from txlcli.options import DATA_DIR, DataDir
+from txlcli.workflows.preparation.planning import PrepareOptions
+from txlcli.workflows.preparation.preparing import prepare
+from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.training import start
+from txlcli.workflows.training.execution import Limits
+from txlcli.workflows.workspace import Workspace
+
+RECIPE = "ptb"
+IN_MEMORY = Path("/dev/shm")
+VARIANTS = {
+    "cuda": {**throughput.QUICKLY_BUILT, "compile": throughput.COMPILED["compile"]},
+    "cpu": {name: throughput.QUICKLY_BUILT[name] for name in throughput.WITHOUT_CUDA},
+}
+"""Ways to take a step, with their changes."""
+MEMORIES = (70, 140, 280, 420)
+"""Memory lengths of the evaluation."""
+SHARE_OF_STEPS = 0.9
+"""Part of the time left for steps; the rest is for validations and saving."""
+EVALUATION_S = 60.0
+TOY_STEPS, TOY_BYTES, TOY_TYPES = 12, 60_000, 211
+TOY_STORE = "made-up"
+TOY_CHANGES = (
+    *throughput.TOY,
+    f"corpus.store={TOY_STORE}",
+    "train.warmup_steps=3",
+    "train.valid_every=6",
+    f"train.max_steps={TOY_STEPS}",
+)
+
+
+def fitting_steps(ms_per_step, seconds, most):
+    """Return how many steps fit into the time that is left, rounded down to hundreds; at most those of the recipe."""
+    fitting = 1e3 * SHARE_OF_STEPS * (seconds - EVALUATION_S) / ms_per_step
+    return most if fitting >= most else max(100, int(fitting) // 100 * 100)
+
+
+def schedule(settings, steps):
+    """Return the changes of a recipe for a schedule of `steps` steps."""
+    train = settings.train
+    warm_up = train.warmup_steps * steps // train.max_steps
+    return (f"train.max_steps={steps}", f"train.warmup_steps={warm_up}", f"log.every={max(1, steps // 200)}")
+
+
+def workspace(folder, device):
+    return Workspace(data_dir=folder, runs_dir=folder / "runs", device=device)
+
+
+def training(folder, changes, device, minutes, tell):
+    """Train the recipe, and tell the curve while it grows."""
+    curve = {"train": [], "valid": []}
+
+    def on_report(line):
+        fields = (
+            ("step", "epoch", "ppl", "tokens_per_s") if line["kind"] == "train" else ("step", "epoch", "ppl", "seconds")
+        )
+        curve[line["kind"]].append({field: line[field] for field in fields})
+        tell({"curve": curve})
+
+    limits = Limits(max_minutes=minutes)
+    trained = start.train(
+        RECIPE, list(changes), workspace(folder, device), name=RECIPE, limits=limits, on_report=on_report
+    )
+    tell({"changes": changes, "steps": trained.step, "parameters": trained.run.parameters})
+    tell({"all_steps": trained.step == trained.run.settings.train.max_steps})
+
+
+def evaluation(folder, device, toy):
+    """Evaluate the best weights; the test result is that of the memory length that is best on valid."""
+    run = api.load(RECIPE, runs_dir=folder / "runs", data_dir=folder, device=device)
+    memories = (8, 16) if toy else MEMORIES
+    found = {split: run.evaluate(mem_len=memories, split=split) for split in ("valid", "test")}
+    best = min(range(len(memories)), key=lambda number: found["valid"][number].loss_nats)
+    return {
+        "best_mem_len": memories[best],
+        **{f"{split}_ppl": rows[best].ppl for split, rows in found.items()},
+        "published": dataclasses.asdict(recipe.load(RECIPE).published),
+        **{split: [dataclasses.asdict(row) for row in rows] for split, rows in found.items()},
+    }
+
+
+def copy_store(data_dir, folder):
+    """Copy the store of the recipe into a folder.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    store = TokenStore.open(data_dir / f"{RECIPE}.h5")
+    shutil.copy(store.path, folder)
+
+
+def prepare_toy(folder):
+    """Prepare a small store from words that are made up."""
+    text = folder / f"{TOY_STORE}.txt"
+    write_text(text, "word", TOY_BYTES, types=TOY_TYPES)
+    os.truncate(text, TOY_BYTES)
+    prepare(
+        str(text), folder, PrepareOptions(tokenizer="word", split="80,10,10"), force=True, reporter=SilentReporter()
+    )
+
+
+def fastest(stage, device, *, toy):
+    """Measure the time of a step of each variant; return the changes of the fastest, and its milliseconds."""
+    found = []
+    for variant, changes in VARIANTS[device].items():
+        row = stage.run(
+            f"step, {variant}",
+            throughput.training,
+            at_most_s=throughput.MOST_SECONDS,
+            name=RECIPE,
+            changes=("train.precision=bf16", *changes),
+            device=device,
+            toy=toy,
+        )
+        if row is not None:
+            found.append((row["ms_per_token"] * row["tokens_per_step"], changes))
+    return min(found, key=lambda one: one[0]) if found else (None, ())
+
+
+def main(
+    json_file: JsonFile = Path("gpu-ptb.json"),
+    device: Device = "cuda",
+    toy: Toy = False,
+    only: Only = None,
+    minutes: Minutes = 10.0,
+    data_dir: DataDir = DATA_DIR,
+    keep: Annotated[Path | None, typer.Option(help="New folder that receives the run.")] = None,
+) -> None:
+    """Train the recipe ptb on a device, and evaluate it."""
+    if keep is not None and keep.exists():
+        sys.exit(f"error: --keep {keep} exists; give a new folder")
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
+        folder = Path(name)
+        try:
+            prepare_toy(folder) if toy else copy_store(data_dir, folder)
+        except TxlError as error:
+            sys.exit(f"error: {error}")
+        stage = new_stage("ptb", device=device, toy=toy, json_file=json_file, minutes=minutes, only=only)
+        ms_per_step, changes = fastest(stage, device, toy=toy)
+        settings = recipe.load(RECIPE, list(TOY_CHANGES) if toy else [])
+        steps = settings.train.max_steps
+        if ms_per_step is not None and not toy:
+            steps = fitting_steps(ms_per_step, stage.seconds_left, steps)
+        small = TOY_CHANGES if toy else ("train.valid_every=4000",)
+        changes = ("train.precision=bf16", *small, *schedule(settings, steps), *changes)
+        run = functools.partial(stage.run, folder=folder, device=device)
+        trained = run(
+            "training", training, changes=changes, minutes=max(0.0, stage.seconds_left - EVALUATION_S) / 60 or 0.01
+        )
+        if trained is not None:
+            run("evaluation", evaluation, toy=toy)
+        if keep is not None and trained is not None:
+            shutil.copytree(folder / "runs" / RECIPE, keep)
+        raise typer.Exit(stage.end())
+
+
+if __name__ == "__main__":
+    typer.run(main)
