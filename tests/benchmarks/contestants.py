@@ -15,6 +15,8 @@ import torch
 
 from tests.peer import peer
 from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.kernels.device import autocast, float32_products
+from txlcli.core.measures.timing import MIN_STEPS
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training, new_model
@@ -23,7 +25,7 @@ from txlcli.exchange.conversion import our_shapes, pytorch_layout
 from txlcli.exchange.huggingface import DEFAULTS, model_settings
 
 CLIP, LR = 0.25, 2.5e-4
-SEGMENTS = 64  # of the text that our steps read: more than steps, since an epoch begins without memory
+SEGMENTS = 256  # of the text that our steps read: more than steps, since an epoch begins without memory
 NOWHERE = Path()
 
 
@@ -56,7 +58,11 @@ class Work:
         return (((self.vocab_size + 1) ** share).long() - 1).clamp(max=self.vocab_size - 1)
 
 
+CPU = torch.device("cpu")
+
+
 def peer_model(work, *, training):
+    """On the CPU, so that our model can read its weights."""
     return peer.peer_model(std=0.02, **work.peer_config(training=training)).train(training)
 
 
@@ -96,19 +102,27 @@ def our_step(model, work):
 
 
 def peer_step(model, work):
+    """The same of the peer, with PyTorch's autocast in bf16."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    tokens, memory = work.draw_tokens(), None
+    tokens, memory = work.draw_tokens().to(model.device), None
 
-    def step():
+    def step(precision):
         nonlocal memory
-        out = model(tokens, labels=tokens, mems=memory)
+        with autocast(model.device, precision):
+            out = model(tokens, labels=tokens, mems=memory)
         memory = out.mems
-        out.loss.backward()
+        with float32_products(model.device, precision):
+            out.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
 
     return step
+
+
+def min_steps(device):
+    """Steps of a measurement, at least: on CUDA, launches of kernels must overlap with the kernels before."""
+    return MIN_STEPS if device.type == "cuda" else 1
 
 
 class OurReading:
@@ -119,9 +133,10 @@ class OurReading:
             seg_len=work.seg_len, mem_len=work.mem_len, same_length="m", max_distance=work.max_distance
         )
         self._decoder = Decoder(model, settings, batch_size=work.batch_size, memory_start="zeros", precision=precision)
-        self._tokens = work.draw_tokens()
-        # The buffer slides now and then; a measurement covers a whole period, so that the slide is paid for.
-        self.segments = max(1, self._decoder.housekeeping_interval // work.seg_len)
+        self._tokens = work.draw_tokens().to(model.device)
+        # The buffer slides now and then; a measurement covers whole periods, so that the slide is paid for.
+        period = max(1, self._decoder.housekeeping_interval // work.seg_len)
+        self.segments = period * -(-min_steps(model.device) // period)
 
     def segment(self):
         hidden = self._decoder.read(self._tokens)
@@ -139,14 +154,16 @@ class OurReading:
 class PeerReading:
     """The same by the peer; it has nothing that comes around now and then."""
 
-    def __init__(self, model, work):
-        self._model, self._tokens, self._memory = model, work.draw_tokens(), None
-        self.segments = 5 if work.seg_len == 1 else 1
+    def __init__(self, model, work, precision="fp32"):
+        self._model, self._tokens, self._memory = model, work.draw_tokens().to(model.device), None
+        self._precision = precision
+        self.segments = max(5 if work.seg_len == 1 else 1, min_steps(model.device))
 
     @torch.inference_mode()
     def segment(self):
         labels = None if self._tokens.shape[1] == 1 else self._tokens
-        out = self._model(self._tokens, labels=labels, mems=self._memory)
+        with autocast(self._model.device, self._precision):
+            out = self._model(self._tokens, labels=labels, mems=self._memory)
         self._memory = out.mems
         return out.prediction_scores if labels is None else out.losses
 
@@ -156,16 +173,13 @@ class PeerReading:
         return found if self._tokens.shape[1] == 1 else found.mean()
 
 
-def fresh_model(contestant, work):
+def fresh_model(contestant, work, device=CPU):
     """A model in training of `txl` or `peer`."""
     if contestant == "peer":
-        return peer_model(work, training=True)
-    return new_model(our_settings(work, training=True), work.vocab_size, seed=1, device=torch.device("cpu"))
+        return peer_model(work, training=True).to(device)
+    return new_model(our_settings(work, training=True), work.vocab_size, seed=1, device=device)
 
 
 def step_of(contestant, model, work):
-    """A training step of that model, taking the precision (the peer has one only)."""
-    if contestant == "txl":
-        return our_step(model, work)
-    step = peer_step(model, work)
-    return lambda _: step()
+    """A training step of that model, taking the precision."""
+    return (our_step if contestant == "txl" else peer_step)(model, work)

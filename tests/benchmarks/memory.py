@@ -1,6 +1,8 @@
 """The most memory that training takes above what the model held before, in this process alone.
 
-python -m tests.benchmarks.memory ROW txl|peer fp32|bf16 [--quick]
+On CUDA it is the memory of tensors.
+
+python -m tests.benchmarks.memory ROW txl|peer fp32|tf32|bf16 cpu|cuda [--quick]
 """
 
 import json
@@ -12,18 +14,22 @@ import torch
 
 from txlcli.core.measures.timing import peak_memory
 
+CPU = torch.device("cpu")
 STEPS = 2  # the second one finds a memory
 
 
-def measure(row, contestant, precision, *, quick):
+def measure(row, contestant, precision, *, quick, device=CPU):
     """Bytes (before, peak) of a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.memory", row, contestant, precision]
+    command = [sys.executable, "-m", "tests.benchmarks.memory", row, contestant, precision, device.type]
     done = subprocess.run([*command, *(["--quick"] if quick else [])], check=True, stdout=subprocess.PIPE)
     told = json.loads(done.stdout)
     return told["before_bytes"], told["peak_bytes"]
 
 
-def resident_bytes():
+def held_bytes(device):
+    """Bytes that the process has in memory; on CUDA, those of its tensors."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
@@ -32,14 +38,15 @@ def main():
     from tests.benchmarks import rows
     from tests.benchmarks.contestants import fresh_model, step_of
 
-    name, contestant, precision, *options = sys.argv[1:]
+    name, contestant, precision, device_name, *options = sys.argv[1:]
+    device = torch.device(device_name)
     row = rows.ROWS[name]
     if options == ["--quick"]:
         row = rows.quick(row)
-    model = fresh_model(contestant, row.work)
-    before = resident_bytes()
+    model = fresh_model(contestant, row.work, device)
+    before = held_bytes(device)
     step = step_of(contestant, model, row.work)
-    with peak_memory(torch.device("cpu")) as peak:
+    with peak_memory(device) as peak:
         for _ in range(STEPS):
             step(precision)
     if not peak:

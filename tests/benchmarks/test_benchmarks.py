@@ -62,7 +62,7 @@ def test_every_row_has_a_target_and_the_sizes_of_its_recipe(benchmark):
         settings = our_settings(row.work, training=row.kind != "reading")
         assert published.vocab_size == row.work.vocab_size
         assert count_parameters(settings, row.work.vocab_size) == published.parameters, name
-        assert row.targets["fp32"] > 0
+        assert "cpu" not in row.devices or row.targets["fp32"] > 0
         assert quick(row).work.config["n_layer"] == 2
 
 
@@ -100,6 +100,39 @@ def test_a_step_in_bf16_multiplies_in_bf16(benchmark):
     for precision in ("fp32", "bf16", "fp32"):
         step(precision)
     assert [product.dtype for product in products] == [torch.float32, torch.bfloat16, torch.float32]
+
+
+def test_every_row_belongs_to_a_device_and_every_precision_of_cuda_to_a_comparison(benchmark):
+    from tests.benchmarks.rows import ROWS
+
+    assert {device for row in ROWS.values() for device in row.devices} == {"cpu", "cuda"} == set(benchmark.COMPARISONS)
+    assert [comparison.peer for comparison in benchmark.COMPARISONS["cuda"]] == ["fp32", "tf32", "bf16"]
+    assert ROWS["eval10"].target("fp32", torch.device("cpu")) == 8
+    assert ROWS["eval10"].target("fp32", torch.device("cuda")) is None  # the targets are those of a CPU
+
+
+def test_the_peer_in_bf16_predicts_about_the_same(benchmark):
+    from tests.benchmarks.contestants import PeerReading, peer_model
+    from tests.benchmarks.rows import ROWS, quick
+
+    work = quick(ROWS["token1600"]).work
+    model = peer_model(work, training=False)
+    of_fp32, of_bf16 = (PeerReading(model, work, precision).first().float() for precision in ("fp32", "bf16"))
+    assert 0 < (of_fp32 - of_bf16).abs().max() < 0.05
+
+
+def test_a_comparison_with_the_peer_in_bf16_names_both_precisions(benchmark):
+    comparison = benchmark.Comparison(("fp32",), "bf16")
+    (found,) = benchmark.compare("token1600", comparison, torch.device("cpu"), 1, quick=True)
+    assert (found["precision"], found["peer_precision"]) == ("fp32", "bf16")
+    assert 0 < found["largest_difference_nats"] < 0.05
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_gpu_is_refused(benchmark):
+    result = invoke(benchmark, "--device", "cuda")
+    assert result.exit_code == 1
+    assert str(result.exception) == "error: --device cuda: PyTorch finds no CUDA device here; use --device cpu"
 
 
 def test_an_unknown_row_is_refused_by_name(benchmark):

@@ -8,12 +8,14 @@ the kernels that take the most time; rows of the peer compare with Hugging Face'
 
 import functools
 import gc
+import importlib
 from pathlib import Path
 
 import torch
 import typer
 
-from tests.gpu.stage import Device, JsonFile, Minutes, Only, Toy, new_stage
+from tests.benchmarks.peer import COMPARISONS, compare
+from tests.gpu.stage import Device, JsonFile, Minutes, Only, Skip, Toy, new_stage
 from txlcli.config import recipe
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.timing import peak_flops_per_s
@@ -43,6 +45,8 @@ EVALUATED = {"enwik8": (10, 1), "wt103-nvidia": (16,)}
 """Batch sizes of evaluations."""
 MEMORIES = (1600, 3800)
 """Memory lengths of single tokens."""
+ROWS_OF_PEER = ("training-b22", "eval10", "eval1", "token1600", "wt103-training-b60", "memory-b22")
+TOY_ROWS_OF_PEER = ("training", "eval1")
 TOY_V = 509
 TOY = (
     *("model.n_layers=2", "model.d_model=24", "model.n_heads=2", "model.d_head=12", "model.d_inner=40"),
@@ -134,6 +138,29 @@ def profile(name, changes, device, toy, shown=30):
     }
 
 
+def beside_peer(name, comparison, device, toy):
+    """Compare a row with the peer, in one precision of the peer."""
+    try:
+        importlib.import_module("tests.benchmarks.rows")
+    except ImportError as error:
+        raise Skip(f'the peer is not installed ({error}); pip install -e ".[peer]"') from error
+    return {"results": compare(name, comparison, pick_device(device), 1 if toy else REPEAT, quick=toy)}
+
+
+def compare_with_peer(stage, device, *, toy):
+    for comparison in COMPARISONS[device]:
+        for name in TOY_ROWS_OF_PEER if toy else ROWS_OF_PEER:
+            stage.run(
+                f"peer {name}, {comparison.peer}",
+                beside_peer,
+                at_most_s=MOST_SECONDS,
+                name=name,
+                comparison=comparison,
+                device=device,
+                toy=toy,
+            )
+
+
 def main(
     json_file: JsonFile = Path("gpu-throughput.json"),
     device: Device = "cuda",
@@ -171,6 +198,7 @@ def main(
         run("training wt103-nvidia, auto, tf32", training, name="wt103-nvidia", changes=changes)
     for name in ("enwik8", "wt103"):
         run(f"profile {name}", profile, name=name, changes=bf16)
+    compare_with_peer(stage, device, toy=toy)
     time_variants(COMPILED)
     raise typer.Exit(stage.end())
 
