@@ -508,7 +508,7 @@ def test_a_dry_run_writes_nothing(here):
 
 
 def test_a_dry_run_compares_the_attention_backends(here):
-    plan = json.loads(train("--dry-run", "--json", "--set", "model.attention_dropout=0.1").stdout)
+    plan = json.loads(train("--dry-run", "-v", "--json", "--set", "model.attention_dropout=0.1").stdout)
     rows = plan["by_attention"]
     names = [(row["attention"], row["recompute"]) for row in rows]
     assert names == [("auto", False), ("auto", True), ("sdpa", False), ("flex", False), ("triton", False)]
@@ -521,9 +521,11 @@ def test_a_dry_run_compares_the_attention_backends(here):
     assert [row["refused"] for row in rows[:3]] == [None] * 3
     assert "attention_dropout must be 0" in flex["refused"]
     assert triton["refused"].startswith("attention triton needs ")
-    shown = train("--dry-run").stdout
+    shown = train("--dry-run", "--verbose").stdout
     assert "by attention backend" in shown
     assert "auto, train.recompute" in shown
+    assert "by attention backend" not in train("--dry-run").stdout
+    assert refusal("train", "tiny.toml", "--verbose").startswith("--verbose compares attention backends in a forecast")
 
 
 def test_a_dry_run_of_fewer_steps_forecasts_these(here):

@@ -59,6 +59,9 @@ def train(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the plan, its memory and its time; do not train.")
     ] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="With --dry-run: compare the attention backends, too; takes seconds more.")
+    ] = False,
     log_every: Annotated[int | None, Option(min=1, help="Steps between two reports.")] = None,
     overrides: Overrides = None,
     device: Device = "auto",
@@ -100,6 +103,7 @@ def train(
     if interrupted is not None and recipe_source is not None:
         recipe_source, name, force, seed, changes = None, None, False, None, []
     resume_run = interrupted or resume_run
+    _check_verbose(verbose=verbose, dry_run=dry_run)
     if resume_run is not None:
         if recipe_source is not None or name is not None or force or dry_run:
             raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
@@ -126,10 +130,19 @@ def train(
         if not dry_run:
             follow.follow(resume_run or str(recipe_source), changes, workspace, resumed=resume_run is not None)
     elif dry_run:
-        _show_forecast(str(recipe_source), changes, workspace, name, max_steps, processes, force=force, json=json)
+        source, backends = str(recipe_source), verbose
+        _show_forecast(
+            source, changes, workspace, name, max_steps, processes, force=force, backends=backends, json=json
+        )
     else:
         limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
         _train(recipe_source, resume_run, changes, workspace, name, limits, force=force, json=json)
+
+
+def _check_verbose(*, verbose: bool, dry_run: bool) -> None:
+    """Refuse --verbose for a training, which has nothing more to show."""
+    if verbose and not dry_run:
+        raise UsageError("--verbose compares attention backends in a forecast; add --dry-run, or leave it out")
 
 
 def _check_launcher(processes: int, restarts: int, name: str | None) -> None:
@@ -221,6 +234,7 @@ def _show_forecast(
     processes: int,
     *,
     force: bool,
+    backends: bool,
     json: bool,
 ) -> None:
     from txlcli.views import training as view
@@ -228,7 +242,14 @@ def _show_forecast(
 
     processes = max(processes, launcher.world_size())
     cost = forecast.forecast(
-        recipe_source, changes, workspace, name=name, force=force, max_steps=max_steps, processes=processes
+        recipe_source,
+        changes,
+        workspace,
+        name=name,
+        force=force,
+        max_steps=max_steps,
+        processes=processes,
+        backends=backends,
     )
     console.show_result(cost, view.show_forecast, json=json)
 

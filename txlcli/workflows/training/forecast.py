@@ -52,8 +52,19 @@ def forecast(
     force: bool,
     max_steps: int | None,
     processes: int,
+    backends: bool = False,
 ) -> dict[str, Any]:
     """Return the plan of a training and its cost; no store and no run is made.
+
+    Args:
+        recipe_source: name or path of a recipe.
+        changes: overrides of settings, as --set takes them.
+        workspace: folders, device, reporter.
+        name: of the run; None for the name of the recipe.
+        force: replace an earlier run of that name.
+        max_steps: last step to take; None for all.
+        processes: number of processes that share a batch.
+        backends: count memory and operations with each attention backend, too, which takes seconds.
 
     Raises:
         StoreError: the store is missing and the recipe states no vocabulary size, or it is damaged.
@@ -68,7 +79,7 @@ def forecast(
     run = start.new_run(recipe_source, settings, folder, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
     plan = plans.plan(run, until_step=max_steps, store=store, device=device, processes=processes)
-    return plan | _cost(run, store, device, steps=plan["steps"], processes=processes)
+    return plan | _cost(run, store, device, steps=plan["steps"], processes=processes, backends=backends)
 
 
 def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
@@ -82,7 +93,9 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
         return None
 
 
-def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: int, processes: int) -> dict[str, Any]:
+def _cost(
+    run: Run, store: TokenStore | None, device: torch.device, *, steps: int, processes: int, backends: bool
+) -> dict[str, Any]:
     """Return parameters by part, bytes of a step of one process by purpose, operations, and the time of the steps."""
     settings, vocab_size = run.settings, run.vocab_size
     train = settings.train
@@ -98,13 +111,14 @@ def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: in
         shares=shares,
     )
     peak = peak_flops_per_s(device, train.precision, new_clock=idle_clock_of)
-    share = timed_share_of_peak(settings.model, vocab_size, train_of_one, device=device, peak=peak)
+    total = sum(needed.values())
+    share = timed_share_of_peak(settings.model, vocab_size, train_of_one, device=device, peak=peak, needed_bytes=total)
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * (share or SHARE_OF_PEAK) * peak / flops
     tokens = steps * train.batch_size * train.seg_len
     return {
         "parameters_by_part": parameters_by_part(settings.model, vocab_size),
-        "step_bytes": {**needed, "total": sum(needed.values())},
+        "step_bytes": {**needed, "total": total},
         "training_flops_per_token": flops,
         "tails": len(settings.model.cutoffs),
         "tails_by": "the store's text" if store else "Zipf's law",
@@ -116,10 +130,10 @@ def _cost(run: Run, store: TokenStore | None, device: torch.device, *, steps: in
         "seconds": tokens / rate,
         "published": recipe.to_keys(settings.published),
         "by_attention": list(
-            _by_attention(
-                settings, vocab_size, train_of_one, device, flops=flops, total=sum(needed.values()), shares=shares
-            )
-        ),
+            _by_attention(settings, vocab_size, train_of_one, device, flops=flops, total=total, shares=shares)
+        )
+        if backends
+        else [],
     }
 
 
@@ -204,7 +218,13 @@ def _reason_against(
 
 
 def timed_share_of_peak(
-    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device, peak: float
+    model: ModelSettings,
+    vocab_size: int,
+    train: TrainSettings,
+    *,
+    device: torch.device,
+    peak: float,
+    needed_bytes: int | None = None,
 ) -> float | None:
     """Time training steps of a model, and return the share that they reach of the rate of a large matrix product.
 
@@ -217,6 +237,7 @@ def timed_share_of_peak(
         train: batch size, lengths, precision and optimizer of one process.
         device: where to time.
         peak: operations per second of the matrix product.
+        needed_bytes: memory of a step, if it is known; counted otherwise.
 
     Returns:
         None if the steps are too large to be timed within MOST_TIMED_S and MOST_TIMED_BYTES.
@@ -229,10 +250,11 @@ def timed_share_of_peak(
     step_flops = train.batch_size * train.seg_len * flops
     n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
     expected_s = n_steps * step_flops / (SHARE_OF_PEAK * peak)
-    if (
-        expected_s > MOST_TIMED_S
-        or sum(step_bytes(model, vocab_size, train, device=device).values()) > MOST_TIMED_BYTES
-    ):
+    if expected_s > MOST_TIMED_S:
+        return None
+    if needed_bytes is None:
+        needed_bytes = sum(step_bytes(model, vocab_size, train, device=device).values())
+    if needed_bytes > MOST_TIMED_BYTES:
         return None
     new = new_model(model, vocab_size, seed=train.seed, device=device)
     threads = torch.get_num_threads()
