@@ -9,6 +9,7 @@ import pytest
 import typer.main
 
 from tests.docs.pages import DOCS, blocks, pages, txl_lines
+from tests.gpu import ptb
 from txlcli.cli import app
 from txlcli.config import schema
 from txlcli.config.recipe import SECTIONS
@@ -24,6 +25,10 @@ LINES = [
     if language in ("sh", "bash")
     for words in txl_lines(code)
 ]
+SCRIPTS = typer.Typer()
+SCRIPTS.command()(ptb.main)
+SCRIPT = typer.main.get_command(SCRIPTS)
+"""The script for a GPU that has the options of all of them."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -41,7 +46,7 @@ def test_every_command_of_the_manual_is_accepted_by_the_option_parser(words):
 @pytest.mark.parametrize("name", PAGES)
 def test_options_in_the_text_exist(name):
     known = set()
-    for command in _all_commands(ROOT):
+    for command in (*_all_commands(ROOT), SCRIPT):
         for parameter in command.params:
             known |= {*parameter.opts, *parameter.secondary_opts}
     elsewhere = {"--rows", "--repeat", "--nproc-per-node", "--nnodes", "--max-restarts", "--gpus-per-node", "--help"}

@@ -6,6 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.conftest import hides_gpus
 from tests.gpu import correctness, ptb, throughput
 from tests.gpu.stage import Skip
 from txlcli.config import recipe
@@ -54,7 +55,9 @@ def test_cases_of_a_test_are_counted(tmp_path):
 
 
 def test_every_test_of_cuda_is_a_row():
-    names = [test.partition("::")[2] for test in correctness.names_of_tests()]
+    tests = list(correctness.names_of_tests())
+    assert not any(hides_gpus([test]) for test in tests)
+    names = [test.partition("::")[2] for test in tests]
     assert len(names) == len(set(names)) > 20
     assert "test_attention_and_its_six_gradients_are_those_of_float64" in names
 
