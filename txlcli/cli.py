@@ -249,7 +249,7 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         console.show_text(context.get_help() + "\n")
-    elif launcher.place().world_size > 1 and context.invoked_subcommand != "train":
+    elif launcher.place().world_size > 1 and context.invoked_subcommand not in ("train", "eval"):
         name = launcher.place().launcher
         raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without {name}")
 

@@ -10,7 +10,7 @@ TxlError                    the request failed                           exit co
 ├── RunError                a run folder or checkpoint is missing, damaged, or not of txl
 │   └── BusyError           another process writes a run, a report or a file of losses
 ├── TrainingError           training cannot continue: non-finite loss, text too short, process lost
-├── DisagreementError       the processes of a training have different settings, releases or files
+├── DisagreementError       the processes of a command have different settings, releases or files
 └── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143); the message says what was saved
 
 A message is one line: what, where, next step. `txlcli.cli` prints it and sets the exit code.
@@ -85,7 +85,7 @@ class TrainingError(TxlError):
 
 
 class DisagreementError(TxlError):
-    """The processes of a training differ, or one cannot take part; all of them raise this, and rank 0 reports it."""
+    """The processes of a command differ, or one has failed; all of them raise this, and rank 0 reports it."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -1,4 +1,5 @@
 import shutil
+import socket
 
 import pytest
 
@@ -35,3 +36,11 @@ def watched(here):
     with registered_watched() as watch:
         train("model.position=watched", name="watched")
         yield watch
+
+
+@pytest.fixture
+def free_port():
+    """Return a port of this machine that no program uses."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

@@ -119,6 +119,7 @@ def test_json_contains_all_settings_of_the_evaluation(here):
         "same_length": "m",
         "precision": "fp32",
         "attention": "auto",
+        "processes": 1,
         "search": None,
         "complete": True,
         "slowdown_windows": 3,

@@ -1,11 +1,13 @@
 """The commands with LSTM and QRNN models; options without meaning for a recurrent state are refused."""
 
+import json
 import shutil
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, reports, write_texts
+from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, reports, start, write_texts
+from tests.commands.processes import ended
 from tests.commands.test_eval import cells, headings
 from tests.commands.test_speed import THROUGHPUT_KEYS
 
@@ -187,3 +189,11 @@ def test_a_recurrent_model_cannot_be_exported(here, arch):
     message = refusal("export", arch, "out", code=1)
     assert message == "only Transformer-XL can be exported to Hugging Face; this run is a baseline"
     assert not (here / "out").exists()
+
+
+def test_three_processes_read_the_lanes_of_an_lstm(here):
+    arguments = ["eval", "lstm", "--batch-size", 7, "--device", "cpu", "--json"]
+    stdout, _ = ended(start(*arguments, "--processes", 3), 0)
+    alone, together = json.loads(done(*arguments).stdout), json.loads(stdout)
+    assert together["processes"] == 3
+    assert together["rows"][0]["loss_nats"] == pytest.approx(alone["rows"][0]["loss_nats"], abs=1e-6)

@@ -3,52 +3,21 @@
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, done, json_of, refusal, reports, start, wait_for
+from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, wait_for
+from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
 from txlcli.core.training import checkpoint
 
-on_linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
-TORCHRUN = ["--standalone", "--nproc-per-node", "2", "-m", "txlcli"]
-
-
-def ended(process, code):
-    """Return the stdout of a process and the lines of its stderr."""
-    stdout, stderr = process.communicate(timeout=LONGEST_WAIT_S)
-    assert process.returncode == code, stderr
-    return stdout, stderr.splitlines()
-
-
-@pytest.fixture
-def free_port():
-    """Return a port of this machine that no program uses."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 def losses(run):
     return [(line["kind"], line["step"], pytest.approx(line["loss_nats"], abs=1e-4)) for line in reports(f"runs/{run}")]
-
-
-def processes_in(here):
-    """Return the ids of the processes that train in this folder, by rank."""
-    ids = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            current, environment = (folder / "cwd").readlink(), (folder / "environ").read_bytes()
-        except OSError:
-            continue  # it has ended
-        rank = [word for word in environment.split(b"\0") if word.startswith(b"RANK=")]
-        if current == here.resolve() and rank:
-            ids[int(rank[0].removeprefix(b"RANK="))] = int(folder.name)
-    return ids
 
 
 def test_two_processes_train_the_same_run_as_one(here):
@@ -92,8 +61,8 @@ def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
 
 
 def test_torchrun_is_refused_for_other_commands(here):
-    _, stderr = ended(start(*TORCHRUN, "eval", "byte", module="torch.distributed.run"), 1)
-    assert stderr.count("error: txl eval runs in one process; start it without torchrun") == 1
+    _, stderr = ended(start(*TORCHRUN, "generate", "byte", module="torch.distributed.run"), 1)
+    assert stderr.count("error: txl generate runs in one process; start it without torchrun") == 1
 
 
 @pytest.mark.parametrize(
@@ -119,15 +88,6 @@ def test_an_error_of_rank_0_alone_ends_all_processes_quickly(here):
     _, stderr = ended(start("train", "tiny.toml", "--name", "tiny", "--processes", 2), 1)
     assert stderr == ["error: runs/tiny exists; resume it with --resume tiny, or replace it with --force"]
     assert time.monotonic() - started < 30  # seconds; a waiting process would be killed much later
-
-
-def start_ranks(*of_each_rank, port, **changed):
-    """Start one process per rank as a cluster does, with RANK and WORLD_SIZE; each gets its own arguments."""
-    world = {"WORLD_SIZE": len(of_each_rank), "MASTER_ADDR": "localhost", "MASTER_PORT": port, **changed}
-    return [
-        start(*arguments, environment={name: str(value) for name, value in (world | {"RANK": rank}).items()})
-        for rank, arguments in enumerate(of_each_rank)
-    ]
 
 
 def test_processes_of_a_cluster_form_one_training(here, free_port):

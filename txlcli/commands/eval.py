@@ -1,9 +1,14 @@
 """`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
 from typer import Option
 
 from txlcli import console
@@ -25,11 +30,16 @@ from txlcli.options import (
     read_stdin,
 )
 from txlcli.runs import run_folder
+from txlcli.system import launcher, signals
 from txlcli.system.input_files import MOST_TEXT, read_bytes
 from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths, UserText
 
+if TYPE_CHECKING:
+    from txlcli.workflows.evaluation.evaluate import Evaluation
+
 
 def evaluate(
+    context: typer.Context,
     run_name: Run = None,
     split: Annotated[str | None, Option(help="train, valid or test [default: test].")] = None,
     mem_len: Annotated[
@@ -70,6 +80,9 @@ def evaluate(
     losses: Annotated[
         Path | None, Option(metavar="FILE.h5", help="Write the loss of every token to this file.")
     ] = None,
+    processes: Annotated[
+        int, Option(min=1, help="Divide the lanes, or the windows, among this many processes, one per GPU.")
+    ] = 1,
     plot: Plot = None,
     device: Device = "auto",
     precision: Precision = None,
@@ -88,10 +101,14 @@ def evaluate(
     """
     from txlcli.data import loss_file
 
+    launcher.check_processes(processes)
+    processes = max(processes, launcher.world_size())
     if losses is not None:
         loss_file.check_path(losses)
         if cache is not None or dynamic:
             raise UsageError("--losses writes the losses of the model alone; leave out --cache and --dynamic")
+    if text == "-" and processes > 1:
+        raise UsageError("--text -: several processes cannot share stdin; give a file, or use one process")
     options = EvalOptions(
         split=split,
         text=_read_text(text) if text is not None else None,
@@ -108,14 +125,29 @@ def evaluate(
         plotted=plot is not None,
         attention=attention,
     )
+    options.check_processes(processes)
     run_folder.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
-    from txlcli.views import eval_table
-    from txlcli.workflows.evaluation import evaluate as workflow
-    from txlcli.workflows.workspace import Workspace
+    if processes > 1 and not launcher.is_started():
+        sys.exit(_start_processes(processes, context.find_root().obj))
+    with _signals_of_processes():
+        from txlcli.workflows.evaluation import evaluate as workflow
+        from txlcli.workflows.reporter import SilentReporter
+        from txlcli.workflows.workspace import Workspace
 
-    reporter = console.TerminalReporter(bars=not json)
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
-    evaluation = workflow.evaluate(run_name, options, workspace)
+        reporter = console.TerminalReporter(bars=not json) if launcher.is_main() else SilentReporter()
+        workspace = Workspace(
+            data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter
+        )
+        evaluation = workflow.evaluate(run_name, options, workspace)
+        if launcher.is_main():
+            _show(evaluation, losses, plot, verbose=verbose, json=json)
+        evaluation.raise_pending()
+
+
+def _show(evaluation: "Evaluation", losses: Path | None, plot: Path | None, *, verbose: bool, json: bool) -> None:
+    """Record and show the result, and write the files."""
+    from txlcli.views import eval_table
+
     evaluation.record()  # first, since stdout may have been closed
     try:
         console.show_result(evaluation.result, partial(eval_table.show, verbose=verbose), json=json)
@@ -127,7 +159,31 @@ def evaluate(
         if evaluation.ended_by is None:
             raise
         console.say(str(error))  # the earlier exception decides the exit code
-    evaluation.raise_pending()
+
+
+def _start_processes(processes: int, arguments: list[str]) -> int:
+    """Run this command line in several processes; return their exit code."""
+    from txlcli.workflows.training import follow
+
+    code = follow.start_processes(processes, arguments, next_step="evaluate again")
+    if code - 128 in signals.WORDS:
+        console.complain(signals.WORDS[code - 128])
+    return code
+
+
+@contextmanager
+def _signals_of_processes() -> Iterator[None]:
+    """Let one of several processes end by a signal: silently, except rank 0 if no other process of txl reports it."""
+    if not launcher.is_main():
+        with launcher.handle_signals(signal.SIG_DFL):
+            yield
+        return
+    try:
+        yield
+    except (KeyboardInterrupt, signals.Terminated) as ended:
+        if launcher.is_own():
+            sys.exit(128 + signals.number_of(ended))
+        raise
 
 
 def _read_text(file: str) -> UserText:

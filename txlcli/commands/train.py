@@ -147,12 +147,8 @@ def _check_verbose(*, verbose: bool, dry_run: bool) -> None:
 
 def _check_launcher(processes: int, restarts: int, name: str | None) -> None:
     """Refuse options that contradict the program which started this process."""
+    launcher.check_processes(processes)
     place = launcher.place()
-    if processes not in (1, place.world_size) and place.world_size > 1:
-        raise UsageError(
-            f"--processes {processes}: {place.launcher} has started {place.world_size} processes already; leave out "
-            "--processes, or start one process"
-        )
     if restarts and place.world_size > 1 and not launcher.is_own():
         raise UsageError(f"--restarts {restarts}: {place.launcher} started the processes; use its own restarts")
     if launcher.may_restart() and name is None:

@@ -11,7 +11,7 @@ from txlcli.errors import UsageError
 from txlcli.system import signals
 
 STARTED = "TXL_PROCESSES"
-"""Variable that `txl train` sets for the processes that it starts."""
+"""Variable that `txl train` and `txl eval` set for the processes that it starts."""
 RESUME = "TXL_RESUME"
 """Variable with the run that processes resume after `txl train --restarts` has started them again."""
 _PARENT = os.getppid()
@@ -123,13 +123,27 @@ def is_main() -> bool:
 
 
 def is_own() -> bool:
-    """Return True if `txl train --processes` or `--restarts` started this process."""
+    """Return True if `--processes` or `--restarts` of txl started this process."""
     return STARTED in os.environ
 
 
 def is_started() -> bool:
-    """Return True if this process was started by a launcher, or by `txl train` itself as one of its processes."""
+    """Return True if this process was started by a launcher, or by txl itself as one of its processes."""
     return world_size() > 1 or is_own()
+
+
+def check_processes(processes: int) -> None:
+    """Refuse a number of processes that contradicts the program which started this process.
+
+    Raises:
+        UsageError: it has started another number of processes.
+    """
+    started = place()
+    if processes not in (1, started.world_size) and started.world_size > 1:
+        raise UsageError(
+            f"--processes {processes}: {started.launcher} has started {started.world_size} processes already; leave "
+            "out --processes, or start one process"
+        )
 
 
 def run_to_resume() -> str | None:

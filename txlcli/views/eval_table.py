@@ -86,6 +86,9 @@ def _notes(result: dict[str, Any]) -> list[str]:
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
             f"{result['slowdown_windows']} windows).",
         ]
+    if result["processes"] > 1:
+        alone = "; one lane and vanilla: rank 0 alone, with its own threads" if _has_slowdown(result) else ""
+        notes.append(f"ms/token: {result['processes']} processes together{alone}.")
     return [*notes, *(f"{key}: {value}" for key, value in result["conventions"].items())]
 
 

@@ -15,7 +15,15 @@ from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in, score, score_total, scored_stream
+from txlcli.core.reading.scoring import (
+    Scores,
+    attention_span,
+    attention_span_in,
+    score,
+    score_lanes,
+    score_total,
+    scored_stream,
+)
 from txlcli.core.training.validation import ValidSplit
 
 L, M = 5, 7
@@ -145,6 +153,18 @@ def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(
     np.testing.assert_allclose(scores.losses_nats, np.concatenate(alone), rtol=1e-5)
     if lanes > 1:
         assert inputs[pieces[1]][0] == targets[pieces[0]][-1]
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"), [(53, [range(2), range(2, 5)]), (51, [range(1), range(1, 4), range(4, 5)])]
+)
+def test_lanes_scored_apart_have_the_losses_that_they_have_together(count, parts):
+    model, (inputs, targets) = small_model(), draw_stream(count)
+    whole = score(model, inputs, targets, reading(5)).losses_nats
+    seen = []
+    apart = [score_lanes(model, inputs, targets, reading(5), part, on_tokens=seen.append)[0] for part in parts]
+    np.testing.assert_allclose(torch.cat(apart).flatten()[:count].numpy(), whole, rtol=1e-5)
+    assert set(seen) == {25, 50, count}
 
 
 def test_scoring_uses_no_dropout_and_no_chance_and_leaves_the_model_as_it_was():

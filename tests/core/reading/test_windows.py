@@ -52,6 +52,19 @@ def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind
     assert seen[-1] == 23
 
 
+@pytest.mark.parametrize("stride", [1, 3])
+def test_shares_of_the_windows_are_disjoint_and_add_up_to_all_of_them(stride):
+    model = small_model()
+    inputs, targets = stream(23)
+    whole = score_windows(model, inputs, targets, attn_len=N, stride=stride, windows=2).losses_nats
+    shares = [
+        score_windows(model, inputs, targets, attn_len=N, stride=stride, windows=2, share=(rank, 3)).losses_nats
+        for rank in range(3)
+    ]
+    assert [(np.stack(shares) != 0).sum(axis=0).min(), (np.stack(shares) != 0).sum(axis=0).max()] == [1, 1]
+    assert (sum(shares) == whole).all()
+
+
 def test_distances_beyond_the_largest_share_an_encoding():
     model = small_model()
     inputs, targets = stream(23)

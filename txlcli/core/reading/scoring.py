@@ -140,16 +140,52 @@ def score(
             the targets may be on the host.
     """
     lanes = Lanes.of(len(targets), settings)
-    losses = torch.empty(lanes.number, lanes.length, device=model.device)
+    losses, seconds = score_lanes(
+        model,
+        inputs,
+        targets,
+        settings,
+        range(lanes.number),
+        precision=precision,
+        on_tokens=on_tokens,
+        on_segment=on_segment,
+    )
+    return Scores(lanes.join(losses).numpy(), seconds, lanes.number)
+
+
+def score_lanes(
+    model: LanguageModel,
+    inputs: Tokens,
+    targets: Tokens,
+    settings: EvalSettings,
+    numbers: range,
+    *,
+    precision: str = "fp32",
+    on_tokens: Callable[[int], None] | None = None,
+    on_segment: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+) -> tuple[Tensor, float]:
+    """Score some of the lanes; see `score`. Return their losses (b, length) on the host, and the seconds it took.
+
+    Args:
+        model: as for `score`.
+        inputs: as for `score`, of all lanes.
+        targets: as for `score`, of all lanes.
+        settings: as for `score`.
+        numbers: lanes to score, from 0.
+        precision: as for `score`.
+        on_tokens: called with the number of tokens scored so far, if the other lanes are read as fast.
+        on_segment: as for `score`, of these lanes.
+    """
+    lanes = Lanes.of(len(targets), settings)
+    losses = torch.empty(len(numbers), lanes.length, device=model.device)
     started = time.perf_counter()
-    for part, hidden, target_part, loss_part in _segments(model, inputs, targets, lanes, settings, precision):
+    for part, hidden, target_part, loss_part in _segments(model, inputs, targets, lanes, settings, precision, numbers):
         losses[:, part] = loss_part
         if on_segment:
             on_segment(hidden, target_part, loss_part)
         if on_tokens:
             on_tokens(min(part.stop * lanes.number, lanes.count))
-    in_order = lanes.join(losses).numpy()  # waits for the device
-    return Scores(in_order, time.perf_counter() - started, lanes.number)
+    return losses.cpu(), time.perf_counter() - started  # waits for the device
 
 
 def score_total(
@@ -180,15 +216,19 @@ def _segments(
     lanes: "Lanes",
     settings: EvalSettings,
     precision: str,
+    numbers: range | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield each segment: its place in the lanes, last hidden states (B, l, d), targets and losses (B, l).
 
+    `numbers` reads these lanes only.
+
     Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
     """
-    reader = make_reader(model, sized_for(model, settings, lanes.length), batch_size=lanes.number, precision=precision)
-    for block in lanes.parts(settings.seg_len * max(1, BLOCK_TOKENS // (settings.seg_len * lanes.number))):
-        input_block = lanes.cut(inputs, reader.device, block)
-        target_block = lanes.cut(targets, reader.model.targets_device, block)
+    numbers = range(lanes.number) if numbers is None else numbers
+    reader = make_reader(model, sized_for(model, settings, lanes.length), batch_size=len(numbers), precision=precision)
+    for block in lanes.parts(settings.seg_len * max(1, BLOCK_TOKENS // (settings.seg_len * len(numbers)))):
+        input_block = lanes.cut(inputs, reader.device, block, numbers)
+        target_block = lanes.cut(targets, reader.model.targets_device, block, numbers)
         for first in range(block.start, block.stop, settings.seg_len):
             part = slice(first, min(first + settings.seg_len, block.stop))
             within = slice(part.start - block.start, part.stop - block.start)
@@ -218,11 +258,17 @@ class Lanes:
         """Tokens of the last lane, at most `length`."""
         return self.count - (self.number - 1) * self.length
 
-    def cut(self, tokens: Tokens | Preceded, device: torch.device, part: slice | None = None) -> Tensor:
-        """Cut (T,) -> (B, l), a part of each lane; the last lane is filled up with tokens whose losses are dropped."""
+    def cut(
+        self, tokens: Tokens | Preceded, device: torch.device, part: slice | None = None, numbers: range | None = None
+    ) -> Tensor:
+        """Cut (T,) -> (B, l), a part of each lane, or of those with these `numbers`.
+
+        The last lane is filled up with tokens whose losses are dropped.
+        """
         start, stop = (0, self.length) if part is None else (part.start, part.stop)
-        rows = np.zeros((self.number, stop - start), dtype=np.int64)
-        for lane, row in enumerate(rows):
+        numbers = range(self.number) if numbers is None else numbers
+        rows = np.zeros((len(numbers), stop - start), dtype=np.int64)
+        for lane, row in zip(numbers, rows, strict=True):
             first = lane * self.length + start
             piece = tokens[first : min(first + len(row), self.count)]
             row[: len(piece)] = piece

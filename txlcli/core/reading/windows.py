@@ -8,6 +8,7 @@ Axes: W windows side by side, N window length (attention length), S stride, T to
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ def score_windows(
     max_distance: int | None = None,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> Scores:
     """Score every target from the last `attn_len` tokens before it.
 
@@ -50,18 +52,19 @@ def score_windows(
         max_distance: distances beyond it share one encoding.
         precision: of matrix products.
         on_tokens: called with the number of tokens scored so far.
+        share: (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
 
     Raises:
         UsageError: the model has learned fewer positions than the window has.
     """
     device = model.device
     input_ids, target_ids = (torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(device) for ids in (inputs, targets))
-    losses = torch.empty(len(targets), device=device)
+    losses = torch.zeros(len(targets), device=device)
     started = time.perf_counter()
     length = min(attn_len, len(targets))
     windows = windows or windows_at_once(device, length)
     readers: dict[int, Reader] = {}  # by windows: the first and the last batch may have fewer than the others
-    for firsts, counted in _batches(len(targets), attn_len, stride, windows):
+    for firsts, counted in islice(_batches(len(targets), attn_len, stride, windows), share[0], None, share[1]):
         if len(firsts) not in readers:
             readers[len(firsts)] = make_window_reader(
                 model, length, windows=len(firsts), precision=precision, max_distance=max_distance

@@ -10,13 +10,14 @@ Axes: B lanes.
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -27,11 +28,17 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.heartbeat import INTERVAL_S, Heartbeat
 from txlcli.errors import DisagreementError, RecipeError, TrainingError, TxlError, UsageError
 from txlcli.system import launcher
+from txlcli.system.memory import is_out_of_memory, requested_size
+
+Result = TypeVar("Result")
 
 COMMAND_TIMEOUT = timedelta(days=1)
 """For a command of rank 0, which may be validating or saving; a process that has died is noticed at once."""
 JOIN_TIMEOUT = timedelta(minutes=30)
 """Until all processes have met; rank 0 may have to prepare the text first."""
+SECONDS_BETWEEN_CHECKS = 0.02
+"""Time between two checks whether all processes have arrived."""
+SMALLER = "use a smaller batch size, shorter lengths or a smaller model"
 LOST_PROCESS = ("Connection", "connection", "Broken pipe", "Timed out", "timed out")
 """Words in the messages of errors that mean that a process is gone or does not answer."""
 
@@ -49,7 +56,7 @@ class Command(IntEnum):
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a training, as one of them sees them; a single process by default."""
+    """The processes of a training or an evaluation, as one of them sees them; a single process by default."""
 
     rank: int = 0
     size: int = 1
@@ -118,6 +125,15 @@ class World:
         self.send_command(Command.end)
 
     @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the other processes until the block ends."""
+        try:
+            yield
+        finally:
+            if self.heartbeat is not None:
+                self.heartbeat.stop()
+
+    @contextmanager
     def explaining_lost_processes(self) -> Iterator[None]:
         """Turn PyTorch's error about a process that is gone into one line.
 
@@ -129,7 +145,7 @@ class World:
         except RuntimeError as error:
             if not self._is_lost_process(error):
                 raise
-            raise TrainingError("another process has ended or does not answer") from error
+            raise TrainingError("another process has ended or does not answer; start all processes again") from error
 
     def _is_lost_process(self, error: RuntimeError) -> bool:
         lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST_PROCESS)
@@ -158,9 +174,11 @@ class World:
         of_all: list[Any] = [None] * self.size
         with self.explaining_lost_processes():
             distributed.all_gather_object(of_all, (socket.gethostname(), own), group=self.hosts)
-        for rank, (host, given) in enumerate(of_all):
-            if isinstance(given, tuple):
-                raise DisagreementError(f"rank {rank} on {host}: {given[1]}", given[0])
+        failed = [(rank, host, given) for rank, (host, given) in enumerate(of_all) if isinstance(given, tuple)]
+        if failed:
+            rank, host, (exit_code, message) = failed[0]
+            of_every_rank = len(failed) == self.size and len({given for _, _, given in failed}) == 1
+            raise DisagreementError(message if of_every_rank else f"rank {rank} on {host}: {message}", exit_code)
         first = of_all[0][1]
         for rank, (host, given) in enumerate(of_all):
             for name in first | given:
@@ -171,6 +189,73 @@ class World:
                         "with the same settings, releases and files",
                         UsageError.exit_code,
                     )
+
+    def wait_for_all(self) -> None:
+        """Wait until every process has come here; signals are handled meanwhile.
+
+        Raises:
+            TrainingError: another process is gone, or gives no sign of life for `train.rank_timeout`.
+        """
+        if self.size == 1:
+            return
+        with self.explaining_lost_processes():
+            barrier = distributed.barrier(group=self.hosts, async_op=True)
+            while not barrier.is_completed():
+                time.sleep(SECONDS_BETWEEN_CHECKS)
+                if self.heartbeat is not None and (silent := self.heartbeat.silent_ranks(self.heartbeat.timeout_s)):
+                    raise TrainingError(f"the process of rank {silent[0]} does not answer; start all processes again")
+            barrier.wait()
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Run a block in all processes; if it fails in one of them, all of them fail.
+
+        Raises:
+            DisagreementError: the block failed in a process, for lack of memory or with a TxlError.
+        """
+        error: BaseException
+        try:
+            yield
+        except TxlError as failed:
+            error, reason = failed, failed
+        except (MemoryError, RuntimeError) as failed:
+            if self.size == 1 or not is_out_of_memory(failed):
+                raise
+            error, reason = failed, TrainingError(f"out of memory{requested_size(failed)}; {SMALLER}")
+        else:
+            self.wait_for_all()
+            self.agree({})
+            return
+        self.wait_for_all()
+        self.agree(reason)
+        raise error
+
+    def from_rank_0(self, function: Callable[[], Result]) -> Result:
+        """Call a function in rank 0, while the other processes wait, and return its result in all of them."""
+        results: list[Any] = [None]
+        with self.failing_together():
+            if self.is_rank_zero:
+                results = [function()]
+        if self.size > 1:
+            with self.explaining_lost_processes():
+                distributed.broadcast_object_list(results, src=0, group=self.hosts)
+        return results[0]
+
+    def all_gather(self, tensor: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the tensors of all processes, on the host, concatenated along the first axis by rank.
+
+        Args:
+            tensor: of this process, on the host.
+            lengths: of the first axis, by rank; the other axes have the same lengths everywhere.
+        """
+        if self.size == 1:
+            return tensor
+        parts = [torch.empty(length, *tensor.shape[1:], dtype=tensor.dtype) for length in lengths]
+        parts[self.rank] = tensor.contiguous()
+        with self.explaining_lost_processes():
+            for rank, part in enumerate(parts):
+                distributed.broadcast(part, src=rank, group=self.hosts)
+        return torch.cat(parts)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes."""
@@ -261,6 +346,11 @@ def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
     if count > batch_size:
         wanted = f"{processes} processes" + (f" x {settings.accumulate} parts" if settings.accumulate > 1 else "")
         raise RecipeError(f"train.batch_size = {batch_size} is too small for {wanted}; use fewer of them")
+    return even_parts(batch_size, count)
+
+
+def even_parts(batch_size: int, count: int) -> list[range]:
+    """Divide lanes into contiguous parts whose sizes differ by one at most."""
     edges = [batch_size * number // count for number in range(count + 1)]
     return [range(first, end) for first, end in pairwise(edges)]
 

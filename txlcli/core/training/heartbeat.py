@@ -58,7 +58,7 @@ class Heartbeat:
         seconds_to_end: float = SECONDS_TO_END,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._rank, self._timeout_s, self._say, self._end = store, rank, timeout_s, say, end
+        self._store, self._rank, self.timeout_s, self._say, self._end = store, rank, timeout_s, say, end
         self._interval_s, self._seconds_to_end, self._clock = interval_s, seconds_to_end, clock
         self._watched = range(1, size) if rank == 0 else range(1)
         self._beats = dict.fromkeys(self._watched, 0)
@@ -138,15 +138,13 @@ class Heartbeat:
     def _check_watched(self) -> None:
         """Name silent processes on rank 0, each once; end another rank if rank 0 is silent for too long."""
         if self._rank:
-            if self.silent_ranks(self._timeout_s):
-                self._end(
-                    f"no sign of life from rank 0 for {self._timeout_s:,.0f} s; process of rank {self._rank} ends"
-                )
+            if self.silent_ranks(self.timeout_s):
+                self._end(f"no sign of life from rank 0 for {self.timeout_s:,.0f} s; process of rank {self._rank} ends")
             return
         silent = self.silent_ranks(SECONDS_UNTIL_NAMED)
         for rank in sorted(set(silent) - self._named):
             self._say(
                 f"no sign of life from rank {rank} for {SECONDS_UNTIL_NAMED:.0f} s; waiting for it, at most "
-                f"train.rank_timeout = {self._timeout_s:,.0f} s"
+                f"train.rank_timeout = {self.timeout_s:,.0f} s"
             )
         self._named = set(silent)

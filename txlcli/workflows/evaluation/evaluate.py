@@ -1,6 +1,7 @@
 """Evaluates a run: opens it, scores a text with each requested setting, and collects the results."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import check_attention
+from txlcli.core.kernels.device import pick_device
+from txlcli.core.training import data_parallel
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, World
+from txlcli.core.training.divided_scoring import check_lanes
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
+from txlcli.runs import run_folder
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import record, texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
@@ -19,7 +26,8 @@ from txlcli.workflows.evaluation.lengths import RowAndLosses, lanes, over_memory
 from txlcli.workflows.evaluation.options import EvalOptions, first_option
 from txlcli.workflows.evaluation.record import Row
 from txlcli.workflows.evaluation.search import search
-from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace
 
 
@@ -72,18 +80,59 @@ class Evaluation:
 def evaluate(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Evaluation:
     """Evaluate a run, by default the most recent one, without recording the result.
 
+    If a launcher started several processes, they divide the lanes or windows, and all of them return the result.
+
     An exception after the first row ends the sweep: `Evaluation.ended_by`.
 
     Raises:
         RunError: the run does not exist or cannot be opened.
         UsageError: the options do not fit the run.
         StoreError: the store is missing, or is not the one the run was trained on.
+        DisagreementError: another process has failed, or evaluates something else.
+        TrainingError: another process is gone.
     """
-    return evaluate_opened(workspace.open_run(run_name), options, workspace)
+    run = run_folder.find(run_name, workspace.runs_dir)
+    world = data_parallel.join(
+        pick_device(workspace.device), rank_timeout_s=run.settings.train.rank_timeout, say=workspace.reporter.say
+    )
+    with world.watching():
+        with world.failing_together():
+            opened = workspace.open_run(run_name)
+        return evaluate_opened(opened, options, workspace, world)
 
 
-def evaluate_opened(opened: OpenRun, options: EvalOptions, workspace: Workspace) -> Evaluation:
-    """Evaluate an open run; see `evaluate`."""
+def evaluate_opened(
+    opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS
+) -> Evaluation:
+    """Evaluate an open run, in the processes of `world`; see `evaluate`."""
+    with world.failing_together():
+        text, settings = _prepare(opened, options, workspace)
+        if not options.adapts and options.attn_len is None:
+            check_lanes(len(text.targets), settings, world.size)
+    if world.size > 1:
+        world.agree(_common_facts(opened, text, options))
+    selected = None
+    if options.searched:
+        selected = search(opened, settings, options, workspace, world)
+        options = options.with_length(selected["found"])
+    scoring = Scoring(opened, text, settings, workspace.reporter, world)
+    rows: list[Row] = []
+    losses: list[NDArray[np.float32]] = []
+    ended_by = None
+    try:
+        for row, token_losses in _rows(scoring, options, workspace):
+            rows.append(row)
+            losses.append(token_losses)
+    except BaseException as error:  # a sweep can take hours: finished rows are shown and recorded first
+        if not rows:
+            raise
+        ended_by = error
+    result = record.make_result(scoring, rows, selected, complete=ended_by is None)
+    return Evaluation(scoring, result, losses, ended_by)
+
+
+def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace) -> tuple[ScoredText, EvalSettings]:
+    """Check the options, and return the text to score and the settings."""
     reporter = workspace.reporter
     _check_options(opened, options)
     if options.attention is not None:
@@ -99,24 +148,21 @@ def evaluate_opened(opened: OpenRun, options: EvalOptions, workspace: Workspace)
             settings = dataclasses.replace(settings, batch_size=lanes(settings.batch_size, len(text.targets), longest))
     else:
         text = texts.split_text(opened, options.split or "test", options.positions, workspace)
-    selected = None
-    if options.searched:
-        selected = search(opened, settings, options, workspace)
-        options = options.with_length(selected["found"])
-    scoring = Scoring(opened, text, settings, reporter)
-    rows: list[Row] = []
-    losses: list[NDArray[np.float32]] = []
-    ended_by = None
-    try:
-        for row, token_losses in _rows(scoring, options, workspace):
-            rows.append(row)
-            losses.append(token_losses)
-    except BaseException as error:  # a sweep can take hours: finished rows are shown and recorded first
-        if not rows:
-            raise
-        ended_by = error
-    result = record.make_result(scoring, rows, selected, complete=ended_by is None)
-    return Evaluation(scoring, result, losses, ended_by)
+    return text, settings
+
+
+def _common_facts(opened: OpenRun, text: ScoredText, options: EvalOptions) -> dict[str, str]:
+    """Return what must be the same in all processes of an evaluation, by name."""
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    user_text = given.pop("text")
+    digest = text.digest if user_text is None else hashlib.sha256(user_text.data).hexdigest()
+    return {
+        **settings_facts(opened.run.settings),
+        **{f"--{name.replace('_', '-')}": str(value) for name, value in given.items()},
+        "the precision": opened.precision,
+        "the checkpoint": opened.checkpoint.fingerprint(),
+        "the text (SHA-256)": str(digest),
+    }
 
 
 def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[RowAndLosses]:

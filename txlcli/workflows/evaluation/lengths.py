@@ -1,14 +1,15 @@
 """Scores a text at each of several lengths: with memory, or without memory by sliding windows."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
-from txlcli.core.reading.scoring import attention_span, score
-from txlcli.core.reading.windows import score_windows
+from txlcli.core.reading.scoring import attention_span
+from txlcli.core.training.divided_scoring import score_in_processes, score_windows_in_processes
 from txlcli.workflows.evaluation.record import NO_SLOWDOWN, SLOWDOWN_WINDOWS, Row, make_row
 from txlcli.workflows.evaluation.texts import Scoring
 
@@ -28,9 +29,11 @@ def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Ite
     for length in lengths:
         with_length = scoring.with_settings(mem_len=length)
         title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {length}"
-        scores = scoring.score_by(score, with_length.settings, title=title)
-        row = make_row(with_length, scores)
-        yield {**row, **(_slowdown(with_length) if timed else NO_SLOWDOWN)}, scores.losses_nats
+        scores = scoring.score_by(score_in_processes, with_length.settings, world=scoring.world, title=title)
+        with scoring.world.failing_together():
+            row = make_row(with_length, scores)
+        slowdown = scoring.world.from_rank_0(partial(_slowdown, with_length)) if timed else NO_SLOWDOWN
+        yield {**row, **slowdown}, scores.losses_nats
 
 
 def _slowdown(scoring: Scoring) -> dict[str, Any]:
@@ -69,8 +72,9 @@ def over_windows(
     """
     for length in lengths:
         scores = scoring.score_by(
-            score_windows,
+            score_windows_in_processes,
             title=f"N = {length}",
+            world=scoring.world,
             attn_len=length,
             stride=stride,
             windows=batch_size,
@@ -78,6 +82,7 @@ def over_windows(
         )
         tokens = len(scoring.text.targets)  # a window longer than the text predicts all of it at once
         fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
-        row = make_row(scoring.with_settings(mem_len=0, seg_len=length), scores)
+        with scoring.world.failing_together():
+            row = make_row(scoring.with_settings(mem_len=0, seg_len=length), scores)
         spans = {"attn_len_min": fewest, "attn_len_max": most, "attn_len": length, "stride": stride}
         yield {**row, **NO_SLOWDOWN, **spans}, scores.losses_nats

@@ -135,6 +135,18 @@ class EvalOptions:
         """True if the model adapts to the text by more than its memory."""
         return self.cache is not None or self.dynamic
 
+    def check_processes(self, processes: int) -> None:
+        """Refuse an evaluation that several processes cannot divide.
+
+        Raises:
+            UsageError: the model adapts to the text in its order.
+        """
+        if processes > 1 and self.adapts:
+            option = "--dynamic" if self.dynamic else "--cache"
+            raise UsageError(
+                f"{option} runs in one process, and {processes} were asked for; leave out {option}, or use one process"
+            )
+
     def with_length(self, length: int) -> "EvalOptions":
         """Replace "auto" by the length that a search has selected."""
         if self.searched == "--mem-len":

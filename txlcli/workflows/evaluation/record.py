@@ -30,6 +30,7 @@ RECORDED = (
     "same_length",
     "precision",
     "attention",
+    "processes",
 )
 """Keys of the result that evals.jsonl repeats in every row."""
 
@@ -92,6 +93,7 @@ def make_result(scoring: Scoring, rows: list[Row], search: dict[str, Any] | None
         "same_length": settings.same_length if has_attention and in_segments else None,
         "precision": opened.precision,
         "attention": opened.model.attention_backend if has_attention else None,
+        "processes": scoring.world.size,
         "slowdown_windows": SLOWDOWN_WINDOWS,
         "paper": text.paper,
         "search": search,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.training.data_parallel import World
 from txlcli.errors import UsageError
 from txlcli.paper import effective_length, metrics
 from txlcli.runs.loading import OpenRun
@@ -15,7 +16,9 @@ from txlcli.workflows.workspace import Workspace
 STEPS = 16  # the resolution of the search is the trained length / 16
 
 
-def search(opened: OpenRun, settings: EvalSettings, options: EvalOptions, workspace: Workspace) -> dict[str, Any]:
+def search(
+    opened: OpenRun, settings: EvalSettings, options: EvalOptions, workspace: Workspace, world: World
+) -> dict[str, Any]:
     """Find the shortest memory, or window, beyond which longer ones hardly lower the perplexity.
 
     Raises:
@@ -32,7 +35,7 @@ def search(opened: OpenRun, settings: EvalSettings, options: EvalOptions, worksp
     if options.text is not None:
         texts.warn_if_trained_on(opened, "valid", workspace)
     valid = texts.first_positions(opened, "valid", options.positions, workspace.data_dir)
-    scoring = Scoring(opened, valid, settings, reporter)
+    scoring = Scoring(opened, valid, settings, reporter, world)
     longest = _longest(opened, valid, with_memory=with_memory, stride=stride)
     reporter.say(
         f"searching for the shortest length beyond which perplexity falls by less than "

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import scored_stream
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, VocabularyError
@@ -56,6 +57,8 @@ class Scoring:
     text: ScoredText
     settings: EvalSettings
     reporter: Reporter
+    world: World = SINGLE_PROCESS
+    """Processes that divide the lanes or the windows."""
 
     def score_by(self, function: Callable[..., Result], *arguments: Any, title: str, **options: Any) -> Result:
         """Score the text with a function of the core that takes these further arguments; `title` names its progress."""

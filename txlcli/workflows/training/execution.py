@@ -103,11 +103,17 @@ def build_training(
 
 def common_facts(settings: Settings, store: TokenStore, resumed_from: str) -> dict[str, str]:
     """Return what must be the same in all processes of a training, by name."""
+    facts = settings_facts(settings)
+    facts["the checkpoint"] = resumed_from or "none"
+    facts["the train split (SHA-256)"] = store.info("train").sha256
+    return facts
+
+
+def settings_facts(settings: Settings) -> dict[str, str]:
+    """Return the releases and the settings of a process by name."""
     facts = {"the release of txl": __version__, "the release of PyTorch": torch.__version__}
     for section, table in recipe.to_table(settings).items():
         facts |= {f"{section}.{key}": recipe.format_value(value) for key, value in table.items()}
-    facts["the checkpoint"] = resumed_from or "none"
-    facts["the train split (SHA-256)"] = store.info("train").sha256
     return facts
 
 

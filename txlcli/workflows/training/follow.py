@@ -35,6 +35,7 @@ def start_processes(
     *,
     restarts: int = 0,
     resumable: Callable[[], str | None] = lambda: None,
+    next_step: str = "resume from the last checkpoint with --resume, if there is one",
     say: Callable[[str], None] = lambda message: None,
 ) -> int:
     """Run a command line of txl in several processes, as torchrun does, and return their exit code.
@@ -44,6 +45,7 @@ def start_processes(
         arguments: of the command line.
         restarts: how often to start all processes again after one was lost.
         resumable: returns the run that the processes have made and can resume from now on, if there is one.
+        next_step: advice after a process was killed.
         say: receives a line about each restart.
 
     Raises:
@@ -66,7 +68,7 @@ def start_processes(
         say(f"{ended.reason}; starting all processes again {begin} (restart {attempt} of {restarts})")
     ended = _run_processes(processes, arguments)
     if ended.exit_code < 0:
-        raise TrainingError(f"{ended.reason}; resume from the last checkpoint with --resume, if there is one")
+        raise TrainingError(f"{ended.reason}; {next_step}")
     return ended.exit_code
 
 

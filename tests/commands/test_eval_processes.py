@@ -1,0 +1,192 @@
+"""txl eval --processes: several processes divide the lanes, or the windows, of one evaluation."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import h5py
+import pytest
+
+from tests.commands.novel import change_weights, done, json_of, refusal, start, wait_for
+from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
+from txlcli.runs import history, run_folder
+from txlcli.system import signals
+
+ENDLESS = ["eval", "byte", "--text", "endless.txt", "--mem-len", "0,5", "--batch-size", 2, "--device", "cpu"]
+TIMES = {"ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown"}
+
+
+def write_endless(name="endless.txt"):
+    Path(name).write_text("the fox and the owl " * 200_000)
+
+
+def in_processes(*arguments, processes=2):
+    """Return the JSON object of an evaluation in several processes, which must print no more than with one process."""
+    stdout, stderr = ended(start("eval", *arguments, "--processes", processes, "--json", "--device", "cpu"), 0)
+    assert stdout.count("\n") == 1
+    assert len([line for line in stderr if line.startswith("evaluating ")]) == 1
+    return json.loads(stdout)
+
+
+def alone(*arguments):
+    return json_of("eval", *arguments, "--device", "cpu")
+
+
+def assert_same(result, expected):
+    """Compare all but the times; the total of the losses must be the same to 1e-6 nats per token."""
+    assert {**result, "rows": None, "processes": 1, "search": None} == {**expected, "rows": None, "search": None}
+    for row, of_one in zip(result["rows"], expected["rows"], strict=True):
+        numbers = {key: value for key, value in of_one.items() if value is not None and key not in TIMES}
+        assert {key: row[key] for key in numbers} == pytest.approx(numbers, abs=1e-6, rel=1e-6)
+        assert [key for key in row if row[key] is None] == [key for key in of_one if of_one[key] is None]
+        assert row["ms_per_token"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["word", "--split", "valid", "--batch-size", 5],
+        ["byte", "--text", "novel/test.txt", "--batch-size", 4],
+        ["byte", "--attn-len", "3,7", "--stride", 2, "--positions", 301, "--batch-size", 4],
+    ],
+)
+def test_processes_find_the_losses_of_one_process(here, arguments):
+    assert_same(in_processes(*arguments), alone(*arguments))
+
+
+def test_processes_search_for_a_length_together(here):
+    arguments = ["byte", "--mem-len", "auto", "--batch-size", 2, "--positions", 200]
+    result, expected = in_processes(*arguments), alone(*arguments)
+    assert_same(result, expected)
+    assert result["search"]["found"] == expected["search"]["found"]
+    assert [trial["length"] for trial in result["search"]["tried"]] == [
+        trial["length"] for trial in expected["search"]["tried"]
+    ]
+
+
+def test_the_table_names_the_processes_and_the_losses_are_written_and_recorded_once(here):
+    run = run_folder.find("byte", Path("runs"))
+    before = len(list(history.read_evals(run)))
+    process = start("eval", "byte", "--processes", 2, "--losses", "two.h5", "--plot", "two.png", "--verbose")
+    stdout, stderr = ended(process, 0)
+    assert "ms/token: 2 processes together; one lane and vanilla: rank 0 alone, with its own threads." in stdout
+    assert sum(line.endswith(" written to two.h5") for line in stderr) == 1
+    assert Path("two.png").exists()
+    recorded = list(history.read_evals(run))
+    assert len(recorded) == before + 1
+    assert recorded[-1]["processes"] == 2
+    done("eval", "byte", "--losses", "one.h5", "--device", "cpu")
+    with h5py.File("one.h5") as one, h5py.File("two.h5") as two:
+        for name in one:
+            assert two[name][()] == pytest.approx(one[name][()], abs=1e-5)
+
+
+def test_torchrun_evaluates_in_its_processes(here):
+    arguments = ["eval", "byte", "--mem-len", "0,5", "--device", "cpu", "--json"]
+    stdout, stderr = ended(start(*TORCHRUN, *arguments, module="torch.distributed.run"), 0)
+    assert sum(line.startswith("evaluating ") for line in stderr) == 1
+    assert_same(json.loads(stdout), alone("byte", "--mem-len", "0,5"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--dynamic"], "--dynamic runs in one process, and 2 were asked for; leave out --dynamic, or use one process"),
+        (["--cache", 9], "--cache runs in one process, and 2 were asked for; leave out --cache, or use one process"),
+        (["--text", "-"], "--text -: several processes cannot share stdin; give a file, or use one process"),
+        (["--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: train, valid, test)'),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_any_process_is_started(here, arguments, error):
+    assert refusal("eval", "byte", *arguments, "--processes", 2) == error
+
+
+def test_fewer_lanes_than_processes_are_refused_once(here):
+    stdout, stderr = ended(start("eval", "byte", "--batch-size", 1, "--processes", 2), 2)
+    assert stdout == ""
+    assert [line for line in stderr if line.startswith("error: ")] == [
+        "error: 2 processes divide the lanes of the batch, and 458 tokens with a batch size of 1 are one lane; give "
+        "--batch-size 2 or more, or use fewer processes"
+    ]
+
+
+def test_a_loss_that_is_not_finite_is_one_line(here):
+    change_weights("byte", lambda name, tensor: tensor * float("nan"))
+    _, stderr = ended(start("eval", "byte", "--processes", 2), 1)
+    errors = [line for line in stderr if line.startswith("error: ")]
+    assert errors == ["error: runs/byte: the loss of novel test is not finite; train it again"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "error"),
+    [
+        (["--mem-len", "0,7"], 2, "error: --mem-len is (0, 5) on rank 0 and (0, 7) on rank 1 ("),
+        (["--data-dir", "nowhere"], 1, "error: rank 1 on "),
+        (["--runs-dir", "other"], 2, "error: the checkpoint is step 7 with weights "),
+    ],
+)
+def test_processes_that_differ_end_with_one_line(here, free_port, change, code, error):
+    shutil.copytree("runs", "other")
+    change_weights("byte", lambda name, tensor: tensor + 1)
+    arguments = ["eval", "byte", "--mem-len", "0,5", "--device", "cpu"]
+    processes = start_ranks(arguments, [*arguments, *change], port=free_port)
+    lines = [line for process in processes for line in ended(process, code)[1] if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith(error)
+
+
+@on_linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes_with_one_line(here, number):
+    write_endless()
+    process = start(*ENDLESS, "--processes", 2)
+    wait_for(lambda: len(processes_in(here)) == 2)
+    process.stderr.readline()  # evaluating
+    process.send_signal(number)
+    stdout, stderr = ended(process, 128 + number)
+    assert stdout == ""
+    assert [line for line in stderr if line.startswith("error: ")] == [f"error: {signals.WORDS[number]}"]
+    wait_for(lambda: not processes_in(here))
+
+
+@on_linux
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_ends_all_with_one_line(here, rank):
+    write_endless()
+    process = start(*ENDLESS, "--processes", 2)
+    process.stderr.readline()  # evaluating
+    os.kill(processes_in(here)[rank], signal.SIGKILL)
+    _, stderr = ended(process, 1)
+    errors = [line for line in stderr if line.startswith("error: ")]
+    assert errors == [f"error: process {rank} was killed by signal 9; evaluate again"]
+    wait_for(lambda: not processes_in(here))
+
+
+@on_linux
+def test_a_process_of_a_cluster_that_dies_is_noticed(here, free_port):
+    Path("endless.txt").write_text("the fox and the owl " * 2_000)
+    first, second = start_ranks(ENDLESS, ENDLESS, port=free_port)
+    first.stderr.readline()  # evaluating
+    second.kill()
+    second.communicate()
+    _, stderr = ended(first, 1)
+    errors = [line for line in stderr if line.startswith("error: ")]
+    assert errors == ["error: another process has ended or does not answer; start all processes again"]
+
+
+@pytest.mark.slow
+@on_linux
+def test_a_process_that_hangs_is_named_and_given_up(here):
+    write_endless()
+    done("train", "tiny.toml", "--name", "impatient", "--set", "train.rank_timeout=12")
+    process = start("eval", "impatient", *ENDLESS[2:], "--positions", 20_000, "--processes", 2)
+    process.stderr.readline()  # evaluating
+    hanging = processes_in(here)[1]
+    os.kill(hanging, signal.SIGSTOP)
+    named, error = (process.stderr.readline() for _ in range(2))
+    os.kill(hanging, signal.SIGKILL)
+    ended(process, 1)
+    assert named.startswith("no sign of life from rank 1 for 10 s; waiting for it, at most train.rank_timeout = 12 s")
+    assert error == "error: the process of rank 1 does not answer; start all processes again\n"
