@@ -2,8 +2,9 @@
 
 python -m tests.gpu.correctness [--device cuda|cpu] [--toy] [--only NAME] [--minutes 7] [--json FILE]
 
-Rows: the rates of copies and of matrix products, each test of `test_cuda_*.py`, a small training with an evaluation,
-and the same under compute-sanitizer if that is installed. On a CPU, the tests of CUDA are skipped.
+Rows: the rates of copies and of matrix products, a small training with an evaluation, each test of `test_cuda_*.py` by
+each attention backend, and the small training under compute-sanitizer if that is installed. On a CPU, the tests of CUDA
+are skipped.
 """
 
 import ast
@@ -24,6 +25,8 @@ OF_BOTH_DEVICES = FOLDER / "test_cuda_steps.py"
 """Its tests that need no CUDA run on a CPU."""
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
+BACKENDS = ("reference", "auto", "sdpa", "triton", "flex")
+MOST_SECONDS = 120.0  # of a row of tests, compilation included
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
 SANITIZER_S = 180
 """Longest time of a run under it."""
@@ -52,19 +55,21 @@ def product_rate(device, precision):
     return {"flops_per_s": peak_flops_per_s(torch.device(device), precision)}
 
 
-def names_of_tests(files=None):
-    """Names `file::function` of all tests of CUDA, without importing them."""
+def cases(files=None):
+    """Each test of CUDA as `file::function`, with each of its attention backends, without importing them."""
     for file in sorted(FOLDER.glob("test_cuda_*.py")) if files is None else files:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-        yield from (f"{file}::{name}" for name in functions if name.startswith("test_"))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                has_backends = "backend" in {argument.arg for argument in node.args.args}
+                yield from ((f"{file}::{node.name}", backend) for backend in (BACKENDS if has_backends else (None,)))
 
 
 class Outcomes:
-    """A plugin of pytest that collects how each test ended."""
+    """A plugin of pytest that tells how the tests have ended, after each of them."""
 
-    def __init__(self):
-        self.passed, self.failed, self.skipped = 0, {}, {}
+    def __init__(self, tell):
+        self.passed, self.failed, self.skipped, self._tell = 0, {}, {}, tell
 
     def pytest_runtest_logreport(self, report):
         name = report.nodeid.partition("::")[2]
@@ -75,23 +80,36 @@ class Outcomes:
             self.skipped[reason] = self.skipped.get(reason, 0) + 1
         elif report.when == "call":
             self.passed += 1
+        if report.when == "teardown":
+            self._tell({"passed": self.passed, "failed": self.failed, "skipped": self.skipped})
 
     def pytest_collectreport(self, report):
         if report.failed:
             self.failed[report.nodeid] = report.longreprtext[-4000:]
+            self._tell({"failed": self.failed})
 
 
-def run_tests(test):
-    """Run a test function with all its parameters."""
+def run_tests(test, backend, tell):
+    """Run a test function with all its parameters, or with those of an attention backend."""
     import pytest
 
-    outcomes, text = Outcomes(), io.StringIO()
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "slow or not slow"]
+    outcomes, text = Outcomes(tell), io.StringIO()
+    options = [
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "slow or not slow",
+        *(["-k", backend] if backend else []),
+    ]
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
         code = pytest.main([*options, test], plugins=[outcomes])
-    yield {"passed": outcomes.passed, "failed": outcomes.failed, "skipped": outcomes.skipped}
     if outcomes.failed:
         raise AssertionError(f"{len(outcomes.failed)} of {outcomes.passed + len(outcomes.failed)} cases failed")
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise Skip(f"the test has no case of {backend}")
     if code != pytest.ExitCode.OK:
         raise RuntimeError(f"pytest ended with {code!r}: {text.getvalue()[-1000:]}")
     if not outcomes.passed:
@@ -147,8 +165,9 @@ def main(
     for precision in PRECISIONS[device]:
         stage.run(f"product, {precision}", product_rate, device=device, precision=precision)
     stage.run("small run", small_run, device=device)
-    for test in names_of_tests([OF_BOTH_DEVICES] if toy else None):
-        stage.run(test.partition("::")[2], run_tests, test=test)
+    for test, backend in cases([OF_BOTH_DEVICES] if toy else None):
+        row = test.partition("::")[2] + (f", {backend}" if backend else "")
+        stage.run(row, run_tests, at_most_s=MOST_SECONDS, test=test, backend=backend)
     if device == "cuda":
         stage.run("compute-sanitizer", sanitized_run)
     raise typer.Exit(stage.end())

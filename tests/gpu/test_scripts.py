@@ -37,29 +37,38 @@ def test_a_test_that_fails_or_cannot_be_imported_fails_its_row(tmp_path, name):
     file = tmp_path / f"{name}.py"
     file.write_text(TEXTS[name])
     with pytest.raises(AssertionError, match="1 of 1 cases failed"):
-        list(correctness.run_tests(str(file)))
+        correctness.run_tests(str(file), None, [].append)
 
 
-def test_cases_of_a_test_are_counted(tmp_path):
+def test_cases_of_a_test_are_counted_by_backend(tmp_path):
     file = tmp_path / "test_cases.py"
     file.write_text(
         "import pytest\n\n"
         "@pytest.mark.parametrize('x', [1, 2, 3])\n"
-        "def test_one(x):\n    if x == 2:\n        pytest.skip('no two')\n\n"
+        "@pytest.mark.parametrize('backend', ['auto', 'sdpa'])\n"
+        "def test_one(backend, x):\n    if x == 2:\n        pytest.skip('no two')\n\n"
         "def test_two():\n    pytest.skip('nothing')\n"
     )
-    one, two = correctness.names_of_tests([file])
-    assert list(correctness.run_tests(one)) == [{"passed": 2, "failed": {}, "skipped": {"no two": 1}}]
+    *one, (two, backend) = correctness.cases([file])
+    assert [backend for _, backend in one] == ["reference", "auto", "sdpa", "triton", "flex"]
+    told = []
+    correctness.run_tests(one[0][0], "sdpa", told.append)
+    assert [outcome["passed"] for outcome in told] == [1, 1, 2]
+    assert (told[-1]["failed"], told[-1]["skipped"]) == ({}, {"no two": 1})
+    with pytest.raises(Skip, match="the test has no case of flex"):
+        correctness.run_tests(one[0][0], "flex", told.append)
+    assert backend is None
     with pytest.raises(Skip, match="nothing"):
-        list(correctness.run_tests(two))
+        correctness.run_tests(two, None, told.append)
 
 
-def test_every_test_of_cuda_is_a_row():
-    tests = list(correctness.names_of_tests())
-    assert not any(hides_gpus([test]) for test in tests)
-    names = [test.partition("::")[2] for test in tests]
-    assert len(names) == len(set(names)) > 20
-    assert "test_attention_and_its_six_gradients_are_those_of_float64" in names
+def test_every_test_of_cuda_is_a_row_and_sees_the_gpu():
+    tests = list(correctness.cases())
+    assert len(tests) == len(set(tests)) > 30
+    assert not any(hides_gpus([test]) for test, _ in tests)
+    names = [(test.partition("::")[2], backend) for test, backend in tests]
+    assert ("test_attention_and_its_six_gradients_are_those_of_float64", "triton") in names
+    assert ("test_compiled_steps_have_the_losses_of_eager_ones", None) in names
 
 
 def test_throughput_times_a_training(tmp_path):

@@ -123,10 +123,13 @@ def profile(name, changes, device, toy, shown=30):
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
         steps = timed.training()
-    found, order = profiler.key_averages(), f"self_{device}_time_total"
-    field = "self_device_time_total" if device == "cuda" else order
-    total = sum(getattr(event, field) for event in found)
-    times = [(event.key, event.count, getattr(event, field)) for event in found]
+    found, order = profiler.key_averages(), "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    if device == "cuda":  # operations on the host have the time of their kernels, too
+        kernels = [event for event in found if event.device_type == torch.autograd.DeviceType.CUDA]
+        times = [(event.key, event.count, event.self_device_time_total) for event in kernels]
+    else:
+        times = [(event.key, event.count, event.self_cpu_time_total) for event in found]
+    total = sum(us for _, _, us in times)
     times.sort(key=lambda operation: -operation[2])
     yield {
         "profiled": steps,
