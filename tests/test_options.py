@@ -5,11 +5,24 @@ import sys
 import pytest
 
 from txlcli.errors import UsageError
-from txlcli.options import parse_lengths, read_stdin
+from txlcli.options import parse_hardware, parse_lengths, read_stdin
 
 
 def test_lengths_are_parsed_in_order_without_duplicates():
     assert parse_lengths("--mem-len", "640,0,160,640", least=0) == [640, 0, 160]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("80GiB", "300GB/s", "989TFLOP/s"), (80 * 2**30, 3e11, 9.89e14)),
+        (("1.5 TB", "200Gbit/s", "2PFLOPS"), (1.5e12, 2.5e10, 2e15)),
+        (("512MiB", "64GiB/s", "9.89e14FLOP/s"), (2**29, 2**36, 9.89e14)),
+        ((None, None, None), (None, None, None)),
+    ],
+)
+def test_sizes_and_rates_of_a_gpu_are_parsed_with_their_units(given, expected):
+    assert tuple(parse_hardware(*given).values()) == expected
 
 
 def test_a_closed_stdin_is_refused(monkeypatch):

@@ -1,4 +1,4 @@
-"""`txl recipes`: list, show and copy the packaged recipes."""
+"""`txl recipes`: list, show, copy and forecast the packaged recipes."""
 
 import json as json_
 import re
@@ -13,7 +13,18 @@ from typer import Argument
 from txlcli import completion, console
 from txlcli.config import recipe, schema
 from txlcli.errors import TxlError, UnknownNameError, UsageError
-from txlcli.options import Force, Json
+from txlcli.options import (
+    DATA_DIR,
+    RUNS_DIR,
+    Bandwidth,
+    DataDir,
+    DeviceFlops,
+    DeviceMemory,
+    Force,
+    Json,
+    Overrides,
+    parse_hardware,
+)
 from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_folder, replacing
@@ -30,7 +41,7 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_com
 
 @app.callback()
 def recipes(context: typer.Context, json: Json = False) -> None:
-    """List, show or copy the packaged recipes.
+    """List, show, copy or forecast the packaged recipes.
 
     Without a command, txl lists them with the paper's tables and results.
 
@@ -111,6 +122,35 @@ def keys(
     else:
         for key in described:
             console.show_text(_paragraph(key) + "\n")
+
+
+@app.command("scale")
+def scale(
+    recipe_source: Annotated[
+        str,
+        Argument(metavar="NAME", help="A packaged recipe or a recipe file.", autocompletion=completion.recipes),
+    ],
+    overrides: Overrides = None,
+    device_memory: DeviceMemory = None,
+    bandwidth: Bandwidth = None,
+    device_flops: DeviceFlops = None,
+    data_dir: DataDir = DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Forecast memory and time of a recipe on 1 to 512 GPUs.
+
+    The table has powers of two, up to one sequence of the batch per GPU.
+
+    Example: txl recipes scale wt103 --device-memory 80GiB --set train.precision=bf16
+    """
+    hardware = parse_hardware(device_memory, bandwidth, device_flops)
+    from txlcli.views import scaling as view
+    from txlcli.workflows.training import scaling
+    from txlcli.workflows.workspace import Workspace
+
+    workspace = Workspace(data_dir=data_dir, runs_dir=RUNS_DIR, reporter=console.TerminalReporter())
+    described = scaling.scale_recipe(recipe_source, overrides or [], workspace, hardware=scaling.Hardware(**hardware))
+    console.show_result(described, view.show_scale, json=json)
 
 
 @app.command("schema")

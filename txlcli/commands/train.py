@@ -1,6 +1,8 @@
 """`txl train`: train a model from a recipe, or resume a run."""
 
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,19 +11,25 @@ from typer import Argument, Option
 
 from txlcli import completion, console
 from txlcli.config import own_text, recipe
+from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import MOST_SEED
 from txlcli.errors import RunError, UsageError
 from txlcli.options import (
     DATA_DIR,
+    HARDWARE_OPTIONS,
     RUNS_DIR,
     Attention,
+    Bandwidth,
     DataDir,
     Device,
+    DeviceFlops,
+    DeviceMemory,
     Force,
     Json,
     Overrides,
     PrecisionName,
     RunsDir,
+    parse_hardware,
 )
 from txlcli.runs import history, recovery, run_folder
 from txlcli.system import launcher
@@ -62,6 +70,13 @@ def train(
     verbose: Annotated[
         bool, Option("--verbose", "-v", help="With --dry-run: compare the attention backends, too; takes seconds more.")
     ] = False,
+    devices: Annotated[
+        int | None,
+        Option(metavar="N", min=1, max=MOST_COUNT, help="With --dry-run: forecast a training on N other GPUs."),
+    ] = None,
+    device_memory: DeviceMemory = None,
+    bandwidth: Bandwidth = None,
+    device_flops: DeviceFlops = None,
     log_every: Annotated[int | None, Option(min=1, help="Steps between two reports.")] = None,
     overrides: Overrides = None,
     device: Device = "auto",
@@ -98,6 +113,8 @@ def train(
         *([f"log.every={log_every}"] if log_every else []),
     ]
     # All that is wrong with the command line is reported before PyTorch is imported.
+    hardware = parse_hardware(device_memory, bandwidth, device_flops)
+    _check_devices(devices, hardware, dry_run=dry_run, processes=processes, device=device, verbose=verbose)
     _check_launcher(processes, restarts, name or resume_run)
     interrupted = None if dry_run else _run_before_restart(recipe_source, name, changes, runs_dir)
     if interrupted is not None and recipe_source is not None:
@@ -130,10 +147,12 @@ def train(
         if not dry_run:
             follow.follow(resume_run or str(recipe_source), changes, workspace, resumed=resume_run is not None)
     elif dry_run:
-        source, backends = str(recipe_source), verbose
-        _show_forecast(
-            source, changes, workspace, name, max_steps, processes, force=force, backends=backends, json=json
+        forecast = (
+            partial(_forecast, processes=processes, backends=verbose)
+            if devices is None
+            else partial(_forecast_devices, devices=devices, hardware=hardware)
         )
+        forecast(str(recipe_source), changes, workspace, name, max_steps, force=force, json=json)
     else:
         limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
         _train(recipe_source, resume_run, changes, workspace, name, limits, force=force, json=json)
@@ -143,6 +162,30 @@ def _check_verbose(*, verbose: bool, dry_run: bool) -> None:
     """Refuse --verbose for a training, which has nothing more to show."""
     if verbose and not dry_run:
         raise UsageError("--verbose compares attention backends in a forecast; add --dry-run, or leave it out")
+
+
+def _check_devices(
+    devices: int | None,
+    hardware: Mapping[str, float | None],
+    *,
+    dry_run: bool,
+    processes: int,
+    device: str,
+    verbose: bool,
+) -> None:
+    """Refuse options of a forecast for other GPUs where there is none."""
+    given = [] if devices is None else ["--devices"]
+    given += [option for option, value in zip(HARDWARE_OPTIONS, hardware.values(), strict=True) if value is not None]
+    if given and not dry_run:
+        raise UsageError(f"{given[0]} is for a forecast; add --dry-run")
+    if given and devices is None:
+        raise UsageError(f"{given[0]} describes the GPUs of a forecast; add their number with --devices N")
+    if devices is not None and processes > 1:
+        raise UsageError("--devices forecasts one process per GPU; leave out --processes")
+    if devices is not None and verbose:
+        raise UsageError("--verbose compares the attention backends of this machine; leave it out with --devices")
+    if devices is not None and device == "cpu":
+        raise UsageError("--devices forecasts a training on GPUs; leave out --device cpu, or use --processes")
 
 
 def _check_launcher(processes: int, restarts: int, name: str | None) -> None:
@@ -221,18 +264,19 @@ def _train(
         view.show_result(result)
 
 
-def _show_forecast(
+def _forecast(
     recipe_source: str,
     changes: list[str],
     workspace: "Workspace",
     name: str | None,
     max_steps: int | None,
-    processes: int,
     *,
+    processes: int,
     force: bool,
     backends: bool,
     json: bool,
 ) -> None:
+    """Forecast a training on this machine, and show its cost."""
     from txlcli.views import training as view
     from txlcli.workflows.training import forecast
 
@@ -248,6 +292,35 @@ def _show_forecast(
         backends=backends,
     )
     console.show_result(cost, view.show_forecast, json=json)
+
+
+def _forecast_devices(
+    recipe_source: str,
+    changes: list[str],
+    workspace: "Workspace",
+    name: str | None,
+    max_steps: int | None,
+    *,
+    devices: int,
+    hardware: Mapping[str, float | None],
+    force: bool,
+    json: bool,
+) -> None:
+    """Forecast a training on other GPUs, and show its cost on each."""
+    from txlcli.views import scaling as view
+    from txlcli.workflows.training import scaling
+
+    cost = scaling.forecast_devices(
+        recipe_source,
+        changes,
+        workspace,
+        name=name,
+        force=force,
+        max_steps=max_steps,
+        devices=devices,
+        hardware=scaling.Hardware(**hardware),
+    )
+    console.show_result(cost, view.show_devices, json=json)
 
 
 def _resolve(

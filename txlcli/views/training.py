@@ -22,7 +22,7 @@ def show_forecast(forecast: dict[str, Any]) -> None:
     is_whole = forecast["steps"] == forecast["max_steps"]
     extent = "the whole recipe" if is_whole else f"{forecast['steps']:,} steps"
     rows.append([f"operations of {extent}", f"{forecast['training_flops']:.3g} FLOP"])
-    rows.append(["tokens/s expected", _rate(forecast["tokens_per_s"])])
+    rows.append(["tokens/s expected", format_rate(forecast["tokens_per_s"])])
     rows.append([f"time of {extent}", duration(forecast["seconds"])])
     published = forecast["published"]
     rows += [
@@ -54,7 +54,7 @@ def _show_backends(rows: list[dict[str, Any]]) -> None:
     console.show_table("by attention backend", headings, lines, notes)
 
 
-def _rate(tokens_per_s: float) -> str:
+def format_rate(tokens_per_s: float) -> str:
     """Return a rate without decimals, or with two significant digits if it is small."""
     return f"{tokens_per_s:,.0f}" if tokens_per_s >= 10 else f"{tokens_per_s:.2g}"
 

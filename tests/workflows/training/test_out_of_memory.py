@@ -21,7 +21,7 @@ MODEL, TRAIN = SETTINGS.model, SETTINGS.train
 
 
 def forecast(train, processes=1):
-    return sum(step_bytes(MODEL, V, of_one_process(train, processes), device=CPU).values())
+    return sum(step_bytes(MODEL, V, of_one_process(train, processes), device=CPU, processes=processes).values())
 
 
 def advice(available, train=TRAIN, processes=1):

@@ -54,6 +54,7 @@ def step_bytes(
     train: TrainSettings,
     *,
     device: torch.device = CPU,
+    processes: int = 1,
     extrapolate: bool = True,
 ) -> dict[str, int]:
     """Return the bytes that a training step holds at its peak, by purpose, without the workspace of single operations.
@@ -65,8 +66,10 @@ def step_bytes(
     Args:
         model: settings of the model.
         vocab_size: V.
-        train: settings of the training.
+        train: settings of the training; of several processes, those of one (`data_parallel.of_one_process`).
         device: to train on.
+        processes: that share the batch. On a CPU, DistributedDataParallel's buckets are a second copy of the gradients;
+            on a GPU they are the gradients.
         extrapolate: count activations at a few small sizes each of batch, layers, softmax, segment and memory, which
             takes seconds; else at the full size.
     """
@@ -78,6 +81,7 @@ def step_bytes(
     return {
         "weights": weights,
         "gradients": weights,
+        "buckets": weights if processes > 1 and device.type == "cpu" else 0,
         "optimizer": optimizer,
         "average": weights if train.average != "none" else 0,
         "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
@@ -87,8 +91,40 @@ def step_bytes(
 
 Count = Callable[[int], int]
 """Bytes by a size."""
+SMALL_WIDTH = 500
+"""Columns of the smaller softmax from which larger ones are extrapolated."""
 COUNTED_LENGTH = 1024
 """Longest segment and memory, in tokens, whose activations are counted without extrapolation."""
+
+
+def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU) -> int:
+    """Return the part of the activations that grows with both the batch and the vocabulary: the logits of the softmax.
+
+    Args:
+        model: settings of the model.
+        vocab_size: V.
+        train: settings of the training; logits of one micro-batch are kept at a time.
+        device: to train on.
+    """
+    sized = dataclasses.replace(train, mem_len=0, batch_size=1, accumulate=1, valid_seg_len=None)
+
+    def by_layers(n_layers: int) -> int:
+        layered = dataclasses.replace(_with_plain_softmax(model), n_layers=n_layers)
+        sizes = [
+            [_saved_bytes(layered, width, sized, device, batch) for width in (SMALL_WIDTH, 2 * SMALL_WIDTH)]
+            for batch in (2, 3)
+        ]
+        (low, low_wide), (high, high_wide) = sizes
+        return (high_wide - high) - (low_wide - low)
+
+    of_one = _linear(by_layers, model.n_layers, (2, 3))  # auxiliary classifiers have logits in every layer
+    width = round(softmax_columns(bands(model, vocab_size)))
+    return of_one * (train.batch_size // train.accumulate) * width // SMALL_WIDTH
+
+
+def _with_plain_softmax(model: ModelSettings) -> ModelSettings:
+    """Return settings with one band: the rows that a tail computes depend on the text, not on the sizes."""
+    return dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
 
 def _activation_bytes(
@@ -103,9 +139,9 @@ def _activation_bytes(
     A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from those
     between.
     """
-    # The rows that a tail computes depend on the text; a plain softmax with the mean number of columns replaces it.
+    # A plain softmax with the mean number of columns replaces an adaptive one.
     width = round(softmax_columns(bands(model, vocab_size)))
-    plain = dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
+    plain = _with_plain_softmax(model)
 
     def by_lengths(seg_len: int, mem_len: int) -> int:
         sized = dataclasses.replace(train, seg_len=seg_len, mem_len=mem_len, valid_seg_len=None)
@@ -116,8 +152,8 @@ def _activation_bytes(
         return estimate(lambda n_layers: by_layers(sized, batch_size, n_layers), model.n_layers, (2, 3))
 
     def by_layers(sized: TrainSettings, batch_size: int, n_layers: int) -> int:
-        layered = dataclasses.replace(plain, n_layers=n_layers)
-        return estimate(lambda ids: _saved_bytes(layered, ids, sized, device, batch_size), width, (500, 1000))
+        layered, widths = dataclasses.replace(plain, n_layers=n_layers), (SMALL_WIDTH, 2 * SMALL_WIDTH)
+        return estimate(lambda ids: _saved_bytes(layered, ids, sized, device, batch_size), width, widths)
 
     if estimate is _direct or max(train.seg_len, train.mem_len) <= COUNTED_LENGTH:
         return by_lengths(train.seg_len, train.mem_len)

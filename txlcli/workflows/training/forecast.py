@@ -72,17 +72,23 @@ def forecast(
     """
     settings = start.load_settings(recipe_source, changes, Limits(max_steps=max_steps))
     folder = start.new_folder(recipe_source, name, workspace.runs_dir, force=force)
-    store = _store_if_prepared(settings, workspace)
+    store = store_if_prepared(settings, workspace)
     if store is not None:
         text.read_splits(settings, store, workspace.reporter)
     device = plans.checked_device(settings, workspace.device, processes=processes)
     run = start.new_run(recipe_source, settings, folder, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
-    plan = plans.plan(run, until_step=max_steps, store=store, device=device, processes=processes)
+    described = plans.describe_devices(device, processes)
+    plan = plans.plan(run, until_step=max_steps, store=store, devices=described, processes=processes)
     return plan | _cost(run, store, device, steps=plan["steps"], processes=processes, backends=backends)
 
 
-def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
+def store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
+    """Open the store of a recipe; None if it is missing and the recipe states the vocabulary size of its benchmark.
+
+    Raises:
+        StoreError: it is missing and there is no such size, or it is damaged.
+    """
     name, vocab_size = settings.corpus.store, settings.published.vocab_size
     try:
         return workspace.open_store(name)
@@ -100,7 +106,7 @@ def _cost(
     settings, vocab_size = run.settings, run.vocab_size
     train = settings.train
     train_of_one = of_one_process(train, processes)
-    needed = step_bytes(settings.model, vocab_size, train_of_one, device=device)
+    needed = step_bytes(settings.model, vocab_size, train_of_one, device=device, processes=processes)
     shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
     flops = training_flops_per_token(
         settings.model,
@@ -130,7 +136,16 @@ def _cost(
         "seconds": tokens / rate,
         "published": recipe.to_keys(settings.published),
         "by_attention": list(
-            _by_attention(settings, vocab_size, train_of_one, device, flops=flops, total=total, shares=shares)
+            _by_attention(
+                settings,
+                vocab_size,
+                train_of_one,
+                device,
+                processes=processes,
+                flops=flops,
+                total=total,
+                shares=shares,
+            )
         )
         if backends
         else [],
@@ -153,6 +168,7 @@ def _by_attention(
     train: TrainSettings,
     device: torch.device,
     *,
+    processes: int,
     flops: float,
     total: int,
     shares: Shares | None,
@@ -166,6 +182,7 @@ def _by_attention(
         vocab_size: V.
         train: batch size, lengths and precision of one process.
         device: to train on.
+        processes: that share the batch.
         flops: operations per token that the model needs.
         total: bytes of a step with the settings as they are.
         shares: of the tokens in each band of the vocabulary; by Zipf's law by default.
@@ -184,7 +201,7 @@ def _by_attention(
         )
         key = _counted_alike(backend, at, recompute=recompute)
         if key not in counted:
-            counted[key] = sum(step_bytes(model, vocab_size, changed, device=at).values())
+            counted[key] = sum(step_bytes(model, vocab_size, changed, device=at, processes=processes).values())
         scores = computed_scores(model, changed, at, **lengths)
         of_attention = attention_flops_per_token(model, backend, **lengths, scores=scores, recompute=recompute)
         yield {

@@ -77,15 +77,16 @@ def advise(
     """
 
     def forecast(settings: TrainSettings) -> int:
-        return sum(step_bytes(model, vocab_size, of_one_process(settings, processes), device=device).values())
+        train_of_one = of_one_process(settings, processes)
+        return sum(step_bytes(model, vocab_size, train_of_one, device=device, processes=processes).values())
 
     needed = forecast(train)
     most = USABLE * min(available or needed, needed)
     fitting = []
-    for smaller in _smaller(train, processes):
+    for smaller in smaller_steps(train, processes):
         less = forecast(smaller)
         if less <= most:
-            fitting.append(f"{_options(train, smaller)} (about {format_size(less)})")
+            fitting.append(f"{options(train, smaller)} (about {format_size(less)})")
         if len(fitting) == MOST_SHOWN:
             break
     needs = f"a step needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
@@ -94,7 +95,7 @@ def advise(
     return f"{needs}; try {', or '.join(fitting)}"
 
 
-def _smaller(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
+def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
     """Yield settings that compute the same loss with less memory: the least division of the batch first."""
     can_recompute = train.attention == "auto" and not (train.recompute or train.cuda_graph)
     for accumulate in range(train.accumulate, train.batch_size // processes + 1):
@@ -107,7 +108,8 @@ def _smaller(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
             yield dataclasses.replace(divided, recompute=True)
 
 
-def _options(before: TrainSettings, after: TrainSettings) -> str:
+def options(before: TrainSettings, after: TrainSettings) -> str:
+    """Return the options of the command line that lead from one of these settings to the other."""
     accumulate = [] if after.accumulate == before.accumulate else [f"--set train.accumulate={after.accumulate}"]
     recompute = [] if after.recompute == before.recompute else ["--set train.recompute=true"]
     return " ".join(accumulate + recompute)

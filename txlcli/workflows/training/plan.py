@@ -15,10 +15,11 @@ from txlcli.errors import RecipeError, UsageError
 from txlcli.runs.run_folder import Run
 
 
-def plan(
-    run: Run, *, until_step: int | None, store: TokenStore | None, device: torch.device, processes: int
-) -> dict[str, Any]:
-    """Return the sizes of a training; `steps` counts up to `until_step` if that is earlier than the recipe's end."""
+def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices: str, processes: int) -> dict[str, Any]:
+    """Return the sizes of a training on devices that are described in a few words.
+
+    `steps` counts up to `until_step` if that is earlier than the recipe's end.
+    """
     settings = run.settings
     train = settings.train
     tokens = store.info("train").tokens if store else None
@@ -38,12 +39,12 @@ def plan(
         "epochs": steps / per_epoch if per_epoch else None,
         "precision": train.precision,
         "processes": processes,
-        "device": devices(device, processes),
+        "device": devices,
         "folder": str(run.folder),
     }
 
 
-def devices(device: "torch.device", processes: int) -> str:
+def describe_devices(device: "torch.device", processes: int) -> str:
     """Describe the devices of a training in a few words."""
     return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 

@@ -90,7 +90,7 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     run_folder.update(run)
     reporter.say(
         f"resuming {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
-        f"{plan.devices(device, launcher.world_size())}"
+        f"{plan.describe_devices(device, launcher.world_size())}"
     )
     return run, training
 

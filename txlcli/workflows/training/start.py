@@ -156,7 +156,8 @@ def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Worksp
     train, reporter, processes = run.settings.train, workspace.reporter, launcher.world_size()
     splits = text.read_splits(run.settings, store, reporter)
     device = plan.checked_device(run.settings, workspace.device, processes=processes)
-    planned = plan.plan(run, until_step=limits.max_steps, store=store, device=device, processes=processes)
+    described = plan.describe_devices(device, processes)
+    planned = plan.plan(run, until_step=limits.max_steps, store=store, devices=described, processes=processes)
     reporter.say(f"training {plan.in_words(planned)}")
     if splits[0].lane_len <= train.seg_len:
         reporter.say(

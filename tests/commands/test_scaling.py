@@ -1,0 +1,141 @@
+"""Forecasts for other GPUs: `txl train --dry-run --devices` and `txl recipes scale`."""
+
+import pytest
+
+from tests.commands.novel import cells, done, json_of, refusal
+
+GPU = ["--device-memory", "80GiB", "--bandwidth", "300GB/s", "--device-flops", "100TFLOP/s"]
+SLOW = ["--device-memory", "16GiB", "--bandwidth", "1kB/s", "--device-flops", "1GFLOP/s"]
+
+
+def devices(count, *options):
+    return json_of("train", "tiny.toml", "--dry-run", "--devices", count, *options)
+
+
+def test_the_memory_of_each_gpu_is_that_of_its_part_of_the_batch(here):
+    one, three = devices(1), devices(3)
+    assert (one["batch_size_per_device"], three["batch_size_per_device"]) == (3, 1)
+    sizes = three["device_bytes"]
+    assert sizes["total"] == sum(size for part, size in sizes.items() if part != "total")
+    assert sizes["parameters"] == sizes["gradients"] == sizes["optimizer"] // 2 == 4 * three["parameters"]
+    assert one["device_bytes"]["memory"] == 3 * sizes["memory"]
+    assert one["device_bytes"]["logits"] == 3 * sizes["logits"] == 4 * 3 * 5 * three["vocab_size"]
+    assert sizes["buckets"] == 0  # on GPUs they are the gradients
+    assert [plan["exchanged_bytes"] for plan in (one, three)] == [0, 2 * 2 * 4 * three["parameters"] // 3]
+    assert three["device"] == "3 GPUs"
+    assert (three["seconds"], three["fits"]) == (None, None)
+    assert not (here / "runs/tiny-2").exists()
+
+
+def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(here):
+    alone, three, slow = devices(1, *GPU), devices(3, *GPU), devices(3, *SLOW)
+    flops = 5 * alone["training_flops_per_token"] / 0.5
+    assert alone["step_s"] == pytest.approx(3 * flops / 1e14)
+    assert slow["step_s"] < flops / 1e9 + slow["exchanged_bytes"] / 1e3
+    assert slow["step_s"] > slow["exchanged_bytes"] / 1e3
+    assert three["tokens_per_s"] == pytest.approx(15 / three["step_s"])
+    assert three["seconds"] == pytest.approx(7 * three["step_s"])
+    assert devices(3, *GPU, "--max-steps", 2)["seconds"] == pytest.approx(2 * three["step_s"])
+
+
+def test_a_step_that_does_not_fit_names_a_division_of_the_batch_that_does(here):
+    needed = devices(1)["device_bytes"]["total"]
+    divided = devices(1, "--set", "train.accumulate=3")["device_bytes"]["total"]
+    memory = f"{int((needed + divided) / 2 / 0.8)}B"
+    plan = devices(1, "--device-memory", memory)
+    assert plan["fits"] is False
+    assert plan["would_fit_bytes"] < needed
+    changes = plan["would_fit"].split()
+    assert devices(1, "--device-memory", memory, *changes)["fits"] is True
+    assert (
+        f"no; with {plan['would_fit']}"
+        in done("train", "tiny.toml", "--dry-run", "--devices", 1, "--device-memory", memory).stdout
+    )
+    hopeless = devices(1, "--device-memory", "1kB")
+    assert (hopeless["fits"], hopeless["would_fit"]) == (False, None)
+
+
+def test_the_table_shows_each_number(here):
+    shown = done("train", "tiny.toml", "--dry-run", "--devices", 3, *GPU).stdout
+    assert shown.startswith("would train tiny: ")
+    assert "3 GPUs" in shown
+    for row in ("optimizer state", "memory (recurrence)", "logits", "buckets", "gradients sent", "tokens/s", "fits 80"):
+        assert row in shown
+    one = done("train", "tiny.toml", "--dry-run", "--devices", 1).stdout
+    assert "buckets" not in one
+    assert "tokens/s" not in one
+
+
+def test_a_recipe_is_scaled_in_powers_of_two_as_far_as_its_batch_divides(untouched):
+    scale = json_of("recipes", "scale", "ptb", *GPU, "--set", "train.batch_size=20")
+    rows = scale["by_devices"]
+    assert [row["devices"] for row in rows] == [1, 2, 4, 8, 16]
+    assert [row["batch_size_per_device"] for row in rows] == [20, 10, 5, 3, 2]
+    assert len({row["device_bytes"]["parameters"] for row in rows}) == 1
+    activations = [row["device_bytes"]["activations"] for row in rows]
+    assert activations == sorted(activations, reverse=True)
+    assert all(row["fits"] for row in rows)
+    options = [*GPU, "--set", "train.batch_size=20"]
+    alone = json_of("train", "ptb", "--dry-run", "--devices", 8, *options)
+    assert {key: alone[key] for key in rows[3]} == rows[3]
+    lines = cells(done("recipes", "scale", "ptb", *options))
+    assert [line[:2] for line in lines] == [["1", "20"], ["2", "10"], ["4", "5"], ["8", "3"], ["16", "2"]]
+    assert [line[-1] for line in lines] == ["yes"] * 5
+
+
+def test_accumulation_leaves_fewer_sequences_to_divide(untouched):
+    changes = ["--set", "train.batch_size=20", "--set", "train.accumulate=5"]
+    assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *changes)["by_devices"]] == [1, 2, 4]
+
+
+def test_a_setting_of_a_single_gpu_is_not_scaled(untouched):
+    changes = ["--set", "train.cuda_graph=true"]
+    assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *changes)["by_devices"]] == [1]
+    message = refusal("train", "ptb", "--dry-run", "--devices", 2, *changes)
+    assert message == "train.cuda_graph needs a single GPU; --set train.cuda_graph=false, or --devices 1"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--devices", 2], "--devices is for a forecast; add --dry-run"),
+        (["--bandwidth", "1GB/s"], "--bandwidth is for a forecast; add --dry-run"),
+        (
+            ["--dry-run", "--device-memory", "80GiB"],
+            "--device-memory describes the GPUs of a forecast; add their number with --devices N",
+        ),
+        (
+            ["--dry-run", "--devices", 2, "--processes", 2],
+            "--devices forecasts one process per GPU; leave out --processes",
+        ),
+        (
+            ["--dry-run", "--devices", 2, "--device", "cpu"],
+            "--devices forecasts a training on GPUs; leave out --device cpu, or use --processes",
+        ),
+        (
+            ["--dry-run", "--devices", 2, "--verbose"],
+            "--verbose compares the attention backends of this machine; leave it out with --devices",
+        ),
+        (["--dry-run", "--devices", 4], "train.batch_size = 3 is too small for 4 processes; use fewer of them"),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(untouched, options, message):
+    if "4" in map(str, options):
+        options = [*options, "--set", "published.vocab_size=300"]
+    assert refusal("train", "tiny.toml", *options).splitlines()[-1] == message
+
+
+@pytest.mark.parametrize("option", ["--device-memory", "--bandwidth", "--device-flops"])
+@pytest.mark.parametrize("text", ["80", "much", "-1GiB", "0GiB", "0GB/s", "1e999GB/s", "300Gb/s", "80 gib", ""])
+@pytest.mark.parametrize("command", [["train", "tiny.toml", "--dry-run", "--devices", 2], ["recipes", "scale", "ptb"]])
+def test_a_quantity_that_cannot_be_read_is_refused_with_an_example(untouched, command, option, text):
+    message = refusal(*command, f"{option}={text}")
+    assert message.startswith(f"{option} {text}: write a number above 0 and a unit, such as ")
+
+
+def test_no_gpus_are_refused(untouched):
+    assert "--devices" in refusal("train", "tiny.toml", "--dry-run", "--devices", 0)
+
+
+def test_an_unknown_recipe_is_refused(untouched):
+    assert 'did you mean "wt103"?' in refusal("recipes", "scale", "wt10")
