@@ -19,8 +19,8 @@ from tests.commands.novel import refusal
             2,
             "--set train.max_steps: a number does not fit 64 bits; give a plain value",
         ),
-        ("model.d_inner=1000000000", 1, "use a smaller batch size, shorter lengths or a smaller model"),
-        ("model.d_model=1000000000", 1, "use a smaller batch size, shorter lengths or a smaller model"),
+        ("model.d_inner=1000000000", 1, "use shorter lengths or a smaller model"),
+        ("model.d_model=1000000000", 1, "use shorter lengths or a smaller model"),
     ],
     ids=lambda value: value[:25] if isinstance(value, str) else str(value),
 )

@@ -17,7 +17,7 @@ OLDEST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What Triton's kernels find on a machine."""
+    """Releases and hardware that kernels of Triton depend on."""
 
     triton: str | None
     """Release of Triton; None if it is not installed."""
