@@ -3,6 +3,7 @@
 Each group of checks runs in processes of its own, on a CPU (`tests/core/multiprocess`).
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_o
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
-from txlcli.errors import RecipeError, TrainingError, UsageError
+from txlcli.errors import RecipeError, StoreError, TrainingError, UsageError
 
 if not distributed.is_available():
     pytest.skip("this PyTorch cannot run in several processes", allow_module_level=True)
@@ -229,3 +230,17 @@ def test_lanes_that_were_not_saved_begin_with_zeros():
     assert [memory[0][:, 0, 0].tolist() for memory in memories] == [[1.0, 2.0], [0.0, 0.0]]
     with pytest.raises(ValueError, match="memory of 3 lanes instead of 4"):
         checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)], saved_lanes=4)
+
+
+@pytest.mark.parametrize("error", [None, StoreError("the disk is full")])
+def test_a_process_that_ends_after_the_last_step_changes_nothing(error):
+    class LostWorld(World):
+        """Two processes, of which the other one has ended."""
+
+        def send_command(self, command, number=0.0):
+            raise RuntimeError("Connection closed by peer")
+
+    expected = contextlib.nullcontext() if error is None else pytest.raises(StoreError, match="the disk is full")
+    with expected, LostWorld(size=2).ending_others(lambda: "saved"):
+        if error is not None:
+            raise error

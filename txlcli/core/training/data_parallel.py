@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
@@ -110,19 +110,22 @@ class World:
         Raises:
             TrainingError: another process is gone.
         """
-        try:
-            yield
-        except (TxlError, GeneratorExit):
-            self.send_command(Command.end)
-            raise
-        except RuntimeError as error:
-            if not self._is_lost_process(error):
+        with self.watching():
+            try:
+                yield
+            except (TxlError, GeneratorExit):
+                self._end_others()
                 raise
-            raise TrainingError(f"{self._lost_ranks()}; {save_alone()}") from error
-        finally:
-            if self.heartbeat is not None:
-                self.heartbeat.stop()
-        self.send_command(Command.end)
+            except RuntimeError as error:
+                if not self._is_lost_process(error):
+                    raise
+                raise TrainingError(f"{self._lost_ranks()}; {save_alone()}") from error
+            self._end_others()
+
+    def _end_others(self) -> None:
+        """Tell the other ranks to end; a process that is gone needs no command any more."""
+        with suppress(RuntimeError):
+            self.send_command(Command.end)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
