@@ -158,23 +158,34 @@ def test_muon_refuses_an_architecture_without_matrices_in_its_layers(gru_recipe,
     assert not Path("runs").exists()
 
 
+REFUSED = {
+    "muon": (torch.optim.Muon, "Muon only supports 2D parameters .*"),
+    "lbfgs": (torch.optim.LBFGS, r"its step needs the argument closure, and txl calls step\(\) without arguments"),
+}
+"""Optimizers of PyTorch that cannot train every parameter at txl's step, and the reason that each command states."""
+
+
 @pytest.mark.parametrize(
-    "words", [["train", "plain.toml"], ["train", "plain.toml", "--dry-run"], ["speed", "plain.toml"]], ids=" ".join
+    ("words", "optimizer"),
+    [
+        ("train plain.toml", "muon"),
+        ("train plain.toml", "lbfgs"),
+        ("train plain.toml --dry-run", "lbfgs"),
+        ("speed plain.toml", "lbfgs"),
+    ],
 )
-def test_a_registered_optimizer_that_refuses_a_parameter_ends_a_command_before_its_work(untouched, words):
+def test_a_registered_optimizer_that_cannot_train_ends_a_command_before_its_work(untouched, words, optimizer):
     done("prepare", "novel", "--name", "novel")
     Path("plain.toml").write_text(RECIPE)
+    cls, reason = REFUSED[optimizer]
 
     def make(model, settings):
-        return torch.optim.Muon([parameter_group("all", model.parameters())], lr=settings.lr)
+        return cls([parameter_group("all", model.parameters())], lr=settings.lr)
 
-    with registered_optimizer("vectorless", OptimizerEntry(make, lambda *_: 1)):
-        message = refusal(*words, "--set", "train.optimizer=vectorless")
-    assert re.fullmatch(
-        r'train.optimizer = "vectorless" cannot train this model: Muon only supports 2D parameters .*; '
-        'use another, such as "adamw"',
-        message,
-    )
+    with registered_optimizer("registered", OptimizerEntry(make, lambda *_: 1)):
+        message = refusal(*words.split(), "--set", "train.optimizer=registered")
+    expected = f'train.optimizer = "registered" cannot train this model: {reason}; use another, such as "adamw"'
+    assert re.fullmatch(expected, message)
     assert not Path("runs").exists()
 
 

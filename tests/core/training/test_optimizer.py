@@ -364,11 +364,14 @@ FAULTY = {
     "Muon only supports 2D parameters whereas we found a parameter with size: torch.Size([3])": lambda model: (
         torch.optim.Muon([parameter_group("all", model.parameters())])
     ),
+    "its step needs the argument closure, and txl calls step() without arguments": lambda model: torch.optim.LBFGS(
+        [parameter_group("all", model.parameters())]
+    ),
 }
 
 
 @pytest.mark.parametrize("reason", FAULTY)
-def test_an_optimizer_that_cannot_take_a_parameter_is_refused(reason):
+def test_an_optimizer_that_cannot_take_a_parameter_or_step_alone_is_refused(reason):
     entry = OptimizerEntry(lambda model, _: FAULTY[reason](model), lambda *_: 1)
     with registered_optimizer("faulty", entry), pytest.raises(RecipeError) as refused:
         make_optimizer(nn.Linear(2, 3), train_settings(optimizer="faulty"))

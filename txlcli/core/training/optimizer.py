@@ -4,6 +4,7 @@ A factory divides the parameters into named groups. The learning rate of a group
 factor. To add an optimizer, call `register_optimizer`.
 """
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -49,11 +50,13 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Make the optimizer that train.optimizer names.
 
     Raises:
-        RecipeError: the optimizer cannot train this model, or a registered factory leaves out a parameter.
+        RecipeError: the optimizer cannot train this model, a registered factory leaves out a parameter, or the step
+            needs a closure.
     """
     try:
         optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
         _check_groups(optimizer, model)
+        _check_step(optimizer)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise RecipeError(
@@ -71,6 +74,15 @@ def _check_groups(optimizer: Optimizer, model: nn.Module) -> None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"it has no group for {missing[0]}{more}")
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    """Refuse a step that needs an argument, such as the closure of torch.optim.LBFGS, with a ValueError."""
+    parameters = inspect.signature(optimizer.step).parameters.values()
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is inspect.Parameter.empty and one.kind not in optional]
+    if needed:
+        raise ValueError(f"its step needs the argument {needed[0]}, and txl calls step() without arguments")
 
 
 def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
