@@ -161,6 +161,28 @@ def test_an_incomplete_header_is_reported_as_damage(tmp_path):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
+WRONG_FACTS = [
+    ("", {"metric": {}}, "metric is {}, not a value of type str"),
+    ("", {"corpus": {"a": 1}}, r'corpus is {"a": 1}, not a value of type str'),
+    ("", {"conventions": {"split": [[[]]]}}, "a convention or a note is no text"),
+    ("", {"conventions": {"split": float("nan")}}, "a convention or a note is no text"),
+    ("", {"notes": [7]}, "a convention or a note is no text"),
+    ("", {"every_byte_scored": 1}, "every_byte_scored is 1, not a value of type bool"),
+    ("splits/test", {"tokens": ""}, 'tokens is "", not a value of type int'),
+    ("splits/test", {"words": float("inf")}, "words is Infinity, not a value of type int"),
+    ("splits/test", {"unknown": -1}, "a count is negative"),
+]
+
+
+@pytest.mark.parametrize(("place", "wrong", "reason"), WRONG_FACTS)
+def test_facts_of_another_type_are_refused_also_without_a_seal(tmp_path, place, wrong, reason):
+    with unsealed(write(tmp_path / "tiny.h5")) as file:
+        holder, attribute = (file[place], "info") if place else (file, "facts")
+        holder.attrs[attribute] = json.dumps(json.loads(holder.attrs[attribute]) | wrong)
+    with pytest.raises(StoreError, match=rf'is damaged .*{reason}.*; run "txl prepare PATH --name tiny --force" again'):
+        TokenStore.open(tmp_path / "tiny.h5")
+
+
 def test_a_damaged_vocabulary_is_refused(tmp_path):
     with unsealed(write(tmp_path / "tiny.h5")) as file:
         file["vocabulary"][0] = 0

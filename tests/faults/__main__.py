@@ -40,7 +40,9 @@ def main(
     format_: Annotated[Format | None, typer.Option("--format", help="Format to mutate [default: all].")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes [default: one per processor].")] = None,
     work: Annotated[Path | None, typer.Option(help="Folder for temporary files [default: in memory].")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write counts and findings to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write counts and findings to this file, now and then.")
+    ] = None,
 ) -> None:
     """Inject faults, and count what is lost."""
     amounts = suite.Amounts(seed, kills, mutations_, steps, races, (format_,) if format_ else mutations.FORMATS)
@@ -52,11 +54,15 @@ def main(
             one for fault in ([only] if only else suite.FAULTS) for one in suite.FAULTS[fault](sample, amounts)
         ]
         console.say(f"{len(injections):,} injections")
-        outcomes = suite.run(injections, folder, jobs or processors.available())
+
+        def save(outcomes):
+            if json_file:
+                json_file.write_text(json.dumps(table.as_json(outcomes), indent=1) + "\n")
+
+        outcomes = suite.run(injections, folder, jobs or processors.available(), save)
     table.show(outcomes)
     console.say(f"{time.monotonic() - started:,.0f} s")
-    if json_file:
-        json_file.write_text(json.dumps(table.as_json(outcomes), indent=1) + "\n")
+    save(outcomes)
     sys.exit(int(any(outcome.findings for outcome in outcomes)))
 
 

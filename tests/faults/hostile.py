@@ -63,8 +63,8 @@ class Attack:
         if self.is_refused and ended.done and "damaged" not in ended.stderr:
             outcome.add(SILENT, f"{ended.command}: accepted")
         said = ended.stdout + ended.stderr
-        if "\x1b" in said or "\x07" in said:
-            outcome.add(SILENT, f"{ended.command}: terminal escapes are printed")
+        if "\x07" in said:
+            outcome.add(SILENT, f"{ended.command}: a bell is printed")
         if "\nerror: forged" in said:
             outcome.add(SILENT, f"{ended.command}: a name forges an error line")
 

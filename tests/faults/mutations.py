@@ -3,7 +3,8 @@
 A result is silently wrong if a command ends with exit code 0, reports no damage and prints another result than with the
 undamaged file. Texts without a checksum can also be edited by hand: a mutation that leaves a recipe, or a run.json or a
 line of reports without its checksum, valid, with the same keys and types, counts as such an edit, and may give another
-result. So does the vocabulary or SentencePiece model of a stranger, whose fingerprint fits.
+result. So does the vocabulary or SentencePiece model of a stranger, whose fingerprint fits, and a store of a stranger
+without a seal. A command that fails must leave all other files as they were, and no new ones.
 """
 
 import base64
@@ -26,14 +27,17 @@ from tests.faults.damage import (
     damaged_toml,
     damaged_value,
     is_cut,
+    is_edit_of_card,
     is_edit_of_configuration,
     is_edit_of_json,
     is_edit_of_lines,
     is_edit_of_toml,
+    short,
     to_json,
 )
 from tests.faults.sample import BARE, RECL, Sample, state_of
-from tests.faults.table import SILENT
+from tests.faults.table import LEFTOVER, LOST, SILENT
+from tests.hdf5_files import unsealed
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.runs import log_file
@@ -44,6 +48,10 @@ OTHERS = (
     *("runs/char/vocab.json", "text8.zip"),
 )
 """Files of all formats, which replace the damaged one."""
+
+
+WRONG_ATTRIBUTES = (None, -1, 0, 7, 2.5, "", "x", "\x1b[31m", float("nan"), 2**62, [1, 2], np.zeros((2, 3)), b"\xff")
+"""Values of attributes of HDF5 files; None removes the attribute."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,17 @@ def damage_json(path, others, number, chance, *, is_edit=is_edit_of_json):
     return name, not is_edit(before, path.read_bytes())
 
 
+def damage_run(path, others, number, chance):
+    """Damage bytes, or change the type of one value in run.json, most of the time without its checksum."""
+    if number % 2:
+        return damage_bytes(path, others, number // 2, chance, is_edit=is_edit_of_card)
+    before = path.read_bytes()
+    card = json.loads(before) if number % 8 == 0 else read_card(path.parent)
+    name, value = damaged_value(card, number // 2, chance)
+    path.write_text(to_json(value, indent=2), encoding="utf-8")
+    return f"{name}{', no checksum' * ('checksum' not in value)}", not is_edit_of_card(before, path.read_bytes())
+
+
 def damage_lines(path, others, number, chance):
     """Damage bytes in a file with a JSON object per line, or change a value of a line without a checksum."""
     if number % 2:
@@ -107,25 +126,61 @@ def damage_recipe(path, others, number, chance):
 
 
 def damage_store(path, others, number, chance):
-    """Damage bytes, or change the type of one value in the JSON of a store."""
+    """Damage bytes, or change the type of one value in the JSON of a store, half of the time without its seal."""
     if number % 3:
         name, is_strict = damage_bytes(path, others, number, chance)
         return name, is_strict and "replaced by data/" not in name  # a store may be renamed
-    with h5py.File(path, "r+") as file:
+    is_sealed = number % 2
+    with h5py.File(path, "r+") if is_sealed else unsealed(path) as file:
         holders = [(file, "facts"), *((group, "info") for group in file["splits"].values())]
         holder, attribute = chance.choice(holders)
-        name, value = damaged_value(json.loads(holder.attrs[attribute]), number // 3, chance)
+        before = json.loads(holder.attrs[attribute])
+        name, value = damaged_value(before, number // 3, chance)
         holder.attrs[attribute] = to_json(value)
-    return f"{holder.name}@{attribute}: {name}", True
+        name = f"{holder.name}@{attribute}: {name}"
+    if is_sealed:
+        return name, True
+    return f"{name}, no seal", not is_edit_of_json(to_json(before).encode(), to_json(value).encode())
 
 
 def damage_stored_vocabulary(path, others, number, chance):
-    """Change the type of one value in the vocabulary of a store."""
-    with h5py.File(path, "r+") as file:
-        name, value = damaged_value(json.loads(bytes(file["vocabulary"][()])), number, chance)
+    """Change the type of one value in the vocabulary of a store, half of the time with a fingerprint that fits."""
+    is_sealed = number % 2
+    with h5py.File(path, "r+") if is_sealed else unsealed(path) as file:
+        name, value = damaged_value(json.loads(bytes(file["vocabulary"][()])), number // 2, chance)
+        text = _canonical(value).encode()
         del file["vocabulary"]
-        file["vocabulary"] = np.frombuffer(to_json(value).encode(), dtype=np.uint8)
-    return f"vocabulary: {name}", True
+        file["vocabulary"] = np.frombuffer(text, dtype=np.uint8)
+        if not is_sealed:
+            file.attrs["fingerprint"] = hashlib.sha256(text).hexdigest()
+    return f"vocabulary: {name}{'' if is_sealed else ', fingerprint fits'}", bool(is_sealed)
+
+
+def damage_losses(path, others, number, chance):
+    """Damage bytes, or change the type of one attribute of a file of losses without its seal."""
+    if number % 3:
+        return damage_bytes(path, others, number, chance)
+    with unsealed(path) as file:
+        holders = [file]
+        file.visititems(lambda _, part: holders.append(part))
+        holder, attribute = chance.choice([(holder, key) for holder in holders for key in holder.attrs])
+        name = _damage_attribute(holder, attribute, number // 3, chance)
+    return f"{holder}@{attribute}: {name}, no seal", False
+
+
+def _damage_attribute(holder, attribute, number, chance):
+    """Change an attribute, or a value in its JSON; return a description."""
+    text = holder.attrs[attribute]
+    if isinstance(text, str) and text.startswith("{"):
+        name, value = damaged_value(json.loads(text), number, chance)
+        holder.attrs[attribute] = to_json(value)
+        return name
+    value = chance.choice(WRONG_ATTRIBUTES)
+    if value is None:
+        del holder.attrs[attribute]
+    else:
+        holder.attrs[attribute] = value
+    return short(value)
 
 
 def damage_checkpoint(path, others, number, chance):
@@ -206,6 +261,7 @@ HALF = (("runs", "show", "half", "--json"), ("eval", "half", *EVAL), ("train", "
 WORD = (("generate", "word", "--prompt", "the fox", "--tokens", "5", "--greedy", "--json"), ("eval", "word", *EVAL))
 PIECES = (("generate", "sentencepiece", "--prompt", "the fox", "--tokens", "5", "--greedy", "--json"),)
 NEEDS_HALF = ("runs/half", "data/novel.h5")
+NEW, RESUMED, IMPORTED = "runs/new/last.safetensors", "runs/half/last.safetensors", "runs/imported/best.safetensors"
 SHORT = ("--max-steps", "2", "--name", "new", "--json")
 
 
@@ -228,6 +284,7 @@ TARGETS = (
                 ("train", "tiny.toml", "--set", f"corpus.store={store}", *SHORT),
             ),
             damage,
+            NEW,
         )
         for store, run, damage in (
             ("novel", "byte", damage_store),
@@ -235,8 +292,10 @@ TARGETS = (
             ("word", "word", damage_stored_vocabulary),
         )
     ),
-    Target("recipe", "tiny.toml", ("tiny.toml", "data/novel.h5"), (("train", "tiny.toml", *SHORT),), damage_recipe),
-    Target("run", "runs/half/run.json", NEEDS_HALF, HALF, damage_json),
+    Target(
+        "recipe", "tiny.toml", ("tiny.toml", "data/novel.h5"), (("train", "tiny.toml", *SHORT),), damage_recipe, NEW
+    ),
+    Target("run", "runs/half/run.json", NEEDS_HALF, HALF, damage_run, RESUMED),
     *(
         Target(
             "jsonl",
@@ -248,35 +307,42 @@ TARGETS = (
         for name in ("metrics.jsonl", "evals.jsonl")
     ),
     Target("checkpoint", "runs/half/best.safetensors", NEEDS_HALF, HALF[:2], damage_checkpoint),
-    Target("checkpoint", "runs/half/last.safetensors", NEEDS_HALF, (HALF[0], HALF[2]), damage_checkpoint),
+    Target("checkpoint", "runs/half/last.safetensors", NEEDS_HALF, (HALF[0], HALF[2]), damage_checkpoint, RESUMED),
     Target(
         "loss-file",
         "runs/recl.h5",
         ("runs/recl.h5", "runs/byte", "data/novel.h5"),
         (("recl", "byte", *RECL, "--split", "valid", "--json"),),
-        damage_bytes,
+        damage_losses,
     ),
     Target(
         "loss-file",
         "losses.h5",
         ("losses.h5", "runs/byte", "data/novel.h5"),
         (("eval", "byte", *EVAL, "--losses", "losses.h5"),),
-        damage_bytes,
+        damage_losses,
         "losses.h5",
     ),
     Target("vocabulary", "runs/word/vocab.json", ("runs/word", "data/word.h5"), WORD, damage_vocabulary),
     Target("sentencepiece", "runs/sentencepiece/vocab.json", ("runs/sentencepiece",), PIECES, damage_sentencepiece),
     *(
-        Target("import", f"hf/{name}", ("hf", "data/word.h5"), _import("hf", then=("eval", "imported", *EVAL)), damage)
+        Target(
+            "import",
+            f"hf/{name}",
+            ("hf", "data/word.h5"),
+            _import("hf", then=("eval", "imported", *EVAL)),
+            damage,
+            IMPORTED,
+        )
         for name, damage in (
             ("config.json", partial(damage_json, is_edit=is_edit_of_configuration)),
             ("model.safetensors", damage_weights),
             ("vocab.json", partial(damage_json, is_edit=lambda *_: True)),  # any words are a vocabulary
         )
     ),
-    Target("import", "state.pt", ("state.pt", *NEEDS_FOREIGN), _import("state.pt", *BARE), damage_bytes),
-    Target("import", "tf.npz", ("tf.npz", *NEEDS_FOREIGN), _import("tf.npz", *BARE), damage_bytes),
-    Target("import", "words.txt", ("state.pt", *NEEDS_FOREIGN), _import("state.pt", *BARE), damage_words),
+    Target("import", "state.pt", ("state.pt", *NEEDS_FOREIGN), _import("state.pt", *BARE), damage_bytes, IMPORTED),
+    Target("import", "tf.npz", ("tf.npz", *NEEDS_FOREIGN), _import("tf.npz", *BARE), damage_bytes, IMPORTED),
+    Target("import", "words.txt", ("state.pt", *NEEDS_FOREIGN), _import("state.pt", *BARE), damage_words, IMPORTED),
     *(
         Target(
             "archive", file, (file,), (("prepare", name, "--source", file, "--json"),), damage_bytes, f"data/{name}.h5"
@@ -298,7 +364,7 @@ class Mutation:
     sample: Sample
     expected: list
     """Results of the commands with the undamaged file."""
-    output: bytes | None
+    output: object
     """What the last command writes with the undamaged file."""
 
     fault = "mutations"
@@ -319,7 +385,10 @@ class Mutation:
         damage, is_strict = target.damage(folder / target.file, others, self.number // self._turns(), chance)
         outcome.name = f"{self.name}: {damage}"
         for words, expected in zip(target.commands, self.expected, strict=True):
+            before = results.contents(folder)
             ended = outcome.examine(process.run(*words, folder=folder))
+            if not ended.done:
+                examine_files(before, results.contents(folder), ended, outcome)
             wrong = ended.done and (
                 results.stable(ended.stdout) != expected
                 or (words == target.commands[-1] and _output(target, folder) != self.output)
@@ -329,6 +398,14 @@ class Mutation:
 
     def _turns(self):
         return sum(target.format == self.target for target in TARGETS)
+
+
+def examine_files(before, after, ended, outcome):
+    """Check that a command that failed has left all files as they were."""
+    if lost := [name for name in before if after.get(name) != before[name]]:
+        outcome.add(LOST, f"{ended.command}: failed, and changed {', '.join(lost)}; {ended.last_line}")
+    if added := [name for name in after if name not in before]:
+        outcome.add(LEFTOVER, f"{ended.command}: failed, and left {', '.join(added)}; {ended.last_line}")
 
 
 def _reports_damage(stderr):
@@ -359,4 +436,4 @@ def _expected(sample, target):
 
 
 def _output(target, folder):
-    return results.content(folder / target.output) if target.output else None
+    return results.written(folder / target.output) if target.output else None

@@ -4,6 +4,8 @@ A fork takes milliseconds where a new interpreter takes seconds. Each process ha
 its address space; its output goes to files in memory.
 """
 
+import contextlib
+import faulthandler
 import os
 import resource
 import signal
@@ -19,6 +21,7 @@ from tests.faults.table import HANG_S
 ROOT = Path(txlcli.__file__).parents[1]
 MORE_ADDRESSES = 4 << 30  # bytes of address space beyond those of the suite itself
 POLL_S = 0.002
+STACK_S = 1.0  # time that a process has to write its stack after the time limit
 READY = 8  # offset of the byte that says that txl is called now
 FRESH = """
 import os, runpy, sys
@@ -54,6 +57,8 @@ class Ended:
     stdout: str
     stderr: str
     seconds: float
+    cpu_seconds: float
+    """CPU time of the process; much less than `seconds` if it waited, or if the machine was busy."""
     peak_bytes: int
     hung: bool
     changes: int
@@ -96,8 +101,13 @@ class Process:
                     os.kill(self._pid, self._kill.number)
             if now - self._started > limit_s and not hung:
                 hung = True
+                os.kill(self._pid, signal.SIGUSR1)  # it writes its stack
+            if now - self._started > limit_s + STACK_S:
                 os.killpg(self._pid, signal.SIGKILL)
             time.sleep(POLL_S)
+        if hung:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)  # its children
         seconds = time.monotonic() - self._started
         ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         stdout, stderr = (_content(output) for output in self._outputs)
@@ -109,6 +119,7 @@ class Process:
             stdout=stdout,
             stderr=stderr,
             seconds=seconds,
+            cpu_seconds=usage.ru_utime + usage.ru_stime,
             peak_bytes=usage.ru_maxrss << 10,
             hung=hung,
             changes=int.from_bytes(os.pread(self._counter, 8, 0), "little"),
@@ -170,6 +181,7 @@ def _become(words, folder, outputs, counter, kill, *, fresh, longest_file):
         os.set_inheritable(counter, True)
         os.execve(sys.executable, [sys.executable, "-c", FRESH.format(READY=READY), str(counter), *words], environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1, file=2)
     _limit_addresses()
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - for the whole process
     sys.addaudithook(_Changes(folder, counter, kill))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from safetensors.numpy import load_file
 
 from tests.cards import read_log
 from tests.commands.novel import Saved
@@ -78,10 +79,30 @@ def content(path):
     return path.read_bytes() if path.is_file() else None
 
 
+def contents(folder):
+    """Return the bytes of all files of a folder by name, without locks."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and not _is_lock(path)
+    }
+
+
+def written(path):
+    """Return the bytes of a file, or the tensors of a checkpoint by name; None if there is none."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return content(path)
+    return {name: (tensor.shape, tensor.tobytes()) for name, tensor in load_file(path).items()}
+
+
+def _is_lock(path):
+    return path.parent.name == ".locks" or path.name.endswith(".lock")
+
+
 def hidden_files(folder):
     """Return the temporary files and folders below a folder, without locks."""
     return sorted(
         str(path.relative_to(folder))
         for path in Path(folder).rglob(".*")
-        if path.name not in (".locks", ".lock") and not path.name.endswith(".lock")
+        if path.name != ".locks" and not _is_lock(path)
     )

@@ -46,28 +46,34 @@ def work_folder(parent=None):
     return tempfile.TemporaryDirectory(prefix="txl-faults-", dir=parent, ignore_cleanup_errors=True)
 
 
-def run(injections, work, jobs):
+def run(injections, work, jobs, on_outcomes=lambda outcomes: None):
     """Make all injections and return their outcomes in order.
 
     Args:
         injections: objects with the attributes fault, target, name and the method `act(folder, outcome)`.
         work: folder for temporary files.
         jobs: number of processes.
+        on_outcomes: called now and then with the outcomes so far.
     """
-    if not injections:
-        return []
+    outcomes, reported = [], time.monotonic()
+    for outcome in _outcomes(injections, work, jobs):
+        outcomes.append(outcome)
+        if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
+            reported = time.monotonic()
+            console.say(f"{len(outcomes):,} of {len(injections):,} injections; {outcome.fault} {outcome.target}")
+            on_outcomes(outcomes)
+    return outcomes
+
+
+def _outcomes(injections, work, jobs):
+    """Yield the outcomes in the order of the injections."""
     if jobs == 1:
-        return [_inject(injection, work) for injection in injections]
+        yield from (_inject(injection, work) for injection in injections)
+        return
     global _injections, _work  # inherited by the forked processes: closures cannot be pickled
     _injections, _work = injections, work
-    outcomes, reported = [], time.monotonic()
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        for outcome in pool.imap(_inject_number, range(len(injections)), chunksize=1):
-            outcomes.append(outcome)
-            if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
-                reported = time.monotonic()
-                console.say(f"{len(outcomes):,} of {len(injections):,} injections; {outcome.fault} {outcome.target}")
-    return outcomes
+        yield from pool.imap(_inject_number, range(len(injections)), chunksize=1)
 
 
 _injections: list = []

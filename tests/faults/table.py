@@ -18,6 +18,7 @@ HANG_S = 20.0
 MOST_BYTES = 2 << 30
 CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
 COLUMNS = ("fault", "target", "injections", "lost", "silent", "tracebacks", "hangs", "signals", "leftovers", "peak MB")
+STACK = 2000  # characters of the end of stderr, where a process that hangs writes its stack
 EXAMPLES = 2  # findings of each kind that are printed below the table
 
 
@@ -47,8 +48,10 @@ class Outcome:
         self.peak_bytes = max(self.peak_bytes, ended.peak_bytes)
         if ended.peak_bytes > MOST_BYTES:
             self.add(MEMORY, f"{ended.command}: {ended.peak_bytes >> 20:,} MB")
+        if "\x1b" in ended.stdout + ended.stderr:
+            self.add(SILENT, f"{ended.command}: terminal escapes are printed")
         if ended.hung:
-            self.add(HANG, said)
+            self.add(HANG, f"{ended.command}: {ended.cpu_seconds:.2f} s of CPU time; {ended.stderr[-STACK:]!r}")
         elif ended.signal and not ended.was_sent:
             self.add(SIGNAL, f"{ended.command}: signal {ended.signal}; {ended.last_line}")
         elif "Traceback (most recent call last)" in ended.stderr or "Exception ignored" in ended.stderr:

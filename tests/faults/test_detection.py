@@ -4,13 +4,16 @@ import json
 import random
 import signal
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from tests.faults import disk, process, results, table
+from tests.faults import disk, mutations, process, results, table
 from tests.faults.damage import (
     damaged_bytes,
     damaged_toml,
     damaged_value,
+    is_edit_of_card,
     is_edit_of_json,
     is_edit_of_lines,
     is_edit_of_toml,
@@ -20,7 +23,16 @@ from tests.faults.process import Ended, Kill
 from tests.faults.table import Finding, Outcome
 
 FINE = {
-    **{"words": ("runs",), "code": 0, "signal": 0, "was_sent": False, "stdout": "", "stderr": "", "seconds": 0.1},
+    **{
+        "words": ("runs",),
+        "code": 0,
+        "signal": 0,
+        "was_sent": False,
+        "stdout": "",
+        "stderr": "",
+        "seconds": 0.1,
+        "cpu_seconds": 0.1,
+    },
     **{"peak_bytes": 1 << 20, "hung": False, "changes": 0},
 }
 ERROR = "preparing\nerror: no text; give another\n"
@@ -39,6 +51,7 @@ ERROR = "preparing\nerror: no text; give another\n"
         ({"signal": 15}, ["signal"]),
         ({"signal": 9, "was_sent": True}, []),
         ({"peak_bytes": 3 << 30}, ["memory"]),
+        ({"stdout": "the name is \x1b[31m"}, ["silent"]),
     ],
 )
 def test_the_end_of_a_process_is_examined(ended, kinds):
@@ -113,6 +126,31 @@ CARD = b'{"step": 4, "loss_nats": 1.5, "names": ["a"]}'
 )
 def test_an_edit_keeps_keys_and_types(after, is_edit):
     assert is_edit_of_json(CARD, after) is is_edit
+
+
+def test_a_card_is_edited_only_without_its_checksum():
+    card = b'{"step": 4, "names": ["a"], "checksum": "0f"}'
+    assert is_edit_of_card(card, b'{"step": 5, "names": ["a"]}')
+    assert is_edit_of_card(card, b'{"step": 5}')
+    assert not is_edit_of_card(card, b'{"step": 5, "names": ["a"], "checksum": "0f"}')
+    assert not is_edit_of_card(card, b'{"step": "5", "names": ["a"]}')
+
+
+def test_files_that_a_failed_command_changed_or_left_are_findings(tmp_path):
+    outcome, failed = Outcome("mutations", "run", "a"), Ended(**FINE | {"code": 1, "stderr": ERROR})
+    mutations.examine_files({"a": b"1", "b": b"2", "c": b"3"}, {"a": b"1", "b": b"0", "d": b"4"}, failed, outcome)
+    assert [(finding.kind, finding.detail.split(";")[0]) for finding in outcome.findings] == [
+        (table.LOST, "txl runs: failed, and changed b, c"),
+        (table.LEFTOVER, "txl runs: failed, and left d"),
+    ]
+
+
+def test_written_weights_are_compared_and_not_their_times(tmp_path):
+    for name, value, time in (("a", 1.5, "1"), ("b", 1.5, "2"), ("c", 2.5, "1")):
+        save_file({"w": np.full(3, value, np.float32)}, tmp_path / f"{name}.safetensors", {"saved": time})
+    first, same, other = (results.written(tmp_path / f"{name}.safetensors") for name in "abc")
+    assert first == same
+    assert first != other
 
 
 def test_an_edit_of_a_recipe_keeps_types_and_may_lack_keys():

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, read_hdf5, replac
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.system.input_files import check_regular
-from txlcli.system.plain_json import parse_json
+from txlcli.system.plain_json import parse_json, value_of
 
 FORMAT = "txl token store"
 VERSION = 1
 SUFFIX = ".h5"
 _HASH_BLOCK = 1 << 22  # tokens
 _ALIGNMENT = 64  # bytes; tensors need aligned memory maps
+_TEXTS = ("name", "corpus", "tokenizer", "unit", "metric", "source_digest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,17 +234,37 @@ def _read_header(path: Path, file: h5py.File) -> _Header:
         raise StoreError(
             f"{path} has format {version}, this txl reads up to {VERSION}; upgrade txl, or prepare the store again"
         )
-    facts = parse_json(file.attrs["facts"])
-    facts["notes"] = tuple(facts["notes"])
     groups = member(file, "splits")
-    splits = {name: SplitInfo(**parse_json(member(groups, name).attrs["info"])) for name in groups}
+    splits = {name: _read_info(member(groups, name)) for name in groups}
     return _Header(
-        facts=StoreFacts(**facts),
+        facts=_read_facts(file),
         vocabulary=bytes(read_array(file, "vocabulary")).decode(),
         fingerprint=str(file.attrs["fingerprint"]),
         splits={name: splits[name] for name in sorted(splits, key=SPLITS.index)},
         arrays={name: _describe_arrays(groups[name]) for name in splits},
     )
+
+
+def _read_facts(file: h5py.File) -> StoreFacts:
+    facts = parse_json(file.attrs["facts"])
+    conventions, notes = value_of(facts, "conventions", dict), value_of(facts, "notes", list)
+    if not all(isinstance(text, str) for text in (*conventions.values(), *notes)):
+        raise ValueError("a convention or a note is no text")
+    texts = {key: value_of(facts, key, str) for key in _TEXTS}
+    return StoreFacts(
+        **texts,
+        conventions=conventions,
+        notes=tuple(notes),
+        every_byte_scored=value_of(facts, "every_byte_scored", bool),
+    )
+
+
+def _read_info(group: h5py.Group) -> SplitInfo:
+    info = parse_json(group.attrs["info"])
+    counts = {field.name: value_of(info, field.name, int) for field in fields(SplitCounts)}
+    if any(count < 0 for count in counts.values()):
+        raise ValueError("a count is negative")
+    return SplitInfo(**counts, sha256=value_of(info, "sha256", str))
 
 
 def _describe_arrays(group: h5py.Group) -> _Arrays:
