@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 
 import h5py
 import numpy as np
@@ -384,11 +385,11 @@ def test_a_memory_longer_than_the_text_is_reported_and_truncated(here):
 
 def test_zeros_that_exceed_free_memory_are_refused_in_one_line(here):
     train("model.memory_start=zeros", name="zeros")
-    assert refusal("eval", "zeros", "--mem-len", 2_147_483_647, code=1) == (
-        # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
-        f"out of memory (tried to allocate {2 * 2 * 3 * 3 * 5 * (2_147_483_647 + 536_870_911) * 4 / 2**30:.1f} GiB); "
-        "use a smaller batch size, shorter lengths or a smaller model"
-    )
+    # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
+    size = f"{2 * 2 * 3 * 3 * 5 * (2_147_483_647 + 536_870_911) * 4 / 2**30:.1f} GiB"
+    message = refusal("eval", "zeros", "--mem-len", 2_147_483_647, code=1)
+    assert message.startswith(f"out of memory (tried to allocate {size}); it needs about 1,960.00 GiB of ")
+    assert re.search(r"; try --batch-size 1 --mem-len \d+ \(about [\d.]+ GiB\)$", message)
 
 
 def test_bf16_is_reported_and_close_to_fp32(here):

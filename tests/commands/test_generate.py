@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -45,6 +46,25 @@ def test_ctrl_c_ends_the_current_line(watched):
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "error: interrupted")
     assert result.stdout.startswith("the fox")
     assert result.stdout.endswith("\n")
+
+
+def test_out_of_memory_keeps_the_text_and_suggests_what_needs_less(watched):
+    generated = []
+
+    def on_embedding(embedded):
+        if embedded.shape[1] == 1:
+            generated.append(embedded)
+            if len(generated) == 2:
+                raise MemoryError("tried to allocate 9 GB")
+
+    watched.on_embedding = on_embedding
+    result = txl("generate", "watched", "--prompt", "the fox")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("the fox")
+    message = (
+        r"error: out of memory \(tried to allocate 9 GB\); it needs about [\d.]+ MiB of [\d,.]+ GiB(; try|, and) .+"
+    )
+    assert re.fullmatch(message, result.stderr.splitlines()[-1])
 
 
 def test_unknown_words_of_a_prompt_are_reported(here):

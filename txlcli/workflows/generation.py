@@ -10,10 +10,12 @@ import torch
 
 from txlcli import corpora
 from txlcli.core.reading import sampling
+from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.sampling import Sampling
 from txlcli.corpora.corpus import unchanged
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
+from txlcli.workflows.evaluation.out_of_memory import Reading, explained
 from txlcli.workflows.evaluation.texts import warn_if_trained_on
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
@@ -100,14 +102,12 @@ class Generation:
 
     def samples(self) -> Iterator[Iterator[int]]:
         """Yield the tokens of each text while they are sampled; each text must be consumed before the next."""
-        reader = sampling.reader_of_one_text(
-            self.opened.model, self.opened.run.settings.evaluation_settings(), precision=self.opened.precision
-        )
+        reader = _reader(self.opened)
         context = torch.tensor(self.context.tokens, dtype=torch.int64, device=reader.device)
         for number in range(self.options.samples):
             seed = self.options.seed + number
             tokens = sampling.generate(reader, context, self.options.sampling(), seed=seed)
-            yield itertools.islice(tokens, self.options.tokens)
+            yield _explained(self.opened, itertools.islice(tokens, self.options.tokens))
 
     def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Yield the text of tokens as they arrive: by characters, or by lines if it must be detokenized."""
@@ -143,8 +143,7 @@ class Conversation:
 
     def __init__(self, opened: OpenRun, options: GenerationOptions, reporter: Reporter) -> None:
         self.opened, self._options, self._reporter = opened, options, reporter
-        settings = opened.run.settings.evaluation_settings()
-        self._reader = sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
+        self._reader = _reader(opened)
         self._generator = torch.Generator(device=self._reader.device).manual_seed(options.seed)
         self._unread: list[int] = []
         self._started = False
@@ -169,9 +168,37 @@ class Conversation:
         tokens = torch.tensor([*self._unread, *context], dtype=torch.int64)
         self._unread, self._started = [], True
         sampled = sampling.continue_text(self._reader, tokens, self._options.sampling(), self._generator)
-        for token in itertools.islice(sampled, self._options.tokens):
+        for token in _explained(self.opened, itertools.islice(sampled, self._options.tokens)):
             self._unread = [token]  # the reader has read all before it
             yield token
+
+
+def _reader(opened: OpenRun) -> Reader:
+    """Return the reader of a run, for one text.
+
+    Raises:
+        TxlError: memory ran out.
+    """
+    with explained(_reading(opened)):
+        settings = opened.run.settings.evaluation_settings()
+        return sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
+
+
+def _explained(opened: OpenRun, tokens: Iterator[int]) -> Iterator[int]:
+    """Yield tokens while they are sampled.
+
+    Raises:
+        TxlError: memory ran out.
+    """
+    with explained(_reading(opened)):
+        yield from tokens
+
+
+def _reading(opened: OpenRun) -> Reading:
+    settings = dataclasses.replace(opened.run.settings.evaluation_settings(), batch_size=1)
+    by_windows = not opened.model.has_recurrent_state and settings.mem_len == 0
+    attn_len = settings.seg_len if by_windows else None
+    return Reading(opened=opened, settings=settings, attn_len=attn_len, can_change=("--precision",))
 
 
 def prepare_generation(run_name: str | None, options: GenerationOptions, workspace: Workspace) -> Generation:

@@ -104,6 +104,19 @@ def test_tensors_without_data_know_their_device():
         assert torch.zeros(3).device.type == "cpu"
 
 
+def test_results_of_operators_are_observed_one_by_one_or_not_at_all():
+    observed = []
+    with private.observed_results(observed.append):
+        values, indices = torch.ones(3, 5).max(dim=1)
+    assert [tuple(tensor.shape) for tensor in observed[-3:]] == [(3, 5), (3,), (3,)]
+    assert observed[-2] is values
+    assert observed[-1] is indices
+    observed.clear()
+    with private.observed_results(observed.append, source=NOTHING):
+        torch.ones(3)
+    assert observed == []
+
+
 @pytest.mark.parametrize("source", [torch, NOTHING])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_onednn_multiplies_as_f_linear_does_with_a_reordered_weight_too(source, with_bias):

@@ -4,7 +4,8 @@ A release of PyTorch may drop a private name without notice. Each function looks
 leave it out.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ NAMES = (
     "_softmax_backward_data",
     "_dynamo.config.optimize_ddp",
     "_subclasses.fake_tensor.FakeTensorMode",
+    "utils._python_dispatch.TorchDispatchMode",
     *(f"ops.mkldnn.{name}" for name in ONEDNN_OPERATORS),
 )
 """All private names in use, as paths below `torch`."""
@@ -58,6 +60,23 @@ def tensors_without_data(*, source: object = torch) -> AbstractContextManager[ob
     """
     mode = find("_subclasses.fake_tensor.FakeTensorMode", source)
     return torch.device("meta") if mode is None else mode()
+
+
+def observed_results(observe: Callable[[Tensor], None], *, source: object = torch) -> AbstractContextManager[object]:
+    """Call `observe` with every tensor that an operator returns inside this block. The fallback observes nothing."""
+    mode = find("utils._python_dispatch.TorchDispatchMode", source)
+    if mode is None:
+        return nullcontext()
+
+    class Observer(mode):  # type: ignore[misc, valid-type]
+        def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            results = operator(*args, **(kwargs or {}))
+            for result in results if isinstance(results, tuple | list) else (results,):
+                if isinstance(result, Tensor):
+                    observe(result)
+            return results
+
+    return Observer()
 
 
 def has_onednn(*, source: object = torch) -> bool:

@@ -109,7 +109,7 @@ def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
     sized = dataclasses.replace(train, mem_len=0, batch_size=1, accumulate=1, valid_seg_len=None)
 
     def by_layers(n_layers: int) -> int:
-        layered = dataclasses.replace(_with_plain_softmax(model), n_layers=n_layers)
+        layered = dataclasses.replace(with_plain_softmax(model), n_layers=n_layers)
         sizes = [
             [_saved_bytes(layered, width, sized, device, batch) for width in (SMALL_WIDTH, 2 * SMALL_WIDTH)]
             for batch in (2, 3)
@@ -122,7 +122,7 @@ def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
     return of_one * (train.batch_size // train.accumulate) * width // SMALL_WIDTH
 
 
-def _with_plain_softmax(model: ModelSettings) -> ModelSettings:
+def with_plain_softmax(model: ModelSettings) -> ModelSettings:
     """Return settings with one band: the rows that a tail computes depend on the text, not on the sizes."""
     return dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
@@ -141,7 +141,7 @@ def _activation_bytes(
     """
     # A plain softmax with the mean number of columns replaces an adaptive one.
     width = round(softmax_columns(bands(model, vocab_size)))
-    plain = _with_plain_softmax(model)
+    plain = with_plain_softmax(model)
 
     def by_lengths(seg_len: int, mem_len: int) -> int:
         sized = dataclasses.replace(train, seg_len=seg_len, mem_len=mem_len, valid_seg_len=None)

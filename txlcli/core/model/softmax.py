@@ -50,7 +50,9 @@ class AdaptiveSoftmax(nn.Module):
         """Return an independent copy in another dtype, so that no matrix is cast at every token."""
         own = [dataclasses.replace(band, shared=False) for band in self.bands]
         with torch.device(self.biases[0].device):
-            copy = AdaptiveSoftmax(own, self.d_model, tied=False).to(dtype).requires_grad_(False)
+            copy = AdaptiveSoftmax(own, self.d_model, tied=False).requires_grad_(False)
+        for parameter in copy.parameters():
+            parameter.data = parameter.data.to(dtype)
         for number in range(len(own)):
             copy.tables[number].copy_(self._table(number, embedding))
             copy.biases[number].copy_(self.biases[number])

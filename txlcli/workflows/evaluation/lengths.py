@@ -1,5 +1,6 @@
 """Scores a text at each of several lengths: with memory, or without memory by sliding windows."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -7,9 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
-from txlcli.core.reading.scoring import attention_span
+from txlcli.core.reading.registry import sized_for
+from txlcli.core.reading.scoring import Lanes, attention_span
+from txlcli.core.reading.windows import windows_at_once
 from txlcli.core.training.divided_scoring import score_in_processes, score_windows_in_processes
+from txlcli.workflows.evaluation.out_of_memory import Reading, explained
 from txlcli.workflows.evaluation.record import NO_SLOWDOWN, SLOWDOWN_WINDOWS, Row, make_row
 from txlcli.workflows.evaluation.texts import Scoring
 
@@ -29,11 +34,19 @@ def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Ite
     for length in lengths:
         with_length = scoring.with_settings(mem_len=length)
         title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {length}"
-        scores = scoring.score_by(score_in_processes, with_length.settings, world=scoring.world, title=title)
+        with explained(Reading(opened=scoring.opened, settings=_filled(with_length))):
+            scores = scoring.score_by(score_in_processes, with_length.settings, world=scoring.world, title=title)
         with scoring.world.failing_together():
             row = make_row(with_length, scores)
         slowdown = scoring.world.from_rank_0(partial(_slowdown, with_length)) if timed else NO_SLOWDOWN
         yield {**row, **slowdown}, scores.losses_nats
+
+
+def _filled(scoring: Scoring) -> EvalSettings:
+    """Return the settings cut to what the text fills."""
+    lanes = Lanes.of(len(scoring.text.targets), scoring.settings)
+    settings = sized_for(scoring.opened.model, scoring.settings, lanes.length)
+    return dataclasses.replace(settings, batch_size=lanes.number)
 
 
 def _slowdown(scoring: Scoring) -> dict[str, Any]:
@@ -71,16 +84,19 @@ def over_windows(
     `batch_size` windows are computed at once; None lets the device decide.
     """
     for length in lengths:
-        scores = scoring.score_by(
-            score_windows_in_processes,
-            title=f"N = {length}",
-            world=scoring.world,
-            attn_len=length,
-            stride=stride,
-            windows=batch_size,
-            max_distance=scoring.settings.max_distance,
-        )
         tokens = len(scoring.text.targets)  # a window longer than the text predicts all of it at once
+        windows = batch_size or windows_at_once(scoring.opened.model.device, min(length, tokens))
+        of_windows = dataclasses.replace(scoring.settings, batch_size=windows)
+        with explained(Reading(opened=scoring.opened, settings=of_windows, attn_len=min(length, tokens))):
+            scores = scoring.score_by(
+                score_windows_in_processes,
+                title=f"N = {length}",
+                world=scoring.world,
+                attn_len=length,
+                stride=stride,
+                windows=windows,
+                max_distance=scoring.settings.max_distance,
+            )
         fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
         with scoring.world.failing_together():
             row = make_row(scoring.with_settings(mem_len=0, seg_len=length), scores)

@@ -1,0 +1,104 @@
+"""Says which settings of an evaluation or a generation would fit, after memory ran out."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import available_bytes
+from txlcli.core.measures.reading_memory import reading_bytes
+from txlcli.errors import TxlError
+from txlcli.runs.loading import OpenRun
+from txlcli.system.memory import format_size, is_out_of_memory, requested_size
+
+USABLE = 0.8
+"""Share of the memory that a forecast may fill; single operations need a workspace."""
+MOST_SHOWN = 2
+"""Largest number of suggestions."""
+HALF = "bf16"
+"""Precision that is suggested in place of fp32."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a run reads a text."""
+
+    opened: OpenRun
+    settings: EvalSettings
+    """B, L, M; B is the number of windows if the text is read in windows."""
+    attn_len: int | None = None
+    """Length of windows without memory; None reads with memory."""
+    can_change: tuple[str, ...] = ("--batch-size", "--precision", "--mem-len")
+    """Options of the command."""
+
+    def bytes(self, *, batch_size: int | None = None, mem_len: int | None = None, precision: str | None = None) -> int:
+        """Forecast the memory, with these settings changed."""
+        settings, run = self.settings, self.opened.run
+        mem_len = settings.mem_len if mem_len is None else mem_len
+        return reading_bytes(
+            run.settings.model,
+            run.vocab_size,
+            dataclasses.replace(settings, mem_len=mem_len),
+            batch_size=batch_size or settings.batch_size,
+            precision=precision or self.opened.precision,
+            device=self.opened.model.device,
+            attn_len=self.attn_len,
+        )
+
+
+@contextmanager
+def explained(reading: Reading, *, available: Callable[[torch.device], int | None] = available_bytes) -> Iterator[None]:
+    """Raise a TxlError with settings that would fit if memory runs out in the block.
+
+    Args:
+        reading: what the block does.
+        available: measures the bytes of a device that this process can use.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        error.__traceback__ = None  # which holds the tensors of the reader
+        advice = advise(reading, available(reading.opened.model.device))
+        raise TxlError(f"out of memory{requested_size(error)}; {advice}") from error
+
+
+def advise(reading: Reading, available: int | None) -> str:
+    """Return the next step after memory ran out: options of the same command that need less.
+
+    Args:
+        reading: what ran out of memory.
+        available: bytes that this process can use; None if the system does not say.
+    """
+    needed = reading.bytes()
+    most = USABLE * min(available or needed, needed)
+    found = (next(((option, size) for option, size in smaller if size <= most), None) for smaller in _smaller(reading))
+    shown = itertools.islice(filter(None, found), MOST_SHOWN)
+    fitting = [f"{option} (about {format_size(size)})" for option, size in shown]
+    needs = f"it needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
+    if not fitting:
+        return f"{needs}, and no smaller setting fits; use a smaller model, or a device with more memory"
+    return f"{needs}; try {', or '.join(fitting)}"
+
+
+def _smaller(reading: Reading) -> Iterator[Iterator[tuple[str, int]]]:
+    """Yield the values of each option that needs less memory, the largest first, each with the bytes it needs."""
+    batch_size, mem_len = reading.settings.batch_size, reading.settings.mem_len
+    if "--batch-size" in reading.can_change and batch_size > 1:
+        yield ((f"--batch-size {size}", reading.bytes(batch_size=size)) for size in _halves(batch_size))
+    if "--precision" in reading.can_change and reading.opened.precision == "fp32":
+        yield iter([(f"--precision {HALF}", reading.bytes(precision=HALF))])
+    if "--mem-len" in reading.can_change and reading.attn_len is None:
+        one_lane = "" if batch_size == 1 else "--batch-size 1 "
+        lengths = ((length, reading.bytes(batch_size=1, mem_len=length)) for length in _halves(mem_len))
+        yield ((f"{one_lane}--mem-len {length}", size) for length, size in lengths)
+
+
+def _halves(size: int) -> Iterator[int]:
+    while size > 1:
+        size //= 2
+        yield size
