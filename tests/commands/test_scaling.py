@@ -27,6 +27,16 @@ def test_the_memory_of_each_gpu_is_that_of_its_part_of_the_batch(here):
     assert not (here / "runs/tiny-2").exists()
 
 
+def test_a_divided_optimizer_state_is_counted_and_its_weights_are_exchanged(here):
+    whole, divided = devices(2), devices(2, "--set", "train.parallel=zero")
+    assert 0.5 <= divided["device_bytes"]["optimizer"] / whole["device_bytes"]["optimizer"] < 0.6
+    assert divided["exchanged_bytes"] == 3 * whole["exchanged_bytes"] // 2
+    others = [part for part in whole["device_bytes"] if part not in ("optimizer", "total")]
+    assert all(divided["device_bytes"][part] == whole["device_bytes"][part] for part in others)
+    arguments = ["train", "tiny.toml", "--dry-run", "--devices", 1, "--set", "train.parallel=zero"]
+    assert refusal(*arguments) == 'train.parallel = "zero" needs at least two GPUs; give --devices 2 or more'
+
+
 def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(here):
     alone, three, slow = devices(1, *GPU), devices(3, *GPU), devices(3, *SLOW)
     flops = 5 * alone["training_flops_per_token"] / 0.5

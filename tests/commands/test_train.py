@@ -445,6 +445,15 @@ def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):
         assert message == f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU"
 
 
+def test_one_process_cannot_divide_the_state(here):
+    message = (
+        'train.parallel = "zero" needs at least two processes; start with --processes N or torchrun, or add --set '
+        "train.parallel=ddp"
+    )
+    assert refusal("train", "tiny.toml", "--set", "train.parallel=zero") == message
+    assert refusal("train", "tiny.toml", "--set", "train.parallel=zero", "--dry-run") == message
+
+
 def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here):
     message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true")
     assert message == ("train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run")

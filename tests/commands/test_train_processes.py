@@ -171,6 +171,23 @@ def test_a_process_that_dies_costs_no_step(here):
     done("train", "--resume", "tiny", "--max-steps", step + 2)
 
 
+@on_linux
+def test_a_process_that_dies_with_a_part_of_the_state_leaves_the_last_checkpoint(here):
+    arguments = ["train", "tiny.toml", "--processes", 2, "--set", "train.parallel=zero", *NOTHING_RANDOM]
+    ended(start(*arguments, *ENDLESS, "--max-steps", 3), 0)
+    first = (here / "runs/tiny/last.safetensors").read_bytes()
+    process = start("train", "--resume", "tiny", "--processes", 2)
+    wait_for(lambda: reports("runs/tiny")[-1]["step"] > 3)
+    os.kill(processes_in(here)[1], signal.SIGKILL)
+    _, stderr = ended(process, 1)
+    lost = (
+        "error: the process of rank 1 has ended or does not answer; steps since step 3 are lost, because the other "
+        "processes held a part of the state; resume from runs/tiny/last.safetensors with --resume"
+    )
+    assert stderr.count(lost) == 1
+    assert (here / "runs/tiny/last.safetensors").read_bytes() == first
+
+
 @pytest.mark.slow
 @on_linux
 def test_a_process_that_hangs_is_named_and_given_up(here):

@@ -50,6 +50,7 @@ class CorpusSettings:
 
 
 LossPart = Literal["full", "half"]
+Parallel = Literal["ddp", "zero"]
 AttentionBackend = Literal["auto", "reference", "sdpa", "flex", "triton"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
@@ -132,6 +133,9 @@ class TrainSettings:
     deterministic: bool = False
     """Give the same bits whenever the training is repeated or resumed on the same machine, with deterministic kernels
     of CUDA; one GPU, not with flex. On a CPU this holds in any case, for one number of threads."""
+    parallel: Parallel = "ddp"
+    """State that each of several processes holds: all of it (ddp, PyTorch's DistributedDataParallel), or all weights
+    and gradients and a part of the optimizer's state (zero, ZeRO stage 1)."""
     rank_timeout: PositiveFloat = 600.0
     """Seconds that a step of several processes waits for one that does not answer, before rank 0 saves and ends."""
     seed: Seed = 1111

@@ -30,11 +30,11 @@ def trained(folder, **changed):
     }
 
 
-def stopped_and_resumed(folder, steps, **changed):
-    """Train as `trained` does, with a stop and a resumed run."""
+def stopped_and_resumed(folder, steps, then=None, **changed):
+    """Train as `trained` does, with a stop and a resumed run, which may have other settings (`then`)."""
     first = _training(folder, **changed)
     _run(first, until=steps)
-    second = _training(folder, **changed)
+    second = _training(folder, **changed | (then or {}))
     saved = checkpoint.load(second.last_path)
     second.model.load_state_dict(saved.group("model"))
     second.restore(saved)
@@ -46,6 +46,17 @@ def saved_after(folder, steps, **changed):
     """Save a checkpoint and return the names of its tensors."""
     _run(_training(folder, **changed), until=steps)
     return sorted(checkpoint.load(Path(folder) / "last.safetensors").tensors) if WORLD.is_rank_zero else []
+
+
+def state_bytes(folder, **changed):
+    """Return the bytes of optimizer state that each process holds after a step, without step counters."""
+    training = _training(folder, **changed)
+    _run(training, until=1)
+    state = training.optimizer_step.optimizer.optim.state
+    own = sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values() if tensor.dim())
+    of_all = [None] * WORLD.size
+    distributed.all_gather_object(of_all, own)
+    return of_all
 
 
 def updates_of_all_models():

@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.core.builders import V, model_settings
 from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
+from txlcli.core.measures.footprint import optimizer_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
 from txlcli.errors import RecipeError, StoreError, TrainingError, UsageError
@@ -64,7 +66,34 @@ def two(run_checks, tmp_path_factory):
         ("missing", "agreement", {"facts": [{"train.lr": "0.5"}, "data/x.h5: no such store"]}),
         ("equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}),
         ("not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}),
+        *zero_checks(folder / "zero"),
     ) | {"folder": folder}
+
+
+ZERO = {
+    "momentum": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "clip": 0.1},
+    "muon": {"optimizer": "muon", "accumulate": 3},
+    "lamb": {"optimizer": "lamb", "average": "asgd"},
+    "plateau": {"optimizer": "adam", "schedule": "plateau", "valid_every": 2},
+}
+"""Trainings whose optimizer state is divided (train.parallel = "zero")."""
+
+
+def zero_checks(folder):
+    zero, rest = {"parallel": "zero"}, {"steps": 4, "dropout": 0.3}
+    for name, changed in ZERO.items():
+        yield f"ddp {name}", "trained", {"folder": str(folder / f"ddp {name}"), **changed}
+        yield f"zero {name}", "trained", {"folder": str(folder / name), **changed, **zero}
+    yield "zero resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), **rest, **zero}
+    yield (
+        "zero, then ddp",
+        "stopped_and_resumed",
+        {"folder": str(folder / "a"), **rest, **zero, "then": {"parallel": "ddp"}},
+    )
+    yield "ddp, then zero", "stopped_and_resumed", {"folder": str(folder / "b"), **rest, "then": zero}
+    yield "zero state", "state_bytes", {"folder": str(folder / "state"), **zero}
+    yield "zero state of muon", "state_bytes", {"folder": str(folder / "muon state"), **zero, "optimizer": "muon"}
 
 
 def alone(folder, **changed):
@@ -136,6 +165,30 @@ def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
     losses = [report.loss_nats for report in steps_of(run(training))]
     assert two["muon"]["losses"] == pytest.approx(losses, abs=1e-3)  # orthogonalized in bf16
     assert two["muon"]["difference"] == 0
+
+
+@pytest.mark.parametrize("name", ZERO)
+def test_a_divided_optimizer_takes_the_same_steps_bit_for_bit(two, name):
+    assert two[f"zero {name}"] == two[f"ddp {name}"]
+    saved = [checkpoint.load(two["folder"] / "zero" / part / "last.safetensors") for part in (f"ddp {name}", name)]
+    assert saved[0].tensors.keys() == saved[1].tensors.keys()
+    assert all(torch.equal(tensor, saved[1].tensors[key]) for key, tensor in saved[0].tensors.items())
+
+
+@pytest.mark.parametrize("name", ["zero resumed", "zero, then ddp", "ddp, then zero"])
+def test_a_run_resumes_with_its_optimizer_divided_or_not(two, name):
+    assert two[name]["losses"] == two["whole"]["losses"][4:]
+    assert two[name]["weights"] == two["whole"]["weights"]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), [("zero state", "adam"), ("zero state of muon", "muon")])
+def test_the_state_of_a_process_is_the_part_that_is_forecast(two, name, optimizer):
+    settings, changed = model_settings(), {"optimizer": optimizer}
+    whole, part = (
+        optimizer_bytes(settings, V, train_settings(**changed, parallel=parallel), 2) for parallel in ("ddp", "zero")
+    )
+    assert max(two[name]) == part
+    assert sum(two[name]) == whole
 
 
 def test_processes_have_different_dropout_masks_and_equal_weights(two):

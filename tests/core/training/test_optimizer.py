@@ -152,7 +152,7 @@ def by_optimizer_step(**changed):
     """Return the parameters after clipped steps of a double model with the schedule of `train_settings`."""
     settings = train_settings(lr=0.01, clip=0.5, schedule="constant", **changed)
     model = new_model(model_settings(), V, seed=1, device=CPU).double()
-    optimizer_step = OptimizerStep(model, settings)
+    optimizer_step = OptimizerStep(model, settings, make_optimizer(model, settings))
 
     def step():
         optimizer_step.clip()

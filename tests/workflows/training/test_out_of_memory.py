@@ -48,6 +48,16 @@ def test_the_first_settings_that_fit_are_suggested():
         assert bytes_of(size) == pytest.approx(needed, abs=2**16)
 
 
+def test_several_processes_are_advised_to_divide_the_state_if_no_division_of_the_batch_fits():
+    train = dataclasses.replace(TRAIN, seg_len=1, mem_len=1, recompute=True)  # one lane for each of 12 processes
+    of_one = of_one_process(dataclasses.replace(train, parallel="zero"), 12)
+    deep = dataclasses.replace(MODEL, n_layers=13)
+    needed = sum(step_bytes(deep, V, of_one, device=CPU, processes=12).values())
+    message = advise(deep, V, train, CPU, 12, round(needed / 0.8) + 1)
+    assert f"; try --set train.parallel=zero (about {format_size(needed)})" in message
+    assert "no division of the batch fits" in advise(deep, V, of_one, CPU, 1, round(needed / 1.6))
+
+
 def test_an_unknown_amount_of_memory_asks_for_less_than_now():
     message = advice(available=None)
     assert " of " not in message.split(";")[0]

@@ -1,4 +1,4 @@
-"""Memory and gradient exchange of a GPU that shares a batch with others, by DistributedDataParallel.
+"""Memory and gradient exchange of a GPU that shares a batch with others.
 
 Axes: B batch.
 """
@@ -11,7 +11,7 @@ import torch
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.measures.footprint import FLOAT, logit_bytes, step_bytes
+from txlcli.core.measures.footprint import FLOAT, logit_bytes, optimizer_bytes, step_bytes
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import of_one_process
 
@@ -41,9 +41,20 @@ def model_buckets(model: ModelSettings, vocab_size: int) -> list[int]:
     return gradient_buckets(FLOAT * parameter.numel() for parameter in reversed(parameters))
 
 
-def exchanged_bytes(gradient_bytes: int, devices: int) -> int:
-    """Return the bytes that each device sends, and receives, in a ring all-reduce of the gradients."""
-    return 2 * (devices - 1) * gradient_bytes // devices
+PASSES = {"ddp": 2, "zero": 3}
+"""Times that a step sends nearly all weights or gradients around the ring: an all-reduce takes two, the exchange of
+updated weights one."""
+
+
+def exchanged_bytes(gradient_bytes: int, devices: int, *, parallel: str = "ddp") -> int:
+    """Return the bytes that each device sends, and receives, in a step.
+
+    Args:
+        gradient_bytes: of all gradients.
+        devices: that share the batch.
+        parallel: mode of train.parallel.
+    """
+    return PASSES[parallel] * (devices - 1) * gradient_bytes // devices
 
 
 class DeviceMemory:
@@ -58,6 +69,7 @@ class DeviceMemory:
 
     def __init__(self, model: ModelSettings, vocab_size: int) -> None:
         self._count = functools.cache(functools.partial(_count, model, vocab_size))
+        self._optimizer = functools.cache(functools.partial(optimizer_bytes, model, vocab_size))
 
     def __call__(self, train: TrainSettings, devices: int) -> dict[str, int]:
         """Return the bytes by purpose.
@@ -73,6 +85,7 @@ class DeviceMemory:
         size = of_one.batch_size // of_one.accumulate
         needed = self._of_micro_batch(_common(of_one), size)
         needed["memory"] *= of_one.accumulate
+        needed["optimizer"] = self._optimizer(_common(train), devices)
         return needed
 
     def _of_micro_batch(self, common: TrainSettings, size: int) -> dict[str, int]:

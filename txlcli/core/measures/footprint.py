@@ -74,19 +74,27 @@ def step_bytes(
             takes seconds; else at the full size.
     """
     weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
-    with torch.device("meta"):
-        optimizer = state_bytes(make_model(model, vocab_size), train)
     with tensors_without_data(), _precision(train):
         memory = make_model(model, vocab_size).full_memory(train.batch_size, train.mem_len)
     return {
         "weights": weights,
         "gradients": weights,
         "buckets": weights if processes > 1 and device.type == "cpu" else 0,
-        "optimizer": optimizer,
+        "optimizer": optimizer_bytes(model, vocab_size, train, processes),
         "average": weights if train.average != "none" else 0,
         "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
         "activations": _activation_bytes(model, vocab_size, train, device, _linear if extrapolate else _direct),
     }
+
+
+def optimizer_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, processes: int) -> int:
+    """Return the bytes of optimizer state that one process keeps, of several the one that keeps most."""
+    if train.parallel == "zero" and processes > 1:
+        from txlcli.core.training.parallel_zero import largest_state_bytes  # noqa: PLC0415 - takes a second
+
+        return largest_state_bytes(model, vocab_size, train, processes)
+    with torch.device("meta"):
+        return state_bytes(make_model(model, vocab_size), train)
 
 
 Count = Callable[[int], int]

@@ -1,8 +1,8 @@
 """Data-parallel training: several processes take the same steps, each with its own lanes of the batch.
 
-Rank 0 decides, validates, saves and reports; the other ranks execute its commands. DistributedDataParallel averages the
-gradients. The number of processes changes a step only by rounding and by dropout masks, which each process generates
-for itself.
+Rank 0 decides, validates, saves and reports; the other ranks execute its commands. `parallel` divides weights and
+optimizer state among them. The number of processes changes a step only by rounding and by dropout masks, which each
+process generates for itself.
 
 Axes: B lanes.
 """
@@ -20,11 +20,9 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, distributed
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.heartbeat import INTERVAL_S, Heartbeat
 from txlcli.errors import DisagreementError, RecipeError, TrainingError, TxlError, UsageError
 from txlcli.system import launcher
@@ -265,6 +263,27 @@ class World:
         if self.size > 1:
             distributed.all_reduce(tensor, group=self.steps)
 
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of all processes by name on rank 0, and an empty dictionary on the other ranks.
+
+        Those of other ranks are in host memory; one is sent at a time.
+        """
+        if self.size == 1:
+            return dict(tensors)
+        forms = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        of_ranks: list[Any] | None = [None] * self.size if self.is_rank_zero else None
+        distributed.gather_object(forms, of_ranks, dst=0, group=self.hosts)
+        if of_ranks is None:
+            for tensor in tensors.values():
+                distributed.send(tensor.detach().cpu().contiguous(), dst=0, group=self.hosts)
+            return {}
+        collected = dict(tensors)
+        for rank in range(1, self.size):
+            for name, (shape, dtype) in of_ranks[rank].items():
+                collected[name] = torch.empty(shape, dtype=dtype)
+                distributed.recv(collected[name], src=rank, group=self.hosts)
+        return collected
+
     def gather(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """Return the tensors of all processes by rank on rank 0, and an empty list on the other ranks.
 
@@ -366,42 +385,3 @@ def of_one_process(settings: TrainSettings, processes: int) -> TrainSettings:
     """
     largest = max(len(part) for part in micro_batches(settings, processes))
     return replace(settings, batch_size=largest * settings.accumulate)
-
-
-class Objective:
-    """`LanguageModel.objective` for the lanes of one process; the backward pass averages the gradients of all.
-
-    Args:
-        model: on its device, with the weights of rank 0.
-        world: the processes.
-    """
-
-    def __init__(self, model: LanguageModel, world: World) -> None:
-        self._call: Callable[..., tuple[Tensor, Tensor, list[Tensor]]] = model.objective
-        self._parallel: DistributedDataParallel | None = None
-        if world.size > 1:
-            self._call = self._parallel = DistributedDataParallel(
-                _ObjectiveModule(model),
-                process_group=world.steps,
-                gradient_as_bucket_view=model.device.type != "cpu",  # a CPU reuses the memory of gradients otherwise
-                find_unused_parameters=model.has_idle_weights,
-            )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Call `LanguageModel.objective` with the same arguments."""
-        return self._call(*args, **kwargs)
-
-    def no_sync(self) -> AbstractContextManager[object]:
-        """Within this block, add gradients to those of this process without averaging them yet."""
-        return nullcontext() if self._parallel is None else self._parallel.no_sync()
-
-
-class _ObjectiveModule(nn.Module):
-    """A module whose forward pass is a model's objective, as DistributedDataParallel needs it."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        return self.model.objective(*args, **kwargs)

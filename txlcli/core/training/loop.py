@@ -24,7 +24,8 @@ from txlcli.core.reading.scoring import Total
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import Average, make_average
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, Objective, World, micro_batches
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, World, micro_batches
+from txlcli.core.training.parallel import make_parallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.schedule import Plateau, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
@@ -77,7 +78,8 @@ class Training:
         first = world.rank * settings.accumulate
         self._parts = self._all_parts[first : first + settings.accumulate]
         self._prepare_model()
-        self.optimizer_step = OptimizerStep(model, settings)
+        self.parallel = make_parallel(model, settings, world)
+        self.optimizer_step = OptimizerStep(model, settings, self.parallel.make_optimizer())
         self.average = make_average(model, settings) if world.is_rank_zero else Average(model)
         self.plateau = Plateau(settings)
         self.step = 0
@@ -89,7 +91,7 @@ class Training:
         self._skipped = self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu" and world.is_rank_zero
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
-        self._objective = Objective(model, world)
+        self._objective = self.parallel.make_objective()
         self._forward_backward = ForwardBackward(
             model, settings, self._objective, self.optimizer_step, processes=world.size, capture_graph=capture_graph
         )
@@ -365,7 +367,7 @@ class Training:
                 kept.
         """
         self.world.send_command(Command.save)
-        self._write_last(*self._gather())
+        self._write_last(self._gather())
 
     def save_alone(self) -> str:
         """Save what this process has, at the last step boundary, since others are gone; return a phrase about it.
@@ -377,29 +379,40 @@ class Training:
         resume = f"resume from {self.last_path} with --resume"
         if self.step == self._saved_step and self.last_path.exists():
             return f"every step up to {self.step:,} was saved before; {resume}"
+        if self.parallel.state_is_divided:
+            lost = (
+                f"steps since step {self._saved_step:,} are lost, because the other processes held a part of the state"
+            )
+            return f"{lost}; {resume if self.last_path.exists() else 'there is no checkpoint yet'}"
         if self.device.type != "cpu" or not self.step:
             return f"steps since step {self._saved_step:,} are lost; " + (
                 resume if self.last_path.exists() else "there is no checkpoint yet"
             )
-        memory = checkpoint.memory_tensors(self.memories)
         lanes = self._parts[-1].stop
-        self._write_last(memory, checkpoint.generators(self.device), memory_lanes=lanes)
+        groups = {
+            "memory": checkpoint.memory_tensors(self.memories),
+            "rng": checkpoint.generators(self.device),
+            "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
+        }
+        self._write_last(groups, memory_lanes=lanes)
         return (
             f"saved step {self.step:,} with the memory of {lanes} of the {self.settings.batch_size} lanes; the others "
             f"begin with zeros, so losses will differ a little from those of an uninterrupted training; {resume}"
         )
 
-    def _write_last(
-        self, memory: dict[str, Tensor], rng: dict[str, Tensor], *, memory_lanes: int | None = None
-    ) -> None:
-        """Write the last checkpoint; `memory_lanes` is the number of lanes in `memory` if some are missing."""
-        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *memory.values())):
+    def _write_last(self, groups: dict[str, dict[str, Tensor]], *, memory_lanes: int | None = None) -> None:
+        """Write the last checkpoint.
+
+        Args:
+            groups: tensors beside the weights, by group and name.
+            memory_lanes: number of lanes whose memory is there, if some are missing.
+        """
+        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *groups["memory"].values())):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
         if not self._next_loss_is_finite():
             raise self._not_finite(f"the loss is not finite after step {self.step}")
-        optimizer = checkpoint.optimizer_tensors(self.model, self.optimizer_step.optimizer)
-        groups = {"memory": memory, "rng": rng, "optimizer": optimizer, "average": self.average.weights}
+        groups = {**groups, "average": self.average.weights}
         tensors = [checkpoint.grouped(name, group) for name, group in groups.items()]
         more = {name: tensor for group in tensors for name, tensor in group.items()}
         self._save(self.last_path, more, {} if memory_lanes is None else {"memory_lanes": memory_lanes})
@@ -414,10 +427,13 @@ class Training:
             position = self.segments.next_position(position)
         return False
 
-    def _gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return memories and random generators of all processes on rank 0."""
-        memories = checkpoint.gather_memories(self.world, self.memories, self._all_parts)
-        return memories, checkpoint.gather_generators(self.world, self.device)
+    def _gather(self) -> dict[str, dict[str, Tensor]]:
+        """Return memories, random generators and optimizer state of all processes on rank 0, by group and name."""
+        return {
+            "memory": checkpoint.gather_memories(self.world, self.memories, self._all_parts),
+            "rng": checkpoint.gather_generators(self.world, self.device),
+            "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
+        }
 
     def _save(self, path: Path, more: dict[str, Tensor], more_state: dict[str, Any] | None = None) -> None:
         tensors = {**checkpoint.grouped("model", dict(self.model.named_parameters())), **more}
@@ -461,7 +477,7 @@ class Training:
         self.plateau.restore(state["plateau"])
         self.optimizer_step.restore(state["scaler"])
         self._restore_average(saved)
-        checkpoint.restore_optimizer(self.model, self.optimizer_step.optimizer, saved.group("optimizer"))
+        self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
         saved_lanes = value_of(state, "memory_lanes", int) if "memory_lanes" in state else None
         checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts, saved_lanes=saved_lanes)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_of_step())

@@ -6,7 +6,7 @@ factor. To add an optimizer, call `register_optimizer`.
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,26 @@ class OptimizerEntry:
 
     make: Callable[[nn.Module, TrainSettings], Optimizer]
     """Make the optimizer of a model: its groups come from `parameter_group` and hold all parameters, its step needs no
-    closure, and its state is tensors. A ValueError says that it cannot train the model."""
+    closure, and its state is tensors. A ValueError says that it cannot train the model.
+
+    With train.parallel = "zero" the model is a `ModelPart`, and a group may be empty."""
     state_tensors: Callable[[str, torch.Size, TrainSettings], int]
     """Return the number of tensors of a parameter's shape that the optimizer keeps, given the parameter's name and
     shape. Forecasts of memory use it."""
+
+
+class ModelPart(nn.Module):
+    """The parameters of a model that one process updates, under their names in the model."""
+
+    def __init__(self, own: dict[str, nn.Parameter]) -> None:
+        super().__init__()
+        self._own = own
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters by name."""
+        yield from self._own.items()
 
 
 def parameter_group(name: str, parameters: Iterable[Tensor], *, lr_factor: float = 1.0) -> dict[str, Any]:
@@ -226,7 +242,7 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if _is_layer_matrix(name, parameter.shape)]
     others = [parameter for name, parameter in named if not _is_layer_matrix(name, parameter.shape)]
-    if not matrices:
+    if not matrices and not isinstance(model, ModelPart):
         raise RecipeError('train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"')
     muon = torch.optim.Muon(
         [parameter_group("matrices of the layers", matrices)],

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import CaptureGraph, capture
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.training.data_parallel import Objective
-from txlcli.core.training.optimizer import make_optimizer, set_learning_rate
+from txlcli.core.training.optimizer import set_learning_rate
+from txlcli.core.training.parallel_ddp import Objective
 
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
@@ -33,11 +34,11 @@ class OptimizerStep:
     Args:
         model: on its device.
         settings: the recipe's [train] section.
+        optimizer: of the model.
     """
 
-    def __init__(self, model: LanguageModel, settings: TrainSettings) -> None:
-        self._model, self._clip = model, settings.clip
-        self.optimizer = make_optimizer(model, settings)
+    def __init__(self, model: LanguageModel, settings: TrainSettings, optimizer: Optimizer) -> None:
+        self._model, self._clip, self.optimizer = model, settings.clip, optimizer
         self._scaler = torch.amp.GradScaler(model.device.type, enabled=settings.precision == "fp16")
 
     @property

@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 import torch
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import TrainSettings
+from txlcli.config.settings import Parallel, TrainSettings
 from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.footprint import step_bytes
 from txlcli.core.training.data_parallel import of_one_process
@@ -18,6 +19,8 @@ from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
 USABLE = 0.8
 """Share of the memory that a forecast may fill; single operations need a workspace."""
+MODES = get_args(Parallel)
+"""Modes of train.parallel; each one divides more of the state than the one before."""
 MOST_SHOWN = 2
 """Largest number of suggested settings."""
 
@@ -96,7 +99,19 @@ def advise(
 
 
 def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
-    """Yield settings that compute the same loss with less memory: the least division of the batch first."""
+    """Yield settings that compute the same loss with less memory: the least division of the batch first.
+
+    Several processes may then divide more of the state.
+    """
+    yield from _divisions(train, processes)
+    for parallel in MODES[MODES.index(train.parallel) + 1 :] if processes > 1 else ():
+        divided = dataclasses.replace(train, parallel=parallel)
+        yield divided
+        yield from _divisions(divided, processes)
+
+
+def _divisions(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
+    """Yield settings with the batch of a process divided further, each with and without recomputation."""
     can_recompute = train.attention == "auto" and not (train.recompute or train.cuda_graph)
     for accumulate in range(train.accumulate, train.batch_size // processes + 1):
         if train.batch_size % (accumulate * processes):
@@ -112,4 +127,5 @@ def options(before: TrainSettings, after: TrainSettings) -> str:
     """Return the options of the command line that lead from one of these settings to the other."""
     accumulate = [] if after.accumulate == before.accumulate else [f"--set train.accumulate={after.accumulate}"]
     recompute = [] if after.recompute == before.recompute else ["--set train.recompute=true"]
-    return " ".join(accumulate + recompute)
+    parallel = [] if after.parallel == before.parallel else [f"--set train.parallel={after.parallel}"]
+    return " ".join(parallel + accumulate + recompute)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from txlcli.config.settings import Settings
+from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe, pick_device
@@ -89,7 +89,8 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
     """Refuse settings that a device does not support, before a run is made: precision, attention, graph, determinism.
 
     Raises:
-        UsageError: it does not, or several processes would capture CUDA graphs or have to be deterministic.
+        UsageError: it does not, several processes would capture CUDA graphs or have to be deterministic, or one process
+            would have to divide its state.
     """
     check_precision(settings.train.precision, device)
     check_attention(settings.train.attention, device, d_head=settings.model.head_width)
@@ -99,5 +100,19 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
         raise UsageError(
             "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"
         )
+    check_parallel(settings.train, processes)
     if settings.train.cuda_graph and processes > 1:
         raise UsageError("train.cuda_graph needs a single process; leave it out, or train without --processes")
+
+
+def check_parallel(train: TrainSettings, processes: int) -> None:
+    """Refuse to divide the state of a training over a single process.
+
+    Raises:
+        UsageError: train.parallel needs several processes.
+    """
+    if train.parallel != "ddp" and processes == 1:
+        raise UsageError(
+            f'train.parallel = "{train.parallel}" needs at least two processes; start with --processes N or torchrun, '
+            "or add --set train.parallel=ddp"
+        )

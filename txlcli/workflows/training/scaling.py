@@ -103,6 +103,8 @@ def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardw
 
 
 def _check_several(train: TrainSettings, devices: int) -> None:
+    if train.parallel != "ddp" and devices == 1:
+        raise UsageError(f'train.parallel = "{train.parallel}" needs at least two GPUs; give --devices 2 or more')
     setting = _of_one_device(train)
     if devices > 1 and setting is not None:
         raise UsageError(f"train.{setting} needs a single GPU; --set train.{setting}=false, or --devices 1")
@@ -149,7 +151,7 @@ class _Scale:
         """Return batch, memory, exchange and time on this many GPUs, and whether a step fits."""
         train = self._settings.train
         needed = self._memory(train, devices)
-        exchanged = exchanged_bytes(sum(self._buckets), devices)
+        exchanged = exchanged_bytes(sum(self._buckets), devices, parallel=train.parallel)
         step_s = self._step_s(train, devices, exchanged)
         tokens = train.batch_size * train.seg_len
         return {

@@ -1,0 +1,94 @@
+"""Data-parallel training by DistributedDataParallel: every process holds all weights and all optimizer state.
+
+This is also the interface of the other modes of train.parallel, and the training of a single process.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from txlcli.config.settings import TrainSettings
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.training import checkpoint
+from txlcli.core.training.data_parallel import World
+from txlcli.core.training.optimizer import make_optimizer
+
+
+class DataParallel:
+    """What the processes of a training hold of its weights and its optimizer state, and how they exchange them.
+
+    Args:
+        model: on its device; rank 0's weights count.
+        settings: the recipe's [train] section.
+        world: the processes.
+    """
+
+    state_is_divided: ClassVar[bool] = False
+    """True if no process has the whole state of the training, so that none can save it alone."""
+
+    def __init__(self, model: LanguageModel, settings: TrainSettings, world: World) -> None:
+        self.model, self.settings, self.world = model, settings, world
+
+    def make_optimizer(self) -> Optimizer:
+        """Make the optimizer of this process.
+
+        Raises:
+            RecipeError: see `optimizer.make_optimizer`.
+        """
+        return make_optimizer(self.model, self.settings)
+
+    def make_objective(self) -> "Objective":
+        """Return the function that a step minimizes, whose backward pass averages the gradients of all processes."""
+        return Objective(self.model, self.world)
+
+    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return the optimizer's state by parameter name on rank 0; all processes must call this."""
+        return checkpoint.optimizer_tensors(self.model, optimizer) if self.world.is_rank_zero else {}
+
+    def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+        """Restore the state of this process from that of the whole optimizer."""
+        checkpoint.restore_optimizer(self.model, optimizer, tensors)
+
+
+class Objective:
+    """`LanguageModel.objective` for the lanes of one process; the backward pass averages the gradients of all.
+
+    Args:
+        model: on its device, with the weights of rank 0.
+        world: the processes.
+    """
+
+    def __init__(self, model: LanguageModel, world: World) -> None:
+        self._call: Callable[..., tuple[Tensor, Tensor, list[Tensor]]] = model.objective
+        self._parallel: DistributedDataParallel | None = None
+        if world.size > 1:
+            self._call = self._parallel = DistributedDataParallel(
+                ObjectiveModule(model),
+                process_group=world.steps,
+                gradient_as_bucket_view=model.device.type != "cpu",  # a CPU reuses the memory of gradients otherwise
+                find_unused_parameters=model.has_idle_weights,
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Call `LanguageModel.objective` with the same arguments."""
+        return self._call(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[object]:
+        """Within this block, add gradients to those of this process without averaging them yet."""
+        return nullcontext() if self._parallel is None else self._parallel.no_sync()
+
+
+class ObjectiveModule(nn.Module):
+    """A module whose forward pass is a model's objective: PyTorch's parallel modes wrap the forward pass."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Call `LanguageModel.objective`."""
+        return self.model.objective(*args, **kwargs)

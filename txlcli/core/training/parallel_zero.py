@@ -1,0 +1,104 @@
+"""ZeRO stage 1 (Rajbhandari et al. 2020): each process updates some of the weights, and keeps only their state.
+
+PyTorch's ZeroRedundancyOptimizer divides whole tensors, so that optimizers that look at a whole matrix work as ever.
+"""
+
+import functools
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from txlcli.config.model_settings import ModelSettings
+from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.private import tensors_without_data
+from txlcli.core.model.registry import make_model
+from txlcli.core.training import checkpoint
+from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
+from txlcli.core.training.parallel_ddp import DataParallel
+from txlcli.errors import RecipeError
+
+FLOAT_BYTES = 4
+"""Bytes of a number of the optimizer's state, fp32."""
+
+
+class ZeroParallel(DataParallel):
+    """Gradients as with DistributedDataParallel; the optimizer's state is divided over the processes."""
+
+    state_is_divided: ClassVar[bool] = True
+
+    def make_optimizer(self) -> Optimizer:
+        """Make the optimizer of all weights, which keeps the state of those of this process.
+
+        Raises:
+            RecipeError: see `optimizer.make_optimizer`; or the factory of an optimizer of another package does not
+                return all its groups for a part of the model.
+        """
+        parameters = dict(self.model.named_parameters())
+        groups = _groups_by_name(self.model.settings, self.model.vocab_size, self.settings)
+        return ZeroRedundancyOptimizer(
+            [group | {"params": [parameters[name] for name in group["params"]]} for group in groups],
+            optimizer_class=self._make_part,  # type: ignore[arg-type]
+            process_group=self.world.steps,
+        )
+
+    def _make_part(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Make the optimizer of the parameters of one process, given in all groups, some of which may be empty."""
+        own = {id(parameter) for group in groups for parameter in group["params"]}
+        part = ModelPart({name: one for name, one in self.model.named_parameters() if id(one) in own})
+        optimizer = make_optimizer(part, self.settings)
+        if len(optimizer.param_groups) != len(groups):
+            raise RecipeError(
+                f'train.parallel = "zero" cannot divide train.optimizer = "{self.settings.optimizer}", which makes '
+                f"{len(optimizer.param_groups)} groups for a part of the parameters, not {len(groups)}; "
+                "--set train.parallel=ddp"
+            )
+        return optimizer
+
+    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
+        return self.world.collect(checkpoint.optimizer_tensors(self.model, self._local(optimizer)))
+
+    def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+        """Restore the state of the weights of this process."""
+        local = self._local(optimizer)
+        own = {id(parameter) for group in local.param_groups for parameter in group["params"]}
+        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in own}
+        of_own = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in names}
+        checkpoint.restore_optimizer(self.model, local, of_own)
+
+    @staticmethod
+    def _local(optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer of the weights of this process."""
+        assert isinstance(optimizer, ZeroRedundancyOptimizer)
+        return optimizer.optim
+
+
+@functools.lru_cache(maxsize=1)  # a forecast asks for many numbers of processes
+def _groups_by_name(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> list[dict[str, Any]]:
+    """Return the parameter groups of the optimizer, with names and sizes in place of parameters; no state is allocated.
+
+    "params" maps the name of each parameter to its shape.
+    """
+    with tensors_without_data():
+        stand_in = make_model(model, vocab_size)
+        groups = make_optimizer(stand_in, settings).param_groups
+    names = {id(parameter): name for name, parameter in stand_in.named_parameters()}
+    return [group | {"params": {names[id(one)]: one.shape for one in group["params"]}} for group in groups]
+
+
+def largest_state_bytes(model: ModelSettings, vocab_size: int, settings: TrainSettings, processes: int) -> int:
+    """Return the bytes of optimizer state of the process that has most, without making the model.
+
+    ZeroRedundancyOptimizer gives each tensor in turn, the largest of a group first, to the process with the fewest
+    numbers so far.
+    """
+    count = OPTIMIZERS[settings.optimizer].state_tensors
+    numbers, state = [0] * processes, [0] * processes
+    for group in _groups_by_name(model, vocab_size, settings):
+        for name, shape in sorted(group["params"].items(), key=lambda item: item[1].numel(), reverse=True):
+            rank = numbers.index(min(numbers))
+            numbers[rank] += shape.numel()
+            state[rank] += FLOAT_BYTES * shape.numel() * count(name, shape, settings)
+    return max(state)
