@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -91,6 +92,18 @@ def test_the_list_has_all_runs_the_most_recent_first(here):
     assert [row[0] for row in cells(result)] == ["byte", "sentencepiece", "char", "word"]
     assert list(listed()) == ["byte", "sentencepiece", "char", "word"]
     assert done("runs", "list").stdout == result.stdout
+
+
+@pytest.mark.parametrize("seconds", [1.5e14, -6.3e10])
+def test_a_run_saved_at_a_time_without_a_date_is_listed(here, seconds):
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("needs a file system that has such times")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as runs:
+        shutil.copytree(here / "runs/byte", Path(runs, "byte"))
+        saved_at(Path(runs, "byte"), seconds)
+        assert listed("--runs-dir", runs)["byte"]["saved"] is None
+        assert dict(cells(done("runs", "show", "byte", "--runs-dir", runs)))["saved"] == "-"
+        assert [row[-1] for row in cells(done("runs", "--runs-dir", runs))] == ["-"]
 
 
 def test_a_row_shows_recipe_store_parameters_steps_and_best_validation(here):

@@ -124,6 +124,26 @@ def test_a_taken_name_gets_a_number(here):
     assert [(here / f"runs/tiny{end}").is_dir() for end in ("", "-2", "-3", "-4")] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("..toml", "recipe"),
+        ("...toml", "recipe"),
+        (".toml", "toml"),
+        ("-a b\n.toml", "a-b"),
+        (f"{'n' * 200}.toml", "n" * 100),
+    ],
+)
+def test_the_name_of_a_recipe_file_becomes_a_plain_name_of_a_folder(here, file, name):
+    """The run of `..toml` was the folder of all runs, which `--force` would have replaced."""
+    shutil.copy(here / "tiny.toml", here / file)
+    others = set((here / "runs").iterdir())
+    done("train", f"./{file}", "--max-steps", 1)
+    done("train", f"./{file}", "--max-steps", 1, "--force")
+    assert set((here / "runs").iterdir()) - others - {here / "runs/.locks"} == {here / "runs" / name}
+    assert step_of(here / f"runs/{name}/last.safetensors") == 1
+
+
 def test_force_without_a_name_replaces_the_run_of_the_recipes_name(here):
     train("--max-steps", 3)
     train("--max-steps", 1, "--force")

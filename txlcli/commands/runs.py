@@ -96,13 +96,21 @@ app.command("published")(runs_published.published_)
 
 def _entry(folder: Path) -> dict[str, Any]:
     """Return the entry of a run; a damaged run is reported and does not hide the others."""
-    saved = datetime.fromtimestamp(run_folder.last_written(folder)).astimezone().isoformat(timespec="seconds")
+    saved = _date_of(run_folder.last_written(folder))
     try:
         facts = _facts(history.read(run_folder.open_run(folder)))
     except TxlError as error:
         console.say(str(error))
         facts = {**dict.fromkeys(FACTS), "state": "damaged"}
     return {"name": folder.name, "folder": str(folder), "saved": saved, **facts}
+
+
+def _date_of(seconds: float) -> str | None:
+    """Return a time since the epoch as a local date; None if no calendar has it, as a damaged file system shows it."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 FACTS = (

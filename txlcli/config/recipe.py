@@ -10,7 +10,7 @@ from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import item_words_of, plain_options, words_of
-from txlcli.config.settings import Settings
+from txlcli.config.settings import Settings, plain_name
 from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError, UsageError
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.input_files import MOST_SETTINGS, check_regular
@@ -45,7 +45,7 @@ def read_text(recipe: str) -> tuple[str, str]:
     path = check_regular(Path(recipe))
     if path.is_file() and not (recipe in packaged_names() and _cannot_be_recipe(path)):
         try:
-            return path.stem, read_file(path, MOST_SETTINGS)
+            return plain_name(path, otherwise="recipe"), read_file(path, MOST_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     # A missing file in another folder is an error: mine/enwik8.toml must not silently become the packaged enwik8.

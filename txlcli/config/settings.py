@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
@@ -28,10 +29,17 @@ from txlcli.errors import UsageError
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """Pattern for the names of stores and runs: valid file names on every system."""
+_LONGEST_NAME = 100
 MOST_SEED = 2**63 - 1
 """Largest seed that PyTorch accepts."""
 Seed = Annotated[int, Range(f"from 0 to {MOST_SEED}", least=0, most=MOST_SEED)]
 AnyCount = Annotated[int, Range("greater than 0", above=0, most=math.inf)]
+
+
+def plain_name(path: Path, *, otherwise: str) -> str:
+    """Derive the name of a store or a run from a file or folder; `otherwise` if no character of its name remains."""
+    name = path.stem if path.is_file() else path.name
+    return re.sub(r"[^\w.+-]+", "-", name).strip("+-.")[:_LONGEST_NAME] or otherwise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -413,8 +413,12 @@ def _all_folders(runs_dir: Path) -> Iterator[Path]:
 
 
 def last_written(folder: Path) -> float:
-    """Return the time when a run was last saved, in seconds since the epoch."""
-    return max((folder / name).stat().st_mtime for name in (CARD, LAST) if (folder / name).exists())
+    """Return the time when a run was last saved, in seconds since the epoch; 0 if it has been removed meanwhile."""
+    times = []
+    for name in (CARD, LAST):
+        with contextlib.suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    return max(times, default=0.0)
 
 
 def _without_idle_limit(table: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def show_list(entries: Sequence[dict[str, Any]], runs_dir: Path) -> None:
 
 
 def _list_row(entry: dict[str, Any]) -> list[str]:
-    saved = entry["saved"][5:16].replace("T", " ")  # month, day, hour, minute
+    saved = entry["saved"][5:16].replace("T", " ") if entry["saved"] else "-"  # month, day, hour, minute
     if entry["state"] == "damaged":
         return [entry["name"], "damaged", "-", "-", saved]
     done = f" {entry['step'] / entry['max_steps']:.0%}" if entry["state"] in ("unfinished", "interrupted") else ""
@@ -42,7 +42,7 @@ def _result(entry: dict[str, Any], key: str) -> str:
 def show_run(entry: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Write all facts about a run to stdout, then its settings."""
     name = entry["name"]
-    rows = [["folder", entry["folder"]], ["saved", entry["saved"]]]
+    rows = [["folder", entry["folder"]], ["saved", entry["saved"] or "-"]]
     if entry["state"] == "damaged":
         rows.append(["state", "damaged"])
     else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txlcli.config import recipe
-from txlcli.config.settings import PLAIN_NAME
+from txlcli.config.settings import PLAIN_NAME, plain_name
 from txlcli.errors import RunError, UsageError
 from txlcli.exchange import huggingface
 from txlcli.runs import run_folder
@@ -63,5 +63,4 @@ def check_options(options: ImportOptions) -> None:
 
 def run_name(source: Path) -> str:
     """Derive the name of a run from the name of its source."""
-    path = source.resolve()
-    return re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("+-.")[:100] or "imported"
+    return plain_name(source.resolve(), otherwise="imported")

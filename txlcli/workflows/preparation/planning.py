@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txlcli import corpora
-from txlcli.config.settings import PLAIN_NAME
+from txlcli.config.settings import PLAIN_NAME, plain_name
 from txlcli.corpora.corpus import Corpus, ReadOptions
 from txlcli.corpora.download import Patience
 from txlcli.data.vocabulary import TokenizerName, Vocab
@@ -200,11 +200,10 @@ def _store_name(options: PrepareOptions, corpus: Corpus, source: Path | None, su
         return options.name
     if corpus is not corpora.OWN_TEXT or source is None:
         return corpus.name + suffix
-    path = source.resolve()
-    plain = re.sub(r"[^\w.+-]+", "-", path.stem if path.is_file() else path.name).strip("-.")
+    plain = plain_name(source.resolve(), otherwise="text")
     if plain.removesuffix("-released") in corpora.CORPORA:
         raise UsageError(f'"{plain}" is the name of a benchmark\'s own store; choose another with --name')
-    return (plain or "text") + (suffix if options.vocab is not None else "")
+    return plain + (suffix if options.vocab is not None else "")
 
 
 def _patience(options: PrepareOptions, source: Path | None) -> Patience:
