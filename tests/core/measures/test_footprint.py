@@ -1,5 +1,7 @@
 """Memory of a training step, compared with calculations by hand and with a real step."""
 
+import time
+
 import pytest
 import torch
 
@@ -140,11 +142,20 @@ def test_long_segments_and_memories_are_extrapolated_exactly(model, lengths, pre
     assert step_bytes(model, V, train) == step_bytes(model, V, train, extrapolate=False)
 
 
-def test_lengths_that_no_machine_holds_are_counted():
-    train = train_settings(seg_len=10**8, mem_len=10**8)
-    assert (
-        step_bytes(model_settings(), V, train)["activations"] > 10**16
-    )  # scores: L (M + L) of 4 bytes, halved by blocks
+@pytest.mark.parametrize(
+    "model", [model_settings(n_layers=5), model_settings(n_layers=5, position="sinusoid", auxiliary_losses=True)]
+)
+def test_many_sequences_layers_and_symbols_of_long_segments_are_extrapolated_exactly(model):
+    train = train_settings(batch_size=5, seg_len=1109, mem_len=0 if model.auxiliary_losses else 131)
+    assert step_bytes(model, 2003, train) == step_bytes(model, 2003, train, extrapolate=False)
+
+
+def test_lengths_that_no_machine_holds_are_counted_within_seconds():
+    train = train_settings(batch_size=60, seg_len=10**8, mem_len=10**8)
+    begin = time.process_time()
+    needed = step_bytes(model_settings(n_layers=18, n_heads=10), 20_000, train)
+    assert time.process_time() - begin < 8
+    assert needed["activations"] > 18 * 60 * 10 * 4 * 10**16  # scores: 2 L^2 of 4 bytes, of which blocks leave out half
 
 
 def test_a_gpu_keeps_scores_that_blocks_of_queries_skip_on_a_cpu():

@@ -5,10 +5,11 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 
 import contextlib
 import dataclasses
-import math
+import functools
+import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import DTYPES, autocast
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
-from txlcli.core.kernels.score_buffer import CACHE_BYTES, Workspace, scores_at_once
+from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.optimizer import state_bytes
@@ -83,7 +84,7 @@ def step_bytes(
         "optimizer": optimizer_bytes(model, vocab_size, train, processes),
         "average": weights if train.average != "none" else 0,
         "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
-        "activations": _activation_bytes(model, vocab_size, train, device, _linear if extrapolate else _direct),
+        "activations": _activation_bytes(model, vocab_size, train, device, extrapolate=extrapolate),
     }
 
 
@@ -103,6 +104,8 @@ SMALL_WIDTH = 500
 """Columns of the smaller softmax from which larger ones are extrapolated."""
 COUNTED_LENGTH = 1024
 """Longest segment and memory, in tokens, whose activations are counted without extrapolation."""
+SHORT_LENGTH = 64
+"""Unit of the segments and memories from which longer ones are extrapolated, in tokens."""
 
 
 def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU) -> int:
@@ -135,58 +138,119 @@ def with_plain_softmax(model: ModelSettings) -> ModelSettings:
     return dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
 
+class Sizes(NamedTuple):
+    """Sizes on which the activations of a step depend."""
+
+    seg_len: int
+    """L."""
+    mem_len: int
+    """M."""
+    batch_size: int
+    """B of a micro-batch."""
+    n_layers: int
+    """N."""
+    width: int
+    """Columns of the softmax."""
+
+
+SizedCount = Callable[[Sizes], int]
+"""Bytes, or scores, by sizes."""
+
+
 def _activation_bytes(
-    model: ModelSettings,
-    vocab_size: int,
-    train: TrainSettings,
-    device: torch.device,
-    estimate: Callable[[Count, int, tuple[int, int]], int],
+    model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device, *, extrapolate: bool
 ) -> int:
-    """Count activations, which grow linearly with batch, layers and softmax beyond the smallest sizes.
+    """Count activations, with a plain softmax that has the mean number of columns of an adaptive one."""
+    plain, width = with_plain_softmax(model), round(softmax_columns(bands(model, vocab_size)))
+    sizes = Sizes(train.seg_len, train.mem_len, train.batch_size // train.accumulate, model.n_layers, width)
+
+    @functools.cache
+    def count(at: Sizes) -> int:
+        sized = dataclasses.replace(train, seg_len=at.seg_len, mem_len=at.mem_len, valid_seg_len=None)
+        layered = dataclasses.replace(plain, n_layers=at.n_layers)
+        return _saved_bytes(layered, at.width, sized, device, at.batch_size)
+
+    def skipped(at: Sizes) -> int:
+        computed = computed_scores(model, train, device, seg_len=at.seg_len, mem_len=at.mem_len)
+        return at.batch_size * at.n_layers * (at.seg_len * (at.mem_len + at.seg_len) - computed)
+
+    if not extrapolate:
+        return count(sizes)
+    if max(train.seg_len, train.mem_len) <= COUNTED_LENGTH:
+        return _at_lengths(count, sizes)
+    return _beyond_lengths(count, skipped, sizes)
+
+
+def _at_lengths(count: SizedCount, sizes: Sizes) -> int:
+    """Extrapolate a count from small batches, numbers of layers and widths of the softmax: it is linear in each.
 
     A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from those
     between.
     """
-    # A plain softmax with the mean number of columns replaces an adaptive one.
-    width = round(softmax_columns(bands(model, vocab_size)))
-    plain = with_plain_softmax(model)
 
-    def by_lengths(seg_len: int, mem_len: int) -> int:
-        sized = dataclasses.replace(train, seg_len=seg_len, mem_len=mem_len, valid_seg_len=None)
-        batch_size = train.batch_size // train.accumulate
-        return estimate(lambda batch_size: by_batch_size(sized, batch_size), batch_size, (2, 3))
+    def by_batch_size(batch_size: int) -> int:
+        return _linear(lambda n_layers: by_layers(batch_size, n_layers), sizes.n_layers, (2, 3))
 
-    def by_batch_size(sized: TrainSettings, batch_size: int) -> int:
-        return estimate(lambda n_layers: by_layers(sized, batch_size, n_layers), model.n_layers, (2, 3))
+    def by_layers(batch_size: int, n_layers: int) -> int:
+        small = sizes._replace(batch_size=batch_size, n_layers=n_layers)
+        return _linear(lambda width: count(small._replace(width=width)), sizes.width, (SMALL_WIDTH, 2 * SMALL_WIDTH))
 
-    def by_layers(sized: TrainSettings, batch_size: int, n_layers: int) -> int:
-        layered, widths = dataclasses.replace(plain, n_layers=n_layers), (SMALL_WIDTH, 2 * SMALL_WIDTH)
-        return estimate(lambda ids: _saved_bytes(layered, ids, sized, device, batch_size), width, widths)
-
-    if estimate is _direct or max(train.seg_len, train.mem_len) <= COUNTED_LENGTH:
-        return by_lengths(train.seg_len, train.mem_len)
-    return _extrapolate_lengths(by_lengths, model, train, device)
+    return _linear(by_batch_size, sizes.batch_size, (2, 3))
 
 
-def _extrapolate_lengths(
-    count: Callable[[int, int], int], model: ModelSettings, train: TrainSettings, device: torch.device
-) -> int:
-    """Extrapolate a count from short segments and memories: it is linear in 1, L, M, L K and the scores computed."""
+def _beyond_lengths(count: SizedCount, skipped: SizedCount, sizes: Sizes) -> int:
+    """Extrapolate a count from short segments and memories, too.
 
-    def parts(seg_len: int, mem_len: int) -> list[float]:
-        pairs = seg_len * (mem_len + seg_len)
-        return [1.0, seg_len, mem_len, pairs, computed_scores(model, train, device, seg_len=seg_len, mem_len=mem_len)]
+    Args:
+        count: bytes of the activations.
+        skipped: scores of one head that blocks of queries leave out, in all sequences and layers.
+        sizes: where to count.
+    """
+    narrow = sizes._replace(width=min(sizes.width, SMALL_WIDTH))
+    total = _if_nothing_is_skipped(count, narrow)
+    if skipped(narrow):
+        small = narrow._replace(batch_size=min(sizes.batch_size, 2), n_layers=min(sizes.n_layers, 2))
+        lengths = (SHORT_LENGTH << power for power in itertools.count(2))
+        longer = (small._replace(seg_len=length, mem_len=min(length, sizes.mem_len)) for length in lengths)
+        divided = next(at for at in longer if skipped(at))
+        left_out = _if_nothing_is_skipped(count, divided) - count(divided)
+        total -= left_out * skipped(narrow) // skipped(divided)
+    return total + _logits_beyond(count, narrow, width=sizes.width)
 
-    heads = model.n_heads if isinstance(model, TransformerSettings) else 1
-    # So long that a CPU divides the scores of the longer segments into blocks, which leave out a part of the future.
-    unit = max(128, 64 * math.ceil(math.sqrt(CACHE_BYTES / (20 * heads * _score_bytes(train))) / 64))
-    points = [(2 * unit, 2 * unit), (4 * unit, 2 * unit), (5 * unit, 2 * unit), (2 * unit, unit), (4 * unit, unit)]
-    if not train.mem_len:
-        points = [(2 * unit, 0), (4 * unit, 0), (5 * unit, 0), (6 * unit, 0)]
-    sizes = np.array(parts(train.seg_len, train.mem_len))
-    relative_parts = np.array([parts(*point) for point in points]) / np.maximum(sizes, 1.0)
-    weights = np.linalg.pinv(relative_parts.T) @ np.minimum(sizes, 1.0)
-    return round(float(weights @ np.array([count(*point) for point in points], dtype=float)))
+
+def _if_nothing_is_skipped(count: SizedCount, sizes: Sizes) -> int:
+    """Extrapolate a count from lengths so short that all scores are computed: it is linear in 1, L, M and L K."""
+    unit, seg_len, mem_len = SHORT_LENGTH, sizes.seg_len, sizes.mem_len
+
+    def at(segments: int, memories: int) -> int:
+        return _at_lengths(count, sizes._replace(seg_len=segments * unit, mem_len=memories * unit))
+
+    # Of lengths in units: constant + segment L + memory M + pair L (M + L).
+    if mem_len:
+        first = at(1, 1)
+        pair = at(2, 2) - at(2, 1) - at(1, 2) + first
+        memory = at(1, 2) - first - pair
+        segment = at(2, 1) - first - 4 * pair
+        constant = first - segment - memory - 2 * pair
+    else:
+        first, memory = at(1, 0), 0
+        pair = (at(3, 0) - 2 * at(2, 0) + first) // 2
+        segment = at(2, 0) - first - 3 * pair
+        constant = first - segment - pair
+    return constant + ((segment * seg_len + memory * mem_len) * unit + pair * seg_len * (mem_len + seg_len)) // unit**2
+
+
+def _logits_beyond(count: SizedCount, sizes: Sizes, *, width: int) -> int:
+    """Return how many more bytes a wider softmax saves: logits of B L tokens and, under autocast, casts of weights."""
+    if width <= sizes.width:
+        return 0
+
+    def by_seg_len(seg_len: int) -> int:
+        short = sizes._replace(seg_len=seg_len, mem_len=min(SHORT_LENGTH, sizes.mem_len))
+        return _at_lengths(lambda at: count(at._replace(width=2 * SMALL_WIDTH)) - count(at), short)
+
+    of_small = _linear(by_seg_len, sizes.seg_len, (SHORT_LENGTH, 2 * SHORT_LENGTH))
+    return of_small * (width - sizes.width) // SMALL_WIDTH
 
 
 def computed_scores(
@@ -213,10 +277,6 @@ def _linear(count: Count, size: int, between: tuple[int, int]) -> int:
         return count(size)
     smaller, larger = count(first), count(second)
     return smaller + (larger - smaller) * (size - first) // (second - first)
-
-
-def _direct(count: Count, size: int, between: tuple[int, int]) -> int:
-    return count(size)
 
 
 def _saved_bytes(
