@@ -32,6 +32,30 @@ def test_a_conversation_remembers_until_it_is_reset(here):
     assert forgotten[: len(forgotten) // 2] == forgotten[len(forgotten) // 2 :]
 
 
+COMMANDS = "/help lists these commands, /reset forgets the text so far, Ctrl-D ends"
+
+
+def test_help_lists_the_commands_and_is_no_prompt(here):
+    result = conversation(prompts="/help\n")
+    assert result.stdout == ""
+    beginning, answer = result.stderr.splitlines()
+    assert COMMANDS in beginning
+    assert answer.startswith(COMMANDS)
+
+
+@pytest.mark.parametrize("line", ["/rest", "/temperature 0.5", "/HELP"])
+def test_an_unknown_command_is_answered_with_those_that_exist(here, line):
+    result = conversation(prompts=f"{line}\n")
+    assert result.stdout == ""
+    assert f"error: unknown command {line.split()[0]}: {COMMANDS}" in result.stderr
+
+
+@pytest.mark.parametrize(("line", "prompt"), [("//help", "/help"), ("// help", "// help"), ("/", "/"), (" /x", " /x")])
+def test_a_prompt_may_begin_with_a_slash(here, line, prompt):
+    talk = Conversation(HERE.open_run("byte"), GenerationOptions(tokens=20), SilentReporter())
+    assert conversation(prompts=f"{line}\n").stdout == "".join(talk.reply(prompt)) + "\n"
+
+
 def test_a_conversation_equals_one_text_with_the_same_tokens(here):
     talk = Conversation(HERE.open_run("byte"), GenerationOptions(tokens=3, greedy=True), SilentReporter())
     first, second = ("".join(talk.reply(prompt)) for prompt in ("the fox ", "over "))

@@ -28,7 +28,7 @@ def generate(
     temperature: Annotated[float | None, Option(help="Below 1 prefers likely tokens [default: 1].")] = None,
     greedy: Annotated[bool, Option("--greedy", help="Always select the likeliest token.")] = False,
     interactive: Annotated[
-        bool, Option("--interactive", help="Ask for prompts; the model remembers all of them. /reset forgets them.")
+        bool, Option("--interactive", help="Ask for prompts; the model remembers all of them. /help lists commands.")
     ] = False,
     reference: Annotated[
         bool, Option("--reference", help="Also print the context and its actual continuation in the test split.")
@@ -77,7 +77,7 @@ def generate(
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
     if interactive:
         opened = workspace.open_run(run_name)
-        reporter.say(f"generating with {opened.run.folder}; /reset forgets the text so far, Ctrl-D ends")
+        reporter.say(f"generating with {opened.run.folder}; {generated_text.COMMANDS_IN_A_LINE}")
         generated_text.converse(Conversation(opened, options, reporter), raw=raw)
         return
     generation = prepare_generation(run_name, options, workspace)

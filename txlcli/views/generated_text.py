@@ -1,5 +1,6 @@
 """Shows generated texts while they are sampled."""
 
+import re
 import sys
 
 from txlcli import console
@@ -8,6 +9,11 @@ from txlcli.system.input_files import MOST_SETTINGS
 from txlcli.workflows.generation import Conversation, Generation
 
 PROMPT = "> "
+COMMANDS = {"/help": "lists these commands", "/reset": "forgets the text so far"}
+COMMANDS_IN_A_LINE = (
+    ", ".join(f"{command} {effect}" for command, effect in COMMANDS.items())
+    + ", Ctrl-D ends; // at the beginning of a prompt stands for /"
+)
 
 
 def show(generation: Generation, *, raw: bool = False) -> None:
@@ -37,11 +43,12 @@ def converse(conversation: Conversation, *, raw: bool = False) -> None:
             prompt = _read_prompt()
         except EOFError:
             return
-        if prompt.strip() == "/reset":
-            conversation.reset()
+        if re.match("/[A-Za-z]", prompt):
+            _obey(prompt.strip(), conversation)
             continue
         if not prompt:
             continue
+        prompt = re.sub("^//(?=[A-Za-z])", "/", prompt)
         try:
             for text in conversation.reply(prompt):
                 console.show_generated(text, raw=raw)
@@ -50,6 +57,16 @@ def converse(conversation: Conversation, *, raw: bool = False) -> None:
         except TxlError as error:
             console.complain(str(error))
         console.show_line("")
+
+
+def _obey(command: str, conversation: Conversation) -> None:
+    """Carry out a command, or say which commands there are."""
+    if command == "/reset":
+        conversation.reset()
+    elif command == "/help":
+        console.say(COMMANDS_IN_A_LINE)
+    else:
+        console.complain(f"unknown command {command.split(maxsplit=1)[0]}: {COMMANDS_IN_A_LINE}")
 
 
 def _read_prompt() -> str:
