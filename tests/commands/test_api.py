@@ -20,8 +20,11 @@ def run(here):
     return txlcli.load("byte")
 
 
-def test_importing_txlcli_does_not_import_torch():
-    code = "import sys, txlcli; assert 'torch' not in sys.modules; txlcli.load; assert 'torch' in sys.modules"
+def test_torch_is_imported_when_a_run_is_loaded_and_its_compiler_not_even_then(here):
+    code = (
+        "import sys, txlcli; assert 'torch' not in sys.modules; txlcli.load; assert 'torch' in sys.modules; "
+        "txlcli.load('byte').score('the fox'); assert 'torch._dynamo' not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from txlcli.core.kernels import attention_triton_kernels as kernels
 from txlcli.core.kernels.attention_inputs import AttentionInputs
+from txlcli.core.kernels.compilation import not_compiled
 from txlcli.core.kernels.triton_launch import Launch, check_shape, launch_of, splits_of
 
 COLUMN_MULTIPLE = 8
@@ -61,7 +62,7 @@ def attend(
         return _attend(query, key, value, dropout, distance_bias, splits, terms)
 
 
-@torch.compiler.disable
+@not_compiled
 def _attend(
     query: Tensor,
     key: Tensor,

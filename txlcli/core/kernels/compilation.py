@@ -1,18 +1,41 @@
 """Checks that compilers of kernels work here: torch.compile for layers and FlexAttention, Triton for attention."""
 
+import functools
 import importlib.metadata
 import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from txlcli.core.kernels.triton_launch import MAX_WIDTH
 from txlcli.errors import UsageError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+COMPILER = "torch._dynamo"
+"""Module that traces functions for torch.compile."""
 OLDEST_TRITON = (3, 6)
 NEEDS_CUDA = "attention {} needs a CUDA device; take auto, reference or sdpa on a CPU"
 OLDEST_CAPABILITY = (8, 0)
 """Compute capability of Ampere, the first GPUs with tensor cores for bf16."""
+
+
+def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep torch.compile from tracing a function, as torch.compiler.disable does, without importing the compiler.
+
+    The import takes as long as that of the rest of PyTorch, and reading a text with a model needs no compiler. Whatever
+    traces functions has imported it before.
+    """
+    disabled = functools.cache(lambda: torch.compiler.disable(function))
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        return (disabled() if COMPILER in sys.modules else function)(*args, **options)
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from txlcli.core.kernels.compilation import not_compiled
+
 STEPS = 1 << 16
 """The rate is rounded to a multiple of 1 / STEPS on a CPU."""
 
@@ -14,7 +16,7 @@ def keep_mask(shape: torch.Size, rate: float, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - rate)
 
 
-@torch.compiler.disable
+@not_compiled
 def _keep_mask_on_cpu(shape: torch.Size, rate: float) -> Tensor:
     """Cut four 16-bit draws from each 64-bit random number: on a CPU one draw per entry makes plain dropout slow.
 

@@ -134,6 +134,8 @@ class RecurrentModel(LanguageModel):
         The layers keep PyTorch's initialization, as in AWD-LSTM: all parameters uniform, biases included, within
         1 / sqrt(W) for an LSTM and 1 / sqrt(inputs of the convolution) for a QRNN.
         """
+        if self.device.type == "meta":
+            return  # there are no values, and PyTorch would import its compiler to draw some
         for name, parameter in (*self.embedding.named_parameters(), *self.softmax.named_parameters()):
             if name.startswith("projections."):
                 nn.init.normal_(parameter, 0.0, self.settings.proj_init_std)

@@ -255,6 +255,8 @@ class TransformerXL(LanguageModel):
 
         The encoding may then initialize its own parameters.
         """
+        if self.device.type == "meta":
+            return  # there are no values, and PyTorch would import its compiler to draw some
         std, tf_init = self.settings.init_std, self.settings.init == "tf"
         for name, parameter in self.named_parameters():
             if "norm." in name and name.endswith("weight"):
