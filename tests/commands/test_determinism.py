@@ -24,19 +24,28 @@ def run(*words, threads=1):
 
 def train(name, *changes, threads=1):
     run("train", "tiny.toml", "--name", name, *WIDE, *changes, threads=threads)
-    lines = read_log(Path("runs", name, "metrics.jsonl"))
+    return metrics_of(Path("runs", name))
+
+
+def metrics_of(folder):
+    lines = read_log(folder / "metrics.jsonl")
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 
-def test_two_trainings_with_the_same_seed_have_the_same_metrics_and_weights(here):
-    assert train("one") == train("two")
+@pytest.fixture(scope="module")
+def one(trained_novel):
+    """The folder of a run that the trainings of the tests are compared with."""
+    runs = trained_novel.parent / "compared"
+    places = ("--data-dir", str(trained_novel / "data"), "--runs-dir", str(runs))
+    run("train", str(trained_novel / "tiny.toml"), "--name", "one", *WIDE, *places)
+    return runs / "one"
+
+
+@pytest.mark.parametrize("changes", [(), ("--set", "train.deterministic=true")])
+def test_a_training_with_the_same_seed_has_the_same_metrics_and_weights(here, one, changes):
+    assert train("two", *changes) == metrics_of(one)
     for file in ("last.safetensors", "best.safetensors"):
-        assert Saved(Path("runs/one", file)) == Saved(Path("runs/two", file))
-
-
-def test_deterministic_kernels_change_nothing_on_a_cpu(here):
-    assert train("one") == train("two", "--set", "train.deterministic=true")
-    assert Saved(Path("runs/one/last.safetensors")) == Saved(Path("runs/two/last.safetensors"))
+        assert Saved(one / file) == Saved(Path("runs/two", file))
 
 
 def test_flex_attention_is_refused_with_deterministic_kernels(here):
@@ -44,10 +53,10 @@ def test_flex_attention_is_refused_with_deterministic_kernels(here):
     assert message.endswith("[train] attention must be auto, reference, sdpa or triton with deterministic, not 'flex'")
 
 
-def test_another_number_of_threads_changes_sums_by_their_rounding_only(here):
-    one, two = train("one"), train("two", threads=2)
-    assert [line["step"] for line in one] == [line["step"] for line in two]
-    assert [line["loss_nats"] for line in one] == pytest.approx([line["loss_nats"] for line in two], rel=1e-5)
+def test_another_number_of_threads_changes_sums_by_their_rounding_only(here, one):
+    of_one, two = metrics_of(one), train("two", threads=2)
+    assert [line["step"] for line in of_one] == [line["step"] for line in two]
+    assert [line["loss_nats"] for line in of_one] == pytest.approx([line["loss_nats"] for line in two], rel=1e-5)
 
 
 def test_a_store_that_is_prepared_twice_is_the_same_file(here):

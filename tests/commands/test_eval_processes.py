@@ -48,7 +48,7 @@ def assert_same(result, expected):
     "arguments",
     [
         ["word", "--split", "valid", "--batch-size", 5],
-        ["byte", "--text", "novel/test.txt", "--batch-size", 4],
+        pytest.param(["byte", "--text", "novel/test.txt", "--batch-size", 4], marks=pytest.mark.slow),
         ["byte", "--attn-len", "3,7", "--stride", 2, "--positions", 301, "--batch-size", 4],
     ],
 )
@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite_is_one_line(here):
     ("change", "code", "error"),
     [
         (["--mem-len", "0,7"], 2, "error: --mem-len is (0, 5) on rank 0 and (0, 7) on rank 1 ("),
-        (["--data-dir", "nowhere"], 1, "error: rank 1 on "),
+        pytest.param(["--data-dir", "nowhere"], 1, "error: rank 1 on ", marks=pytest.mark.slow),
         (["--runs-dir", "other"], 2, "error: the checkpoint is step 7 with weights "),
     ],
 )
@@ -138,7 +138,7 @@ def test_processes_that_differ_end_with_one_line(here, free_port, change, code, 
 
 
 @on_linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_all_processes_with_one_line(here, number):
     write_endless()
     process = start(*ENDLESS, "--processes", 2)
@@ -152,7 +152,7 @@ def test_a_signal_ends_all_processes_with_one_line(here, number):
 
 
 @on_linux
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_is_killed_ends_all_with_one_line(here, rank):
     write_endless()
     process = start(*ENDLESS, "--processes", 2)

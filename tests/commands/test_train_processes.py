@@ -32,7 +32,9 @@ def test_two_processes_train_the_same_run_as_one(here):
     assert done("eval", "two", "--mem-len", "0,5").stdout
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number, code):
     metrics = here / "runs/tiny/metrics.jsonl"
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--json")
@@ -68,9 +70,11 @@ def test_torchrun_is_refused_for_other_commands(here):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--set", "train.lrr=3"], '[train] has no key "lrr"; did you mean "lr"?'),
+        pytest.param(["--set", "train.lrr=3"], '[train] has no key "lrr"; did you mean "lr"?', marks=pytest.mark.slow),
         (["--set", "train.batch_size=1"], "train.batch_size = 1 is too small for 2 processes; use fewer of them"),
-        (["--resume", "nothing"], "leave out the recipe, --name, --force and --dry-run"),
+        pytest.param(
+            ["--resume", "nothing"], "leave out the recipe, --name, --force and --dry-run", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_error_of_all_processes_is_reported_once(here, arguments, error):
@@ -108,7 +112,11 @@ def test_ranks_that_contradict_the_number_of_processes_are_refused(here):
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (["--set", "train.lr=1e-2"], "error: train.lr is 0.03 on rank 0 and 0.01 on rank 1 ("),
+        pytest.param(
+            ["--set", "train.lr=1e-2"],
+            "error: train.lr is 0.03 on rank 0 and 0.01 on rank 1 (",
+            marks=pytest.mark.slow,
+        ),
         (["--set", "model.d_inner=13"], "error: model.d_inner is 11 on rank 0 and 13 on rank 1 ("),
         (["--data-dir", "other"], "error: the train split (SHA-256) is "),
         (["--data-dir", "nowhere"], "error: rank 1 on "),
@@ -128,7 +136,7 @@ def test_processes_that_differ_end_with_one_line(here, free_port, change, error)
     assert not Path("runs/tiny").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port, number):
     arguments = ["train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM]
     processes = start_ranks(arguments, arguments, port=free_port)
@@ -225,7 +233,7 @@ def test_a_dry_run_counts_the_memory_of_one_process(here):
 
 
 @on_linux
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_lost_processes_are_started_again_and_resume(here, rank):
     steps = ["--set", "train.max_steps=90", "--set", "train.valid_every=30"]
     process = start("train", "tiny.toml", *steps, *NOTHING_RANDOM, "--processes", 2, "--restarts", 1)

@@ -38,9 +38,20 @@ CASES = {
 }
 PRECISIONS = ("fp32", "bf16", "fp16")
 """Precisions that differ in the dtypes of tensors; tf32 has those of fp32."""
+EVERY_PRECISION = [(case, precision) for case in CASES for precision in PRECISIONS]
 READ_LIKE_RELATIVE = {"recomputed", "half loss", "regularised", "averaged", "accumulated", "lamb"}
 """They differ in training only."""
 VOCAB_SIZES = {"adaptive softmax": 267_735}
+
+
+def one_precision_each(first):
+    """Pair each case with one precision, in turn; the first case gets the precision of this index."""
+    return [(case, PRECISIONS[(first + number) % len(PRECISIONS)]) for number, case in enumerate(CASES)]
+
+
+def that_read_differently(pairs):
+    """Leave out the cases that differ from others in training only."""
+    return [pair for pair in pairs if pair[0] not in READ_LIKE_RELATIVE]
 
 
 class OneDevice(TorchDispatchMode):

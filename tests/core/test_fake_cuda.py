@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.core.device_cases import CASES, PRECISIONS, READ_LIKE_RELATIVE
+from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_each, that_read_differently
 
 HERE = Path(__file__).parent
 KNOWN = "2.13."
@@ -77,27 +77,42 @@ def token_kernels(outcomes_of):
     return outcomes_of("tokens")
 
 
-def in_every_precision(cases, fact):
-    """What each case gives."""
-    return {f"{case} {precision}": fact for case in cases for precision in PRECISIONS}
+def of_each(pairs, fact):
+    """What each pair of a case and a precision gives."""
+    return {" ".join(pair): fact for pair in pairs}
 
 
-def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of):
+def in_every_precision(group, pairs):
+    """A group of checks with one precision for each case, and the slow group with all."""
+    return pytest.mark.parametrize(
+        ("group", "pairs"),
+        [
+            pytest.param(group, pairs, id=group),
+            pytest.param(f"{group} in every precision", EVERY_PRECISION, id="every precision", marks=pytest.mark.slow),
+        ],
+    )
+
+
+@in_every_precision("training", one_precision_each(0))
+def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of, group, pairs):
     # In fp16, the scaler asks before each step of an optimizer that does not skip steps itself.
-    assert outcomes_of("training") == in_every_precision(CASES, {}) | {"lamb fp16": {"_local_scalar_dense": 2}}
+    assert ("lamb", "fp16") in pairs
+    assert outcomes_of(group) == of_each(pairs, {}) | {"lamb fp16": {"_local_scalar_dense": 2}}
 
 
-def test_two_deterministic_training_steps_use_no_operation_without_a_deterministic_kernel(outcomes_of):
-    assert outcomes_of("determinism") == in_every_precision(CASES, [])
+@in_every_precision("determinism", one_precision_each(1))
+def test_two_deterministic_training_steps_use_no_operation_without_a_deterministic_kernel(outcomes_of, group, pairs):
+    assert outcomes_of(group) == of_each(pairs, [])
 
 
-def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of):
-    cases = [case for case in CASES if case not in READ_LIKE_RELATIVE]
+@in_every_precision("reading", one_precision_each(2))
+def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of, group, pairs):
+    pairs = that_read_differently(pairs)
     # Whether a tail may hold one of the likeliest tokens is asked before it is computed.
     with_tails = {"copy to the host": 1, "_local_scalar_dense": 4}
-    assert outcomes_of("reading", TXL_CUDA_GRAPHS="0") == {
-        **in_every_precision(cases, [{}, {"_local_scalar_dense": 1}]),
-        **in_every_precision(["adaptive softmax"], [{}, with_tails]),
+    assert outcomes_of(group, TXL_CUDA_GRAPHS="0") == {
+        **of_each(pairs, [{}, {"_local_scalar_dense": 1}]),
+        **of_each([pair for pair in pairs if pair[0] == "adaptive softmax"], [{}, with_tails]),
     }
 
 

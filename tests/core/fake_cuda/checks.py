@@ -14,7 +14,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.device_cases import CASES, PRECISIONS, READ_LIKE_RELATIVE, build, load, read, start
+from tests.core.device_cases import (
+    EVERY_PRECISION,
+    PRECISIONS,
+    build,
+    load,
+    one_precision_each,
+    read,
+    start,
+    that_read_differently,
+)
 from tests.core.fake_cuda.device import CUDA, GENERATOR, is_composite, pretending
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
@@ -270,9 +279,9 @@ def detected_waits():
     return watch.waits
 
 
-def _each(check, *names):
+def _each(check, combinations):
     """Return a check for every combination of names."""
-    return {" ".join(one): partial(check, *one) for one in itertools.product(*names)}
+    return {" ".join(one): partial(check, *one) for one in combinations}
 
 
 NOT_DETERMINISTIC = {
@@ -283,12 +292,17 @@ NOT_DETERMINISTIC = {
 """Operations that have no deterministic kernel on CUDA, as torch.use_deterministic_algorithms documents them."""
 
 GROUPS = {
-    "training": _each(two_updates, CASES, PRECISIONS),
-    "determinism": _each(ops_of_deterministic_updates, CASES, PRECISIONS),
-    "reading": _each(reading, [case for case in CASES if case not in READ_LIKE_RELATIVE], PRECISIONS),
+    "training": _each(two_updates, one_precision_each(0)),
+    "determinism": _each(ops_of_deterministic_updates, one_precision_each(1)),
+    "reading": _each(reading, that_read_differently(one_precision_each(2))),
+    "training in every precision": _each(two_updates, EVERY_PRECISION),
+    "determinism in every precision": _each(ops_of_deterministic_updates, EVERY_PRECISION),
+    "reading in every precision": _each(reading, that_read_differently(EVERY_PRECISION)),
     "others": {
-        **_each(evaluation, ["relative", "lstm", "adaptive softmax"], ["score", "cache", "contexts"]),
-        **_each(evaluation, ["vanilla"], ["score", "windows"]),
+        **_each(
+            evaluation, itertools.product(["relative", "lstm", "adaptive softmax"], ["score", "cache", "contexts"])
+        ),
+        **_each(evaluation, itertools.product(["vanilla"], ["score", "windows"])),
         **{f"resumed in {precision}": partial(resumed, precision) for precision in PRECISIONS},
         "seeds of resumed runs": seeds_of_resumed_runs,
         "generator of a recomputed step": generator_of_a_recomputed_step,

@@ -141,7 +141,15 @@ def test_every_attention_backend_trains_the_same(tmp_path, attention):
     assert [one.loss_nats for one in reports] == pytest.approx([one.loss_nats for one in expected], rel=1e-5)
 
 
-@pytest.mark.parametrize(("dropout", "attention"), [(0.0, "auto"), (0.3, "auto"), (0.0, "reference"), (0.0, "sdpa")])
+@pytest.mark.parametrize(
+    ("dropout", "attention"),
+    [
+        pytest.param(0.0, "auto", marks=pytest.mark.slow),
+        (0.3, "auto"),
+        pytest.param(0.0, "reference", marks=pytest.mark.slow),
+        (0.0, "sdpa"),
+    ],
+)
 def test_compiled_layers_train_the_same(tmp_path, dropout, attention):
     eager = new_training(tmp_path / "eager", dropout=dropout, valid=False)
     expected = [report.loss_nats for report in run(eager)]
