@@ -25,6 +25,54 @@ def txl(*arguments):
     return CliRunner().invoke(app, list(arguments), prog_name="txl")
 
 
+LONG = "n" * 300
+AS_NOBODY = """
+import contextlib, io, os, sys
+from txlcli.cli import app
+os.chdir(sys.argv.pop(1))
+with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+    app(["runs", "show", "unknown"])  # imports all modules, which another user may not read
+os.setuid(65534)
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("prepare", "text.txt", "--data-dir", LONG),
+        ("prepare", LONG),
+        ("train", LONG),
+        ("train", "stdlib", "--runs-dir", LONG),
+        ("runs", "--runs-dir", LONG),
+        ("runs", "show", LONG),
+        ("eval", LONG),
+        ("import", LONG),
+        ("recipes", "copy", "ptb", LONG),
+    ],
+)
+def test_a_path_longer_than_the_system_allows_is_one_line(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("the fox jumps over the lazy dogs\n" * 50)
+    result = txl(*words)
+    assert result.exit_code in (1, 2)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "; " in line or "(known: " in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_without_permission_is_one_line(tmp_path):
+    """Python's own checks for a file raise PermissionError there."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "locked").mkdir(mode=0o700)
+    ended = python("-c", AS_NOBODY, tmp_path, "runs", "show", "locked/a")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: locked/a/run.json: Permission denied; check the permissions of the file and of its folders\n",
+    )
+
+
 def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = ["-m", "txlcli", "recipes", "copy", "enwik8", str(tmp_path / "naïve.toml")]

@@ -72,6 +72,22 @@ def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+NEXT_STEPS = {
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.EACCES: "check the permissions of the file and of its folders",
+    errno.EPERM: "check the permissions of the file and of its folders",
+    errno.EROFS: "give a folder that can be written to",
+    errno.EMFILE: 'allow more open files, as with "ulimit -n 1024"',
+    errno.ENFILE: "end processes that have many files open",
+    errno.EIO: "check the disk",
+    errno.ESTALE: "mount the disk again",
+    errno.EDQUOT: "free some space",
+}
+"""What to do about errors of the system that concern a file, whichever function meets them first."""
+LONGEST_PATH = 100
+"""Characters of a path in such an error."""
+
+
 class TxlGroup(TyperGroup):
     """A command group whose errors are one line each: what, where, next step."""
 
@@ -120,6 +136,9 @@ class TxlGroup(TyperGroup):
             console.complain(_explain(error))
             sys.exit(error.exit_code)
         except OSError as error:
+            if error.errno in NEXT_STEPS and error.filename is not None:
+                console.complain(f"{_shortened(error.filename)}: {error.strerror}; {NEXT_STEPS[error.errno]}")
+                sys.exit(TxlError.exit_code)
             if error.errno != errno.ENOSPC:
                 raise
             console.give_up_stdout()  # --help is written by the option parser
@@ -135,6 +154,11 @@ class TxlGroup(TyperGroup):
         finally:
             sys.unraisablehook = hook
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _shortened(path: object) -> str:
+    text = os.fsdecode(path) if isinstance(path, bytes) else str(path)
+    return text if len(text) <= LONGEST_PATH else f"{text[:LONGEST_PATH]}..."
 
 
 def _complain_once(error: TxlError) -> None:

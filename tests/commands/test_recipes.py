@@ -1,7 +1,9 @@
 """`txl recipes`: the list, the text of a recipe, a copy to edit."""
 
+import os
 import tomllib
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +146,16 @@ def test_copy_follows_a_link_and_keeps_other_files(folder):
     assert (folder / "mine.toml.new").read_text() == "another"
     assert (folder / "mine.toml").is_symlink()
     assert (folder / "real.toml").read_bytes() == copied("ptb")
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_copy_replaces_no_pipe_and_no_link_to_itself(folder, force):
+    os.mkfifo("pipe")
+    Path("loop").symlink_to("loop")
+    assert refusal("recipes", "copy", "enwik8", "pipe", *force).startswith("pipe is a pipe, not a regular file; ")
+    assert refusal("recipes", "copy", "enwik8", "loop", *force) == "loop is a link to itself; give another FILE"
+    assert Path("pipe").is_fifo()
+    assert Path("loop").is_symlink()
 
 
 def test_copy_creates_no_folder(folder):

@@ -150,7 +150,7 @@ def start(*arguments, folder, kill=None, fresh=False, longest_file=None):
         try:
             _become(words, Path(folder), outputs, counter, kill, fresh=fresh, longest_file=longest_file)
         except BaseException:
-            os.write(outputs[1], traceback.format_exc().encode())
+            os.write(outputs[1], traceback.format_exc().encode(errors="backslashreplace"))
         finally:
             os._exit(99)  # only after an error of this function
     return Process(words, pid, outputs, counter, kill)
@@ -183,7 +183,8 @@ def _become(words, folder, outputs, counter, kill, *, fresh, longest_file):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(signal.SIGUSR1, file=2)
     _limit_addresses()
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - for the whole process
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115 - for the whole process
+    sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115 - as Python opens it
     sys.addaudithook(_Changes(folder, counter, kill))
     os.pwrite(counter, b"1", READY)
     os._exit(_exit_code(words))

@@ -198,10 +198,10 @@ def test_run_json_of_a_newer_format_is_refused(runs_dir):
 @pytest.mark.parametrize(
     ("key", "error"),
     [
-        *((key, f"KeyError: '{key}'") for key in ("format", "settings")),
+        ("settings", "KeyError: 'settings'"),
         *(
             (key, f"ValueError: {key} is missing")
-            for key in ("recipe", "vocab_fingerprint", "vocab_size", "parameters", "metric")
+            for key in ("format", "recipe", "vocab_fingerprint", "vocab_size", "parameters", "metric")
         ),
     ],
 )
@@ -213,6 +213,9 @@ def test_run_json_without_a_key_is_refused(runs_dir, key, error):
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [
+        ("format", "1", 'format is "1", not a value of type int'),
+        ("format", float("nan"), "format is NaN, not a value of type int"),
+        ("format", 0, "no version of txl wrote format 0"),
         ("recipe", 3, "recipe is 3, not a value of type str"),
         ("vocab_fingerprint", None, "vocab_fingerprint is null, not a value of type str"),
         ("vocab_size", 2.5, "vocab_size is 2.5, not a value of type int"),

@@ -1,6 +1,7 @@
 """`txl recipes`: list, show, copy and forecast the packaged recipes."""
 
 import json as json_
+import os
 import re
 import shlex
 import textwrap
@@ -28,6 +29,7 @@ from txlcli.options import (
 from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_folder, replacing
+from txlcli.system.input_files import check_regular
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 SCHEMA_LINE = "#:schema schema.json"
@@ -217,7 +219,9 @@ def _target(file: str, name: str, *, force: bool) -> Path:
         path /= f"{name}.toml"
     elif file.endswith("/"):
         raise UsageError(f"{file}: no such folder; create it first")
-    if not path.exists():
+    if path.is_symlink() and os.path.islink(os.path.realpath(path)):
+        raise UsageError(f"{path} is a link to itself; give another FILE")
+    if not check_regular(path).exists():
         check_folder(path, str(path))
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give another FILE")

@@ -442,8 +442,11 @@ def open_run(folder: Path) -> Run:
         raise RunError(f"{folder} is not a run: it has no {CARD}; name a folder that txl train wrote")
     try:
         card = parse_json(read_text(path, MOST_CARD))
-        if card["format"] > FORMAT:
-            raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
+        version = value_of(card, "format", int)
+        if version > FORMAT:
+            raise RunError(f"{path}: written by a newer txl (format {version}); update txl to read it")
+        if version < FORMAT:
+            raise ValueError(f"no version of txl wrote format {version}")
         if card.get(DIGEST) not in (None, _digest_of(card)):  # None: an earlier version wrote it
             raise RunError(
                 f"{path}: damaged (wrong checksum); restore it from a copy, or delete its line '{DIGEST}' if you "

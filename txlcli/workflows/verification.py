@@ -66,6 +66,7 @@ def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
 def _verify_run(folder: Path) -> Iterator[FileCheck]:
     card = _checked(folder / run_folder.CARD, lambda: run_folder.open_run(folder).has_checksum)
     yield card
+    run = None
     if card.state != "damaged":
         run = run_folder.open_run(folder)
         yield _checked(folder / run_folder.VOCAB, lambda: loading.read_vocabulary(run) is not None)
@@ -74,7 +75,7 @@ def _verify_run(folder: Path) -> Iterator[FileCheck]:
                 yield _checked(folder / name, partial(_is_read, read, run))
     for name in (run_folder.BEST, run_folder.LAST):
         if (folder / name).exists():
-            yield _checked(folder / name, partial(_is_verified, folder / name))
+            yield _checked(folder / name, partial(_is_verified, folder / name, run))
 
 
 def _is_read(read: Callable[[Run], object], run: Run) -> bool:
@@ -82,8 +83,11 @@ def _is_read(read: Callable[[Run], object], run: Run) -> bool:
     return False  # logs have no checksums
 
 
-def _is_verified(path: Path) -> bool:
-    return checkpoint.load(path).verified
+def _is_verified(path: Path, run: Run | None) -> bool:
+    saved = checkpoint.load(path)
+    if run is not None:
+        loading.check_checkpoint(run, saved, path)
+    return saved.verified
 
 
 def _checked(path: Path, has_checksums: Callable[[], bool]) -> FileCheck:
