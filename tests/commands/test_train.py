@@ -529,6 +529,8 @@ def test_a_dry_run_writes_nothing(here):
     assert all(f"parameters, {part} " in result.stdout for part in parts)
     assert needed["weights"] == needed["gradients"] == needed["optimizer"] / 2 == 4 * plan["parameters"]
     assert needed["total"] == sum(size for what, size in needed.items() if what != "total")
+    assert plan["snapshot_bytes"] == needed["weights"] + needed["optimizer"] + needed["memory"]
+    assert "memory of the host, copy for saving" in result.stdout
     assert plan["seconds"] == pytest.approx(plan["training_flops"] / (plan["share_of_peak"] * plan["peak_flops_per_s"]))
     assert plan["training_flops"] == pytest.approx(
         plan["steps"] * plan["lanes"] * plan["seg_len"] * plan["training_flops_per_token"]

@@ -18,6 +18,7 @@ def show_forecast(forecast: dict[str, Any]) -> None:
     rows.append(["parameters", f"{forecast['parameters']:,}"])
     memory = "memory of a step" if forecast["processes"] == 1 else "memory of a process"
     rows += [[f"{memory}, {purpose}", format_size(size)] for purpose, size in forecast["step_bytes"].items() if size]
+    rows.append(["memory of the host, copy for saving", format_size(forecast["snapshot_bytes"])])
     rows.append(["operations per token", f"{forecast['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
     is_whole = forecast["steps"] == forecast["max_steps"]
     extent = "the whole recipe" if is_whole else f"{forecast['steps']:,} steps"

@@ -9,6 +9,7 @@ from txlcli.core.reading.scoring import score
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import AveragedSgd, ExponentialAverage
 from txlcli.core.training.reports import StepReport, ValidReport
+from txlcli.core.training.saving import Saver
 from txlcli.core.training.validation import validation_settings
 from txlcli.errors import RecipeError
 
@@ -199,9 +200,11 @@ def test_validation_scores_the_average(tmp_path, changed):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_best_checkpoint_holds_the_average_and_the_last_one_both(tmp_path, precision):
-    training = new_training(tmp_path, precision=precision, **EXPONENTIAL)
+    saver = Saver()
+    training = new_training(tmp_path, precision=precision, saver=saver, **EXPONENTIAL)
     bests = []
     for report in training.run(report_every=1, should_stop=lambda: False):
+        saver.wait()
         if isinstance(report, ValidReport) and report.best:
             bests.append(report.step)
             best = checkpoint.load(training.best_path)

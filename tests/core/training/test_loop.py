@@ -15,6 +15,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.reports import StepReport, ValidReport
+from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit, validation_settings
 from txlcli.errors import TrainingError, UsageError
@@ -53,6 +54,7 @@ def new_training(
     starts=None,
     shape=None,
     world=SINGLE_PROCESS,
+    saver=None,
     **changed,
 ):
     """Return a new training on a text that fills the lanes exactly."""
@@ -72,7 +74,7 @@ def new_training(
         roll=settings.roll_lanes,
     )
     split = ValidSplit.of(draw_split(31, seed=6), None) if valid else None
-    return cls(model, settings, segments, split, folder, {"recipe": "tiny"}, world)
+    return cls(model, settings, segments, split, folder, {"recipe": "tiny"}, world, saver=saver)
 
 
 def run(training, *, report_every=1, until=math.inf):
@@ -621,10 +623,10 @@ class TimedTraining(Training):
         self.now += 1
         return super().update()
 
-    def save_last(self):
+    def save_last(self, **options):
         self.now += 100
         self.saved_steps.append(self.step)
-        super().save_last()
+        super().save_last(**options)
 
     def score_validation(self, *arguments):
         self.now += 1000
@@ -632,10 +634,12 @@ class TimedTraining(Training):
 
 
 def test_between_rare_validations_it_saves_at_intervals(tmp_path):
-    training = new_training(tmp_path)
+    saver = Saver()
+    training = new_training(tmp_path, saver=saver)
     training.save_interval_s = -1.0  # always past
     saved = []
     for report in training.run(report_every=1, should_stop=lambda: False):
+        saver.wait()
         if isinstance(report, StepReport) and report.step > 1:
             saved.append(checkpoint.load(training.last_path).state["step"])
     assert saved == [1, 2, 3]  # a report comes before the save of its step

@@ -115,15 +115,25 @@ def test_dropout_resumes_with_its_random_generator(tmp_path):
     assert run(training)[0].loss_nats != whole[2].loss_nats
 
 
-def test_a_run_that_crashed_resumes_from_its_last_save(tmp_path):
-    whole = run(fresh(tmp_path / "whole", valid_every=2))
-    crashed = fresh(tmp_path / "parts", valid_every=2)
-    for report in crashed.run(report_every=1, should_stop=lambda: False):
-        if report.step == 3:
-            break  # without a stop, so nothing was saved since step 2
-    second = run(resumed(tmp_path / "parts", valid_every=2))
-    assert timeless(second) == timeless(report for report in whole if report.step > 2)
+def crash(folder, step, **changed):
+    """Train to a step and end without a stop, so that nothing is saved after the last validation."""
+    for report in fresh(folder, **changed).run(report_every=1, should_stop=lambda: False):
+        if report.step == step:
+            return
+
+
+@pytest.mark.parametrize("settings", ["adam", "plateau", "exponential average", "averaged SGD"])
+def test_a_run_that_crashed_repeats_the_validation_after_its_last_save(tmp_path, settings):
+    changed = SETTINGS[settings] | {"valid_every": 2}
+    whole = run(fresh(tmp_path / "whole", **changed))
+    crash(tmp_path / "parts", 5, **changed)
+    second = run(resumed(tmp_path / "parts", **changed))
+    validation = next(
+        number for number, report in enumerate(whole) if isinstance(report, ValidReport) and report.step == 4
+    )
+    assert timeless(second) == timeless(whole[validation:])
     assert_same_file(tmp_path / "whole", tmp_path / "parts")
+    assert_same_file(tmp_path / "whole", tmp_path / "parts", "best.safetensors")
 
 
 @pytest.mark.parametrize("then", ["fp32", "bf16", "fp16"])

@@ -98,6 +98,22 @@ def optimizer_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings,
         return state_bytes(make_model(model, vocab_size), train)
 
 
+def snapshot_bytes(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, needed: dict[str, int], processes: int
+) -> int:
+    """Return the host memory of the copy that checkpoints are written from, which rank 0 keeps.
+
+    Args:
+        model: settings of the model.
+        vocab_size: V.
+        train: settings of the training.
+        needed: bytes of a step of one process, by purpose (`step_bytes`).
+        processes: that share the batch; the copy has the memory of all lanes and the optimizer state of all weights.
+    """
+    optimizer = optimizer_bytes(model, vocab_size, train, 1)
+    return needed["weights"] + optimizer + needed["average"] + processes * needed["memory"]
+
+
 Count = Callable[[int], int]
 """Bytes by a size."""
 SMALL_WIDTH = 500

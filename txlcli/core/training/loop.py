@@ -27,6 +27,7 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, World, micro_batches
 from txlcli.core.training.parallel import make_parallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
+from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import Plateau, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.step import CaptureGraph, ForwardBackward, OptimizerStep, capture_step
@@ -49,6 +50,7 @@ class Training:
         identity: plain data that checkpoints store to identify their run.
         world: the processes that share a batch.
         capture_graph: makes the CUDA graph if train.cuda_graph is set.
+        saver: writes the checkpoints.
 
     Raises:
         RecipeError: the batch is smaller than the number of processes, or the optimizer cannot train this model.
@@ -70,6 +72,7 @@ class Training:
         world: World = SINGLE_PROCESS,
         *,
         capture_graph: CaptureGraph = capture_step,
+        saver: Saver | None = None,
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
         self.valid, self.folder, self.identity, self.world = valid, folder, identity, world
@@ -96,6 +99,7 @@ class Training:
             model, settings, self._objective, self.optimizer_step, processes=world.size, capture_graph=capture_graph
         )
         self._interval = Interval(self.device, self.clock)
+        self._saver = saver or Saver()
         self._saved_at, self._saved_step = self.clock(), 0
         self._boundary: _Boundary | None = None
         """State before the step that is being taken, if other processes may end within it."""
@@ -129,9 +133,11 @@ class Training:
         until_step: int | None = None,
         on_valid_tokens: Callable[[int], None] | None = None,
     ) -> Iterator[Report]:
-        """Train up to max_steps. Save before and after every validation, every `save_interval_s`, and at the end.
+        """Train up to max_steps. Save before every validation, every `save_interval_s`, and at the end.
 
-        Other ranks execute commands until this ends.
+        Files are written in the background, and all of them are there when this ends. After a validation the last
+        checkpoint is not written again: a run that is killed before its next save repeats the validation. Other ranks
+        execute commands until this ends.
 
         Args:
             report_every: steps between two StepReports.
@@ -141,23 +147,27 @@ class Training:
 
         Raises:
             TrainingError: the loss or a gradient is not finite; the last checkpoint is kept.
+            RunError: a checkpoint cannot be written.
         """
-        with self.world.ending_others(self.save_alone):
-            last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
+        with self._saver.running(), self.world.ending_others(self.save_alone):
+            first_step, last_step = self.step, min(self.settings.max_steps, until_step or self.settings.max_steps)
             self._mark_saved()
             while True:
+                self._saver.raise_error()
                 validation_is_due = self.validation_is_due()
                 if self.step > self._saved_step and (validation_is_due or self._save_is_due):
                     yield from self._report_steps()  # checks that the loss is finite
-                    self.save_last()  # also before a validation, which may take long or run out of memory
+                    self.save_last(wait=False)  # also before a validation, which may take long or run out of memory
                 if validation_is_due:
                     yield from self._validate(should_stop, on_valid_tokens)
                 if self.step >= last_step or should_stop():
                     break
-                if validation_is_due and self.valid is not None:
-                    self.save_last()
+                if validation_is_due:
+                    self._interval = Interval(self.device, self.clock)  # speeds do not include a validation
                 if (taken := self.update()) is not None:
                     self._interval.add(*taken)
+                if self.step == first_step + 1:
+                    self._reserve_snapshot()
                 if self.step % report_every == 0 or self.step == last_step:
                     yield from self._report_steps()
             yield from self._report_steps()  # steps since the last report, if a stop came between two reports
@@ -328,8 +338,9 @@ class Training:
         averaged = self.average.active
         if is_best:
             self.best_nats = loss_nats
-            with self.average.swapped_in():
-                self._save(self.best_path, {})
+            if self._saver.step != self.step:  # nothing was saved before the validation
+                self._saver.take(self._weights(), step=self.step)
+            self._saver.write_weights(self.best_path, self._state())
         self.average.on_validation(loss_nats)
         return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
 
@@ -346,6 +357,7 @@ class Training:
         return self._failed(what, "lower train.lr, or train with warm-up or norm = pre")
 
     def _failed(self, what: str, next_step: str) -> TrainingError:
+        self._saver.settle()
         kept = f"; the last good checkpoint is {self.last_path}" if self.last_path.exists() else ""
         return TrainingError(f"{what}{kept}; {next_step}")
 
@@ -358,22 +370,28 @@ class Training:
         self._saved_at, self._saved_step = self.clock(), self.step
         self._interval = Interval(self.device, self.clock)
 
-    def save_last(self) -> None:
-        """Write everything that a resumed run needs.
+    def save_last(self, *, wait: bool = True) -> None:
+        """Save everything that a resumed run needs.
+
+        Args:
+            wait: return when the file is written. Without, it is written in the background.
 
         Raises:
-            RunError: the file cannot be written.
+            RunError: the file, or one before it, cannot be written.
             TrainingError: the weights, the memory or the loss that they give are not finite; the older checkpoint is
                 kept.
         """
         self.world.send_command(Command.save)
         self._write_last(self._gather())
+        if wait:
+            self._saver.wait()
 
     def save_alone(self) -> str:
         """Save what this process has, at the last step boundary, since others are gone; return a phrase about it.
 
         On CUDA the queue of kernels has passed the boundary, so the last checkpoint counts.
         """
+        self._saver.wait()
         if self._boundary is not None:
             self._boundary.restore(self)
         resume = f"resume from {self.last_path} with --resume"
@@ -395,34 +413,36 @@ class Training:
             "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
         }
         self._write_last(groups, memory_lanes=lanes)
+        self._saver.wait()
         return (
             f"saved step {self.step:,} with the memory of {lanes} of the {self.settings.batch_size} lanes; the others "
             f"begin with zeros, so losses will differ a little from those of an uninterrupted training; {resume}"
         )
 
     def _write_last(self, groups: dict[str, dict[str, Tensor]], *, memory_lanes: int | None = None) -> None:
-        """Write the last checkpoint.
+        """Take a snapshot, and write the last checkpoint from it in the background.
 
         Args:
             groups: tensors beside the weights, by group and name.
             memory_lanes: number of lanes whose memory is there, if some are missing.
         """
-        if not all(tensor.isfinite().all() for tensor in (*self.model.parameters(), *groups["memory"].values())):
+        if not all(map(_is_finite, (*self.model.parameters(), *groups["memory"].values()))):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
         if not self._next_loss_is_finite():
             raise self._not_finite(f"the loss is not finite after step {self.step}")
-        groups = {**groups, "average": self.average.weights}
-        tensors = [checkpoint.grouped(name, group) for name, group in groups.items()]
-        more = {name: tensor for group in tensors for name, tensor in group.items()}
-        self._save(self.last_path, more, {} if memory_lanes is None else {"memory_lanes": memory_lanes})
+        self._saver.take(self._tensors(groups), step=self.step)
+        self._saver.write_all(
+            self.last_path, self._state() | ({} if memory_lanes is None else {"memory_lanes": memory_lanes})
+        )
         self._mark_saved()
 
     def _next_loss_is_finite(self) -> bool:
-        """Return True if the weights give a finite loss on one of the next segments that are not all skipped."""
-        position = self.position
+        """Return True if the weights give a finite loss in one lane of the next segment that is not skipped."""
+        position, first = self.position, self._parts[0].start
+        memory = [layer[:1] for layer in self.memories[0]]
         for _ in range(1 + self.settings.skip_nonfinite):
-            if self._forward_backward.loss(*self._read(self._parts[0], position), self.memories[0]).isfinite():
+            if self._forward_backward.loss(*self._read(range(first, first + 1), position), memory).isfinite():
                 return True
             position = self.segments.next_position(position)
         return False
@@ -435,9 +455,28 @@ class Training:
             "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
         }
 
-    def _save(self, path: Path, more: dict[str, Tensor], more_state: dict[str, Any] | None = None) -> None:
-        tensors = {**checkpoint.grouped("model", dict(self.model.named_parameters())), **more}
-        state = {
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the weights and their average by full name."""
+        model = checkpoint.grouped("model", dict(self.model.named_parameters()))
+        return model | checkpoint.grouped("average", self.average.weights)
+
+    def _reserve_snapshot(self) -> None:
+        """Allocate the memory of a snapshot in the background, as far as this process knows it without the others."""
+        groups = {"memory": checkpoint.memory_tensors(self.memories)}
+        if not self.parallel.state_is_divided:
+            groups["optimizer"] = self.parallel.gather_optimizer(self.optimizer_step.optimizer)
+        self._saver.reserve(self._tensors(groups))
+
+    def _tensors(self, groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the weights, their average and further groups of tensors by full name."""
+        tensors = self._weights()
+        for name, group in groups.items():
+            tensors |= checkpoint.grouped(name, group)
+        return tensors
+
+    def _state(self) -> dict[str, Any]:
+        """Return the plain data of a checkpoint."""
+        return {
             **self.identity,
             "step": self.step,
             "place": asdict(self.position),
@@ -446,9 +485,7 @@ class Training:
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
             "scaler": self.optimizer_step.state(),
-            **(more_state or {}),
         }
-        checkpoint.save(path, Checkpoint(tensors, state))
 
     def restore(self, saved: Checkpoint) -> None:
         """Resume exactly where a checkpoint was written; the model has its weights already.
@@ -498,6 +535,11 @@ class Training:
         """Return a seed for the random numbers of this process after this step."""
         key = (self.settings.seed, self.step, self.world.rank)
         return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return True if all values are finite; their sum shows it ten times as fast, unless it overflows."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 @dataclass(frozen=True)

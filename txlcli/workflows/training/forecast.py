@@ -20,7 +20,7 @@ from txlcli.core.measures.cost import (
     softmax_flops_per_token,
     training_flops_per_token,
 )
-from txlcli.core.measures.footprint import computed_scores, parameters_by_part, step_bytes
+from txlcli.core.measures.footprint import computed_scores, parameters_by_part, snapshot_bytes, step_bytes
 from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s, time_training
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.data_parallel import of_one_process
@@ -125,6 +125,7 @@ def _cost(
     return {
         "parameters_by_part": parameters_by_part(settings.model, vocab_size),
         "step_bytes": {**needed, "total": total},
+        "snapshot_bytes": snapshot_bytes(settings.model, vocab_size, train, needed, processes),
         "training_flops_per_token": flops,
         "tails": len(settings.model.cutoffs),
         "tails_by": "the store's text" if store else "Zipf's law",

@@ -1,0 +1,187 @@
+"""Saving in the background: what a step waits for, the order of files, and what an error or a kill costs."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+from tests.core.builders import V
+from tests.core.training.test_loop import new_training, run, steps_of, valids_of, weights
+from txlcli.core.measures.footprint import snapshot_bytes, step_bytes
+from txlcli.core.training import checkpoint
+from txlcli.core.training.reports import ValidReport
+from txlcli.core.training.saving import Saver
+from txlcli.errors import RunError
+
+AT_MOST_S = 60
+
+
+class SlowWriter:
+    """Writes files once it is told to, and notes their names and steps."""
+
+    def __init__(self):
+        self.may_write = threading.Event()
+        self.written = []
+
+    def __call__(self, path, saved):
+        assert self.may_write.wait(AT_MOST_S)
+        checkpoint.save(path, saved)
+        self.written.append((path.name, saved.state["step"]))
+
+
+def test_training_continues_while_a_file_is_written_and_the_file_has_the_weights_of_its_step(tmp_path):
+    write = SlowWriter()
+    training = new_training(tmp_path, valid=False, valid_every=2, max_steps=3, saver=Saver(write))
+    at_save, reports = None, training.run(report_every=1, should_stop=lambda: False)
+    for report in reports:
+        if report.step == 2:
+            at_save = weights(training)
+        if report.step == 3:
+            break
+    assert write.written == []
+    assert training.step == 3
+    write.may_write.set()
+    reports.close()
+    saved = checkpoint.load(training.last_path)
+    assert saved.state["step"] == 2
+    for name, weight in saved.group("model").items():
+        assert torch.equal(weight, at_save[name])
+        assert not torch.equal(weight, weights(training)[name])
+
+
+def test_each_validation_writes_each_file_once_and_the_end_writes_the_last_one(tmp_path):
+    write = SlowWriter()
+    write.may_write.set()
+    reports = run(new_training(tmp_path, valid_every=2, max_steps=6, saver=Saver(write)))
+    expected = []
+    for report in valids_of(reports):
+        expected += [("last.safetensors", report.step)] + [("best.safetensors", report.step)] * report.best
+    assert {report.best for report in valids_of(reports)} >= {True}
+    assert write.written == [*expected, ("last.safetensors", 6)]
+
+
+def test_there_is_one_snapshot_at_a_time(tmp_path):
+    write = SlowWriter()
+    saver = Saver(write)
+    saver.take({"model.a": torch.ones(3)}, step=1)
+    saver.write_all(tmp_path / "a.safetensors", {"step": 1})
+    second = threading.Thread(target=saver.take, args=({"model.a": torch.zeros(3)},), kwargs={"step": 2})
+    second.start()
+    assert saver.step == 1
+    write.may_write.set()
+    second.join(AT_MOST_S)
+    assert saver.step == 2
+    assert checkpoint.load(tmp_path / "a.safetensors").tensors["model.a"].tolist() == [1, 1, 1]
+
+
+def test_the_state_of_a_file_is_that_of_its_step(tmp_path):
+    write, losses = SlowWriter(), [1.0]
+    saver = Saver(write)
+    saver.take({"model.a": torch.ones(3)}, step=1)
+    saver.write_all(tmp_path / "a.safetensors", {"step": 1, "losses": losses})
+    losses.append(2.0)
+    write.may_write.set()
+    saver.wait()
+    assert checkpoint.load(tmp_path / "a.safetensors").state["losses"] == [1.0]
+
+
+def full_disk(path, saved):
+    raise RunError(f"{path}: the checkpoint cannot be written (No space left on device)")
+
+
+def test_an_error_of_the_writer_ends_the_training_before_the_next_step(tmp_path):
+    failed = threading.Event()
+
+    def write(path, saved):
+        failed.set()
+        full_disk(path, saved)
+
+    saver = Saver(write)
+    training = new_training(tmp_path, valid=False, valid_every=2, max_steps=9, saver=saver)
+    reports = training.run(report_every=1, should_stop=lambda: False)
+    assert [next(reports).step for _ in range(3)] == [1, 2, 3]
+    assert failed.wait(AT_MOST_S)
+    saver.settle()
+    with pytest.raises(RunError, match="No space left on device"):
+        next(reports)
+    assert training.step == 3
+
+
+def test_an_error_of_the_last_file_is_raised(tmp_path):
+    with pytest.raises(RunError, match="No space left on device"):
+        run(new_training(tmp_path, valid=False, saver=Saver(full_disk)))
+
+
+def test_a_stop_waits_for_the_files(tmp_path):
+    write = SlowWriter()
+    timer = threading.Timer(0.3, write.may_write.set)
+    timer.start()
+    run(new_training(tmp_path, valid=False, saver=Saver(write)), until=2)
+    assert write.written == [("last.safetensors", 2)]
+
+
+@pytest.mark.parametrize("average", ["none", "exponential"])
+def test_without_memory_for_a_copy_the_step_waits_and_the_files_are_the_same(tmp_path, average):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 1 kB\n")
+    settings = {"valid_every": 2, "max_steps": 5, "average": average, "dropout": 0.3}
+    for name, saver in {"copied": Saver(), "in place": Saver(meminfo=meminfo)}.items():
+        training = new_training(tmp_path / name, saver=saver, **settings)
+        for report in training.run(report_every=1, should_stop=lambda: False):
+            if name == "in place" and isinstance(report, ValidReport):
+                assert checkpoint.load(training.last_path).state["step"] == report.step
+    for file in ("last.safetensors", "best.safetensors"):
+        copied, in_place = (checkpoint.load(tmp_path / name / file) for name in ("copied", "in place"))
+        assert copied.state == in_place.state
+        assert copied.tensors.keys() == in_place.tensors.keys()
+        assert all(torch.equal(tensor, in_place.tensors[name]) for name, tensor in copied.tensors.items())
+
+
+@pytest.mark.parametrize("changed", [{}, {"optimizer": "sgd"}, {"average": "exponential"}])
+def test_the_forecast_of_the_snapshot_is_the_size_of_what_is_saved(tmp_path, changed):
+    training = new_training(tmp_path, valid=False, **changed)
+    run(training, until=3)
+    saved = checkpoint.load(training.last_path).tensors
+    large = [tensor.nbytes for name, tensor in saved.items() if not name.startswith("rng.") and tensor.dim()]
+    sizes = training.model.settings, V, training.settings
+    needed = step_bytes(*sizes)
+    assert snapshot_bytes(*sizes, needed, 1) == sum(large)
+    assert snapshot_bytes(*sizes, needed, 2) == sum(large) + needed["memory"]  # the lanes of two processes
+
+
+def test_saving_changes_no_step(tmp_path):
+    rare, often = (
+        steps_of(run(new_training(tmp_path / str(every), valid_every=every, max_steps=6, dropout=0.3)))
+        for every in (100, 1)
+    )
+    assert [report.loss_nats for report in rare] == [report.loss_nats for report in often]
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from tests.core.training.test_loop import new_training
+    from txlcli.core.training import checkpoint
+    from txlcli.core.training.saving import Saver
+
+    def write(path, saved):
+        if saved.state["step"] == 4:
+            from txlcli.system.atomic_files import replacing
+            with replacing(path) as beside:
+                beside.write_bytes(path.read_bytes()[:999])
+                os.kill(os.getpid(), signal.SIGKILL)
+        checkpoint.save(path, saved)
+
+    training = new_training(Path(sys.argv[1]), valid=False, valid_every=2, max_steps=9, saver=Saver(write))
+    list(training.run(report_every=1, should_stop=lambda: False))
+"""
+
+
+def test_a_kill_in_the_middle_of_a_file_keeps_the_previous_checkpoint(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert checkpoint.load(tmp_path / "last.safetensors").state["step"] == 2
