@@ -140,7 +140,7 @@ def test_heads_are_counted_from_1(here):
 
 
 def test_auto_selects_the_widest_heads(here):
-    output = json_of("attention", "byte", "--auto", 1)
+    output = json_of("attention", "byte", "--auto", 1, "--figure", 6)
     (shown,) = output["figure6"]["heads"]
     widest = max(output["heads"], key=lambda head: head["width_tokens"])
     assert (shown["layer"], shown["head"]) == (widest["layer"], widest["head"])
@@ -207,6 +207,15 @@ def test_figures_are_overwritten_only_with_force(here):
     assert names_in(path.parent) == FILES
 
 
+@pytest.fixture
+def with_figures(here):
+    """Write files in place of the figures of the run "byte"."""
+    folder = here / "runs/byte/figures"
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_bytes(MAGIC[".png"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -215,20 +224,18 @@ def test_figures_are_overwritten_only_with_force(here):
         (["--mem-len", 100_000], f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000"),
     ],
 )
-def test_wrong_options_are_reported_before_existing_figures(here, options, message):
-    done("attention", "byte", "--positions", 20)
+def test_wrong_options_are_reported_before_existing_figures(with_figures, options, message):
     assert refusal("attention", "byte", *options).startswith(message)
 
 
-def test_existing_figures_are_reported_before_attention_is_measured(here):
-    done("attention", "byte", "--positions", 20)
+def test_existing_figures_are_reported_before_attention_is_measured(with_figures):
     ended = txl("attention", "byte", "--positions", 20)
     assert ended.exit_code == 1
     assert "measuring attention" not in ended.stderr
 
 
 def test_a_run_with_figures_is_still_a_run(here):
-    done("attention", "byte", "--positions", 9)
+    done("attention", "byte", "--positions", 9, "--figure", 5)
     assert "byte" in refusal("attention", "bite")
     done("eval", "byte", "--mem-len", 0)
 
@@ -241,9 +248,9 @@ def test_the_workflow_and_the_view_make_figures_without_the_command(here):
 
 
 def test_shaw_positions_have_two_terms(other):
-    result = done("attention", "shaw", "--verbose")
+    result = done("attention", "shaw", "--verbose", "--figure", 7)
     assert "Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d)." in result.stdout
-    assert list(json_of("attention", "shaw", "--force")["figure7"]) == ["a", "b"]
+    assert list(json_of("attention", "shaw", "--force", "--figure", 7)["figure7"]) == ["a", "b"]
 
 
 def test_a_score_of_one_term_has_no_figure_7(other):
@@ -316,19 +323,19 @@ def test_positions_beyond_the_split_are_refused(here):
     assert refusal("attention", "byte", "--positions", N_VALID - 4) == (
         f"--positions {N_VALID - 4}: novel valid has {N_VALID - 5} with a full memory of 5; give at most that"
     )
-    assert json_of("attention", "byte", "--positions", N_VALID - 5)["positions"] == N_VALID - 5
+    assert json_of("attention", "byte", "--positions", N_VALID - 5, "--figure", 5)["positions"] == N_VALID - 5
     assert refusal("attention", "byte", "--mem-len", 100_000, "--force") == (
         f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000; give a shorter --mem-len "
         "or --seg-len"
     )
 
 
-@pytest.mark.parametrize("at", [4, 25])
-def test_a_token_that_is_not_measured_is_refused(here, at):
-    assert refusal("attention", "byte", "--positions", 20, "--at", at) == (
-        f"--at {at}: give one of the tokens measured, 5 to 24, or change --positions"
-    )
-    assert json_of("attention", "byte", "--positions", 20, "--at", 24)["figure6"]["targets"]
+def test_a_token_that_is_not_measured_is_refused(here):
+    for at in (4, 25):
+        assert refusal("attention", "byte", "--positions", 20, "--at", at) == (
+            f"--at {at}: give one of the tokens measured, 5 to 24, or change --positions"
+        )
+    assert json_of("attention", "byte", "--positions", 20, "--at", 24, "--figure", 6)["figure6"]["targets"]
 
 
 def test_more_heads_than_a_figure_has_room_for_are_refused(untouched):
@@ -366,4 +373,4 @@ def test_an_unfinished_run_is_refused_without_unfinished(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
     message = refusal("attention", "half", "--positions", 5, code=1)
     assert message.startswith("runs/half is at step 4 of 7; finish it with")
-    assert json_of("attention", "half", "--unfinished", "--positions", 5)["run"] == "runs/half"
+    assert json_of("attention", "half", "--unfinished", "--positions", 5, "--figure", 5)["run"] == "runs/half"
