@@ -6,6 +6,7 @@ its address space; its output goes to files in memory.
 
 import contextlib
 import faulthandler
+import math
 import os
 import resource
 import signal
@@ -77,6 +78,26 @@ class Ended:
         return (self.stderr.strip().splitlines() or ["(nothing on stderr)"])[-1][:300]
 
 
+def seconds_without_processor(pid):
+    """Return the time for which a process and its descendants waited for a processor, in seconds."""
+    waited = 0
+    for member in _family(pid):
+        try:
+            waited += int(Path(f"/proc/{member}/schedstat").read_text().split()[1])
+        except OSError:  # it has ended
+            continue
+    return waited / 1e9
+
+
+def _family(pid):
+    """Return a process and its descendants."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        children = []
+    return [pid, *(member for child in children for member in _family(int(child)))]
+
+
 class Process:
     """A running command; see `start`."""
 
@@ -85,8 +106,11 @@ class Process:
         self._started = time.monotonic()
 
     def wait(self, limit_s=HANG_S, *, watch=None):
-        """Wait for the end of the process, and call `watch` meanwhile; kill its group after the time limit."""
-        hung, sent, ready = False, False, None
+        """Wait for the end of the process, and call `watch` meanwhile; kill its group after the time limit.
+
+        The limit does not count the time for which the process was ready and other processes had all processors.
+        """
+        hung, sent, ready, stack_until = False, False, None, math.inf
         while True:
             pid, status, usage = os.wait4(self._pid, os.WNOHANG)
             if pid:
@@ -99,10 +123,11 @@ class Process:
                 sent = now - ready >= self._kill.after_s
                 if sent:
                     os.kill(self._pid, self._kill.number)
-            if now - self._started > limit_s and not hung:
-                hung = True
+            late_s = now - self._started - limit_s
+            if not hung and late_s > 0 and late_s > seconds_without_processor(self._pid):
+                hung, stack_until = True, now + STACK_S
                 os.kill(self._pid, signal.SIGUSR1)  # it writes its stack
-            if now - self._started > limit_s + STACK_S:
+            if now > stack_until:
                 os.killpg(self._pid, signal.SIGKILL)
             time.sleep(POLL_S)
         if hung:

@@ -9,7 +9,7 @@ LOST, SILENT, TRACEBACK, HANG, SIGNAL, LEFTOVER, MEMORY = KINDS = (
     "lost",  # an earlier file is gone or damaged, or no command brings its run to an end
     "silent",  # exit code 0 and another result than without the damage; code of a file was run; a raw terminal escape
     "traceback",  # a traceback, or a failure that is not explained by one line
-    "hang",  # more than HANG_S seconds
+    "hang",  # more than HANG_S seconds, without the time in which other processes had all processors
     "signal",  # ended by a signal that the suite did not send
     "leftover",  # a temporary file that the next command did not remove
     "memory",  # more than MOST_BYTES

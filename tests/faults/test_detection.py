@@ -1,8 +1,12 @@
 """The suite notices what it is there for: each kind of failure, and damage as opposed to an edit."""
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -80,6 +84,18 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path):
     assert not ended.done
 
 
+def test_the_time_without_a_processor_is_counted_for_children_too():
+    processor = min(os.sched_getaffinity(0))
+    code = f"import os, time; os.sched_setaffinity(0, [{processor}]); os.fork(); print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as busy:
+        busy.stdout.readline()
+        time.sleep(1)
+        waited = process.seconds_without_processor(busy.pid)
+        os.killpg(busy.pid, signal.SIGKILL)
+    assert waited > 0.7  # of two seconds that both wanted, one processor has one
+    assert process.seconds_without_processor(busy.pid) == 0  # it has ended
+
+
 def test_a_command_is_killed_before_a_change_of_a_file(tmp_path):
     (tmp_path / "text.txt").write_text("the fox jumps over the lazy dogs\n" * 50)
     whole = process.run("prepare", "text.txt", folder=tmp_path)
@@ -146,8 +162,8 @@ def test_files_that_a_failed_command_changed_or_left_are_findings(tmp_path):
 
 
 def test_written_weights_are_compared_and_not_their_times(tmp_path):
-    for name, value, time in (("a", 1.5, "1"), ("b", 1.5, "2"), ("c", 2.5, "1")):
-        save_file({"w": np.full(3, value, np.float32)}, tmp_path / f"{name}.safetensors", {"saved": time})
+    for name, value, saved in (("a", 1.5, "1"), ("b", 1.5, "2"), ("c", 2.5, "1")):
+        save_file({"w": np.full(3, value, np.float32)}, tmp_path / f"{name}.safetensors", {"saved": saved})
     first, same, other = (results.written(tmp_path / f"{name}.safetensors") for name in "abc")
     assert first == same
     assert first != other

@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -87,3 +88,21 @@ def test_a_signal_ends_the_copy_too(tmp_path):
         signal.signal(signal.SIGUSR1, before)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "copy").read_text()), 0)
+
+
+def test_a_signal_at_the_moment_at_which_the_copy_has_ended_stays_that_signal():
+    """It was replaced by an error of the system, since the copy could not be killed any more."""
+    raised = []
+
+    def interrupt(frame, event, function):
+        if event == "c_return" and function is os.waitpid and not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            child.end_of(lambda: None)
+    finally:
+        sys.setprofile(None)
+    assert raised

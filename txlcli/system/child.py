@@ -70,9 +70,10 @@ def end_of(function: Callable[[], object], *, cpu_seconds: int = 2, seconds: int
         _, status = os.waitpid(copy, 0)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if copy is not None and status is None:  # Ctrl-C or SIGTERM
-            os.kill(copy, signal.SIGKILL)
-            os.waitpid(copy, 0)
+        if copy is not None and status is None:  # Ctrl-C or SIGTERM, perhaps at the moment at which the copy has ended
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(copy, signal.SIGKILL)
+                os.waitpid(copy, 0)
     if not os.WIFSIGNALED(status):
         return None
     number = os.WTERMSIG(status)
