@@ -110,6 +110,14 @@ class TxlGroup(TyperGroup):
         # Exit without cleanup: destroying PyTorch's process groups can deadlock.
         os._exit(code if isinstance(code, int) else 0)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands in sections."""
+        width = max(map(len, self.commands))
+        for section, names in COMMANDS.items():
+            with formatter.section(section):
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(formatter.width)) for name in names]
+                formatter.write_dl(rows)
+
     def _main(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> Any:
         args = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
@@ -251,7 +259,7 @@ app = typer.Typer(
     invoke_without_command=True,
     suggest_commands=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # boxes take a tenth of a second: Rich's Markdown is loaded for them
     context_settings={"help_option_names": ["--help", "-h"]},
     help="Transformer-XL (Dai et al. 2019): prepare a corpus, train, evaluate, measure speed, generate text.\n\n"
     'Start with "txl quickstart": it does all of this with Python source files of this machine.',
@@ -301,11 +309,11 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "export": export_run.export_run,
     },
 }
-for panel, commands in COMMANDS.items():
+for commands in COMMANDS.values():
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
             for inner in command.registered_commands:
                 inner.cls, inner.callback = TxlCommand, _with_quiet(cast(Callable[..., None], inner.callback))
-            app.add_typer(command, name=name, rich_help_panel=panel)
+            app.add_typer(command, name=name)
         else:
-            app.command(name, cls=TxlCommand, rich_help_panel=panel)(_with_quiet(command))
+            app.command(name, cls=TxlCommand)(_with_quiet(command))

@@ -1,6 +1,7 @@
 """Writes to the terminal: results to stdout, everything else to stderr. No other module does.
 
 Names, notes and texts come from files of others. Characters that control a terminal are written as escapes (`\\x1b`).
+Lines are written without Rich, so that --help and errors do not wait for it, and an error needs no memory for it.
 """
 
 import io
@@ -13,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any, TextIO, cast
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 MAX_WIDTH = 10_000  # columns; more than any table needs
 MOST_NOTES = 2
@@ -62,12 +63,10 @@ class _Messages:
             self._file.flush()
 
 
-def _err() -> Console:
-    return _plain(cast(TextIO, _Messages(sys.stderr)))
-
-
-def _plain(file: TextIO) -> Console:
+def _plain(file: TextIO) -> "Console":
     """Return a console that does not interpret markup, since file names and tokens may contain brackets and colons."""
+    from rich.console import Console
+
     # Created for each use, because test runners replace sys.stdout after this module is imported.
     return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
@@ -84,12 +83,25 @@ def set_quiet(quiet: bool) -> None:
 def say(message: str) -> None:
     """Write one line to stderr unless --quiet is set; in a training of several processes, only rank 0 writes it."""
     if launcher.is_main() and not _quiet:
-        _err().print(on_one_line(message))
+        _write_message(on_one_line(message))
 
 
 def complain(message: str) -> None:
     """Write `error: ...` to stderr."""
-    _err().print(f"error: {on_one_line(message)}", style="red" if sys.stderr.isatty() else "")
+    line = f"error: {on_one_line(message)}"
+    _write_message(f"\x1b[31m{line}\x1b[0m" if _has_colors(sys.stderr) else line)
+
+
+def _write_message(line: str) -> None:
+    messages = _Messages(sys.stderr)
+    messages.write(line + "\n")
+    messages.flush()
+
+
+def _has_colors(file: TextIO) -> bool:
+    """Return True if a file is a terminal that understands colors, and the user has not refused them."""
+    refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown") or os.name == "nt"
+    return file.isatty() and not refused
 
 
 def replace_missing_symbols() -> None:
@@ -173,6 +185,8 @@ def show_table(
     """
     title, notes = on_one_line(title), [on_one_line(note) for note in notes]
     shown = notes if verbose else notes[:MOST_NOTES]
+    from rich.table import Table
+
     table = Table(
         title=title,
         caption="\n".join(shown) or None,
@@ -203,7 +217,7 @@ class Step:
     """Progress of one long step."""
 
     def __init__(
-        self, description: str, total: float | None, unit: str, bar: Progress | None, *, start: float = 0.0
+        self, description: str, total: float | None, unit: str, bar: "Progress | None", *, start: float = 0.0
     ) -> None:
         self.description, self.total, self.unit, self.start = on_one_line(description), total, unit, start
         self._bar = bar
@@ -273,6 +287,8 @@ def progress(
         with _said_while_at_start(step) if unit == "steps" else nullcontext():
             yield step
         return
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
     columns: list[ProgressColumn] = [
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
@@ -280,7 +296,7 @@ def progress(
         TextColumn("{task.fields[detail]}", markup=False),
         TimeRemainingColumn(),
     ]
-    with Progress(*columns, console=_err(), transient=True) as bar:
+    with Progress(*columns, console=_plain(cast(TextIO, _Messages(sys.stderr))), transient=True) as bar:
         yield Step(description, total, unit, bar, start=start)
 
 

@@ -1,10 +1,14 @@
 """The help of all commands."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 import typer.main
 
 from tests.commands.novel import done, refusal
-from txlcli.cli import COMMANDS as PANELS
+from txlcli.cli import COMMANDS as SECTIONS
 from txlcli.cli import app
 from txlcli.workflows import attention, generation
 from txlcli.workflows.recl import measure
@@ -53,9 +57,21 @@ def test_h_is_short_for_help_and_fits_80_columns(name):
 
 def test_the_commands_are_shown_in_groups():
     text = done("--help").stdout
-    panels = [text.index(f"─ {panel} ─") for panel in PANELS]
-    assert panels == sorted(panels)
-    assert text.index("│ train") < panels[1] < text.index("│ attention") < panels[2] < text.index("│ import")
+    sections = [text.index(f"{section}:\n") for section in SECTIONS]
+    assert sections == sorted(sections)
+    assert (
+        text.index("\n  train ") < sections[1] < text.index("\n  attention ") < sections[2] < text.index("\n  import ")
+    )
+    assert {len(name) for name in re.findall(r"^  \S+ +", text[sections[0] :], re.MULTILINE)} == {14}
+
+
+def test_the_list_of_commands_does_not_wait_for_rich():
+    code = (
+        "import sys\nfrom txlcli.cli import app\ntry:\n    app(['--help'])\nfinally:\n"
+        "    assert not {'rich', 'torch', 'numpy'} & set(sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("option", ["--quiet", "-q"])

@@ -78,7 +78,7 @@ def verify(
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
-    """Compare the files of a run, or of all runs, with their checksums.
+    """Compare the files of a run, or of all, with their checksums.
 
     "readable": the file has no checksum and can be read, such as a log.
 
