@@ -80,6 +80,7 @@ class Training:
         self._all_parts = micro_batches(settings, world.size)
         first = world.rank * settings.accumulate
         self._parts = self._all_parts[first : first + settings.accumulate]
+        self.segments.restrict(range(self._parts[0].start, self._parts[-1].stop))
         self._prepare_model()
         self.parallel = make_parallel(model, settings, world)
         self.optimizer_step = OptimizerStep(model, settings, self.parallel.make_optimizer())
