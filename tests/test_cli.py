@@ -73,6 +73,32 @@ def test_a_folder_without_permission_is_one_line(tmp_path):
     )
 
 
+def test_a_deleted_working_folder_is_one_line(tmp_path):
+    code = f"import os; os.mkdir({str(tmp_path / 'a')!r}); os.chdir({str(tmp_path / 'a')!r}); os.rmdir(os.getcwd())\n"
+    ended = python("-c", code + "from txlcli.cli import app; app(['train', 'stdlib'])")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: the working folder was deleted; change to another one, as with cd\n",
+    )
+
+
+def test_a_system_without_memory_for_a_file_is_one_line(tmp_path):
+    """Python raises OSError while it lists the folder of a package."""
+    code = (
+        "import errno, importlib.util, os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch':\n"
+        "            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), 'site-packages/torch')\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from txlcli.cli import app; app(['speed', 'stdlib'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "error: site-packages/torch: Cannot allocate memory; allow more memory"
+    assert "Traceback" not in ended.stderr
+
+
 def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = ["-m", "txlcli", "recipes", "copy", "enwik8", str(tmp_path / "naïve.toml")]

@@ -82,6 +82,7 @@ NEXT_STEPS = {
     errno.EIO: "check the disk",
     errno.ESTALE: "mount the disk again",
     errno.EDQUOT: "free some space",
+    errno.ENOMEM: "allow more memory",
 }
 """What to do about errors of the system that concern a file, whichever function meets them first."""
 LONGEST_PATH = 100
@@ -126,6 +127,7 @@ class TxlGroup(TyperGroup):
         hook = sys.unraisablehook
         try:
             sys.unraisablehook = functools.partial(_deliver_again, otherwise=hook)
+            _check_working_folder()
             with signals.raising(), _signals_of_c_code(), _errors_of_loading():  # so that unfinished files are removed
                 result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
@@ -162,6 +164,14 @@ class TxlGroup(TyperGroup):
         finally:
             sys.unraisablehook = hook
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _check_working_folder() -> None:
+    """Refuse a working folder that was deleted: Intel's library for products would end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise TxlError("the working folder was deleted; change to another one, as with cd") from None
 
 
 def _shortened(path: object) -> str:
