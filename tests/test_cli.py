@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from txlcli import __version__
 from txlcli.cli import app
 
-HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "safetensors"}
+HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "pyarrow", "safetensors"}
 
 
 def python(*arguments):

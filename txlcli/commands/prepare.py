@@ -42,7 +42,7 @@ def prepare(
         Path | None, Option(metavar="FILE", help="Encode with this vocabulary, such as the vocab.json of a run.")
     ] = None,
     workers: Annotated[
-        int | None, Option(help="Processes that read the text [default: one per processor, at most 8].")
+        int | None, Option(help="Processes that read the text [default: one per processor, at most 6].")
     ] = None,
     min_rate: Annotated[
         float | None,

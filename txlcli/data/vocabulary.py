@@ -101,10 +101,14 @@ class Vocab:
 
     def split_words(self, text: str) -> list[str]:
         """Split a text into words as the benchmarks do, with the boundary after each complete line."""
+        return self.spell_line_ends(text).split()
+
+    def spell_line_ends(self, text: str) -> str:
+        """Return a text of words, in the vocabulary's case, with the boundary between blanks for each line end."""
         text = text.lower() if self.lower_case else text
         text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
         line_end = "" if self.boundary is None else self.symbols[self.boundary]
-        return text.replace("\n", f" {line_end} ").split()
+        return text.replace("\n", f" {line_end} ")
 
     def _look_up(self, symbols: Sequence[str]) -> Ids:
         ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)

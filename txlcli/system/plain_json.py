@@ -77,14 +77,15 @@ def _moderate(value: Any, depth: int) -> Any:
     """Return a value that is not nested too deeply, and has no number that is too large."""
     level = [value]
     for _ in range(depth + 1):
-        if any(isinstance(item, int) and abs(item) > LARGEST_INT for item in level):
+        kinds = set(map(type, level))  # a vocabulary has long lists of texts
+        if int in kinds and any(type(item) is int and abs(item) > LARGEST_INT for item in level):
             raise ValueError("a number does not fit 64 bits")
+        if not kinds & {dict, list}:
+            return value
         level = [
             inner
             for outer in level
             if isinstance(outer, dict | list)
             for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
-        if not level:
-            return value
     raise ValueError(f"nested more than {depth} levels deep")

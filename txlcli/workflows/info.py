@@ -16,7 +16,7 @@ from txlcli.runs import run_folder
 from txlcli.system import processors
 from txlcli.workflows.workspace import Workspace
 
-PACKAGES = ("torch", "numpy", "h5py", "sentencepiece", "safetensors", "matplotlib", "typer", "rich")
+PACKAGES = ("torch", "numpy", "h5py", "sentencepiece", "safetensors", "pyarrow", "matplotlib", "typer", "rich")
 
 
 def describe(workspace: Workspace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txlcli.corpora.locate import whole
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunk_encoder import SEARCHED_HEAD, ChunkEncoder, Job, count_lines, count_words
 
@@ -50,6 +51,25 @@ def test_characters_are_numbered_in_first_seen_order(tmp_path_factory, text):
     assert encoded.symbols == list(dict.fromkeys(text))
     assert "".join(encoded.symbols[number] for number in ids) == text
     assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(text)
+
+
+@given(st.text(BLANKS, min_size=1), st.booleans())
+def test_words_are_those_of_the_vocabulary(tmp_path_factory, text, closed):
+    boundary = "<eos>" if closed else None
+    encoded, ids = run(tmp_path_factory.mktemp("chunk"), ChunkEncoder("word", boundary), text.encode())
+    rules = Vocab("word", ["<eos>"] if closed else [], boundary=0 if closed else None)
+    lacks_line_end = closed and not text.replace("\r", "\n").endswith("\n")
+    words = rules.split_words(text + "\n" * lacks_line_end)
+    assert [encoded.symbols[number] for number in ids] == words
+    assert encoded.symbols == list(dict.fromkeys(words))
+    assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(words)
+
+
+def test_every_blank_of_python_separates_words(tmp_path):
+    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    text = "".join(f"a{character}b" for character in characters)
+    encoded, ids = run(tmp_path, ChunkEncoder("word"), text.encode())
+    assert [encoded.symbols[number] for number in ids] == text.replace("\r", "\n").split()
 
 
 def test_words_are_numbered_in_first_seen_order(tmp_path):

@@ -1,6 +1,5 @@
 """Encodes one chunk of text as symbols, their counts and a file of ids: the task of a worker process."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunks import Chunk, Part, read_chunk
 
 _ALL_CHARACTERS = 0x110000
+MOST_BYTES_OF_A_STRING = 2**31 - 1  # for Arrow; longer ones take more memory
 SEARCHED_HEAD = 1 << 16  # bytes at the beginning of a chunk that contain nearly all of its byte values
 
 
@@ -101,12 +101,7 @@ class ChunkEncoder:
 
     def _number_words(self, parts: list[Part]) -> Numbered:
         texts = [decode(part) + ("\n" if part.lacks_line_end else "") for part in parts]
-        words = self._word_rules.split_words("".join(texts))
-        numbers: defaultdict[str, int] = defaultdict()
-        numbers.default_factory = numbers.__len__  # a new word gets the next number
-        ids = np.fromiter(map(numbers.__getitem__, words), dtype=np.uint32, count=len(words))
-        numbers.default_factory = None  # breaks the reference cycle, so that memory is freed at once
-        return list(numbers), np.bincount(ids, minlength=len(numbers)), ids.astype(smallest_dtype(len(numbers)))
+        return _number_words(self._word_rules.spell_line_ends("".join(texts)))
 
 
 def decode(part: Part) -> str:
@@ -170,6 +165,21 @@ def _number_characters(text: str) -> Numbered:
     first[seen] = np.arange(seen.size)
     ids = first[codes].astype(smallest_dtype(seen.size))
     return [chr(code) for code in seen.tolist()], np.bincount(ids, minlength=seen.size), ids
+
+
+def _number_words(text: str) -> Numbered:
+    """Number the words that str.split would return."""
+    import pyarrow as arrow
+    from pyarrow import compute
+
+    data = text.strip().encode()  # Arrow finds an empty word before a blank at the beginning
+    if not data:
+        return [], np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+    kind = arrow.string() if len(data) <= MOST_BYTES_OF_A_STRING else arrow.large_string()
+    words = compute.utf8_split_whitespace(arrow.array([data], kind)).values.dictionary_encode()
+    seen = words.dictionary.to_pylist()
+    ids = words.indices.to_numpy()
+    return seen, np.bincount(ids, minlength=len(seen)), ids.astype(smallest_dtype(len(seen)))
 
 
 # Blanks as str.split defines them: single bytes, and longer ones, recognized by their first byte.

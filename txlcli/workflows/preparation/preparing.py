@@ -135,7 +135,8 @@ class _Preparation:
             encoded = self._read_all(splits, encoder)
             vocab = self._make_vocabulary(text, model)
             final = rules.final_ids(self._symbols, vocab)
-            counts = {split: self._counts(split, part, final, vocab) for split, part in encoded.items()}
+            unknown = rules.unknown_symbols(self._symbols, vocab)
+            counts = {split: self._counts(split, part, final, unknown) for split, part in encoded.items()}
             _refuse_without_tokens(counts)
             notes = (*text.notes, *notes, *rules.differences(plan, self._rule, text, vocab.size, counts))
             facts = _facts(plan, text, vocab, notes, source.result())
@@ -194,13 +195,15 @@ class _Preparation:
             return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
         return rules.build(self._plan, self._rule, self._symbols, text.vocabulary_file)
 
-    def _counts(self, split: str, encoded: _EncodedSplit, final: NDArray[np.int64], vocab: Vocab) -> SplitCounts:
+    def _counts(
+        self, split: str, encoded: _EncodedSplit, final: NDArray[np.int64], unknown: NDArray[np.bool_]
+    ) -> SplitCounts:
         counted = self._symbols.counts(split, final.size)[: final.size]
         return SplitCounts(
             tokens=int(counted[final >= 0].sum()),
             words=encoded.words,
             bytes=encoded.bytes,
-            unknown=int(counted[rules.unknown_symbols(self._symbols, vocab)].sum()),
+            unknown=int(counted[unknown].sum()),
             types=int(np.unique(final[(final >= 0) & (counted > 0)]).size),
         )
 

@@ -17,7 +17,7 @@ from txlcli.system import processors
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-DEFAULT_LIMIT = 8  # a worker needs about 100 MB to split a chunk into words; eight stay below 2 GiB
+DEFAULT_LIMIT = 6  # a worker needs 250 MB to split a chunk into words; six and the first process stay below 2 GiB
 QUEUED_PER_WORKER = 2
 
 _function: Callable[[Any], Any]
