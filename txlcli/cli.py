@@ -84,7 +84,7 @@ NEXT_STEPS = {
     errno.EDQUOT: "free some space",
     errno.ENOMEM: "allow more memory",
 }
-"""What to do about errors of the system that concern a file, whichever function meets them first."""
+"""Next step for each error of the system that concerns a file, whichever function meets it first."""
 LONGEST_PATH = 100
 """Characters of a path in such an error."""
 

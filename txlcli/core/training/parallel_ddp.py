@@ -19,7 +19,7 @@ from txlcli.core.training.optimizer import make_optimizer
 
 
 class DataParallel:
-    """What the processes of a training hold of its weights and its optimizer state, and how they exchange them.
+    """Weights and optimizer state that each process of a training holds, and the exchange between them.
 
     Args:
         model: on its device; rank 0's weights count.
