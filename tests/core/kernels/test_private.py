@@ -1,6 +1,7 @@
 """Private PyTorch names: all in one module, all in the installed version, each with a fallback of equal results."""
 
 import ast
+import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,3 +138,13 @@ def test_onednn_multiplies_as_f_linear_does_with_a_reordered_weight_too(source, 
 def test_without_its_operators_onednn_is_not_used():
     assert not private.has_onednn(source=NOTHING)
     assert not private.onednn_has_bf16(source=NOTHING)
+
+
+def test_a_compiler_that_is_not_imported_traces_nothing():
+    assert private.compiler_may_trace(module="sys")
+    assert not private.compiler_may_trace(module="this")  # the standard library has it, and nobody imports it
+    assert private.compiler_may_trace(module="no_such_module")
+
+
+def test_the_installed_pytorch_has_the_compiler():
+    assert importlib.util.find_spec(private.COMPILER) is not None

@@ -3,20 +3,18 @@
 import functools
 import importlib.metadata
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import torch
 
+from txlcli.core.kernels.private import compiler_may_trace
 from txlcli.core.kernels.triton_launch import MAX_WIDTH
 from txlcli.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-COMPILER = "torch._dynamo"
-"""Module that traces functions for torch.compile."""
 OLDEST_TRITON = (3, 6)
 NEEDS_CUDA = "attention {} needs a CUDA device; take auto, reference or sdpa on a CPU"
 OLDEST_CAPABILITY = (8, 0)
@@ -33,7 +31,7 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        return (disabled() if COMPILER in sys.modules else function)(*args, **options)
+        return (disabled() if compiler_may_trace() else function)(*args, **options)
 
     return call
 

@@ -4,6 +4,9 @@ A release of PyTorch may drop a private name without notice. Each function looks
 leave it out.
 """
 
+import functools
+import importlib.util
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ONEDNN_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+COMPILER = "torch._dynamo"
+"""Module that traces functions for torch.compile."""
 NAMES = (
     "_softmax_backward_data",
     "_dynamo.config.optimize_ddp",
@@ -51,6 +56,19 @@ def compile_across_ddp_buckets(*, source: object = torch) -> None:
     config = find("_dynamo.config", source)
     if hasattr(config, "optimize_ddp"):
         config.optimize_ddp = False
+
+
+def compiler_may_trace(*, module: str = COMPILER) -> bool:
+    """Return True unless the module that traces functions for torch.compile has not been imported.
+
+    The fallback is True: nothing can be said of a module that does not exist.
+    """
+    return module in sys.modules or not _exists(module)
+
+
+@functools.cache
+def _exists(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def tensors_without_data(*, source: object = torch) -> AbstractContextManager[object]:

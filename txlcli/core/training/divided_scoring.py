@@ -40,7 +40,7 @@ def score_in_processes(
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Score every target once, as `scoring.score` does, with the lanes divided over the processes.
+    """Score every target once, as `scoring.score` does, with its lanes divided over the processes.
 
     All processes return the losses of all lanes, and the seconds of the slowest process.
 
