@@ -271,6 +271,13 @@ def test_a_training_killed_before_its_first_save_is_restarted(shrunk):
     assert Path("runs/tiny-short-xl-1111/last.safetensors").is_file()
 
 
+def test_what_a_killed_preparation_left_is_removed_though_its_store_is_complete(shrunk):
+    done("reproduce", "table7")
+    Path("data/.preparing-dead").mkdir()
+    done("reproduce", "table7")
+    assert not Path("data/.preparing-dead").exists()
+
+
 def test_two_processes_cannot_write_one_report(shrunk):
     done("reproduce", "table7")
     with FileLock("reproduction-tiny/.lock"):

@@ -176,6 +176,18 @@ def test_an_explicit_name_that_is_taken_is_refused(here):
     assert step_of(here / "runs/byte/last.safetensors") == 1
 
 
+def test_what_a_preparation_left_that_was_killed_after_it_wrote_its_store_is_removed(here):
+    (here / "data/.preparing-dead").mkdir()
+    (here / "data/.preparing-dead/text").write_text("the fox")
+    with FileLock(here / "data/.preparing-alive.lock"):
+        (here / "data/.preparing-alive").mkdir()
+        train("--max-steps", 1)
+        assert sorted(path.name for path in (here / "data").glob(".preparing-*")) == [
+            ".preparing-alive",
+            ".preparing-alive.lock",
+        ]
+
+
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden"])
 def test_a_name_that_is_a_path_is_refused(here, name):
     message = refusal("train", "tiny.toml", "--name", name)

@@ -57,7 +57,7 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
         OSError: the folder cannot be created.
     """
-    _remove_abandoned(parent, prefix)
+    remove_abandoned(parent, prefix)
     folder = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
     lock = FileLock(_lock_of(folder))
     with contextlib.suppress(OSError, NotImplementedError):  # without locks, abandoned folders are not removed either
@@ -69,7 +69,8 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
         _remove(folder, lock)
 
 
-def _remove_abandoned(parent: Path, prefix: str) -> None:
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the temporary folders of killed processes from `parent`: their locks are free."""
     names = {path.name.removesuffix(".lock") for path in parent.glob(f"{prefix}*")}
     for folder in (parent / name for name in names):
         lock = FileLock(_lock_of(folder))

@@ -18,7 +18,7 @@ from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenS
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.paper.metrics import metric_of
-from txlcli.system.locks import exclusive, temporary_folder
+from txlcli.system.locks import exclusive, remove_abandoned, temporary_folder
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunk_encoder import ChunkEncoder, EncodedChunk, Job, decode
 from txlcli.workflows.preparation.chunks import CHUNK, align_to_characters, cut_into_chunks, read_chunk
@@ -29,6 +29,8 @@ from txlcli.workflows.preparation.workers import mapping
 from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
 TRAINING_TEXT = 64 << 20  # bytes of train, spread evenly, on which SentencePiece is trained
+WORK_FOLDER = ".preparing-"
+"""Beginning of the name of a temporary folder in the data folder."""
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
 
 
@@ -63,6 +65,11 @@ def prepare(
     return run_plan(plan, reporter or SilentReporter(), sizes or WorkSizes())
 
 
+def clean(data_dir: Path) -> None:
+    """Remove what killed preparations left; one that was killed at its end has left a store, and is not repeated."""
+    remove_abandoned(data_dir, WORK_FOLDER)
+
+
 def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> TokenStore:
     """Carry out a plan. After a failure only downloads are left, which the next attempt continues.
 
@@ -74,7 +81,7 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
     folder = plan.store.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _only_process(plan), temporary_folder(folder, ".preparing-") as work:
+        with _only_process(plan), temporary_folder(folder, WORK_FOLDER) as work:
             return _Preparation(plan, work, reporter, sizes or WorkSizes()).run()
     except SpecialFileError as error:
         raise UsageError(str(error)) from error

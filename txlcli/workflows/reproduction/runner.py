@@ -20,7 +20,7 @@ from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.record import describe_settings
 from txlcli.workflows.preparation.planning import PrepareOptions
-from txlcli.workflows.preparation.preparing import prepare
+from txlcli.workflows.preparation.preparing import clean, prepare
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
 from txlcli.workflows.training import resume, start
@@ -168,6 +168,7 @@ class Runner:
             self.workspace.reporter.say(f"preparing {store}")
             wanted = PrepareOptions(**options)  # type: ignore[arg-type]
             prepare(text.source, self.workspace.data_dir, wanted, reporter=self.workspace.reporter)
+        clean(self.workspace.data_dir)
 
     def record_command(self, *words: str) -> None:
         """Record a command line; folders and the device are added unless they are the defaults."""

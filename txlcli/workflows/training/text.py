@@ -8,7 +8,7 @@ from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, StoreError, TrainingError
 from txlcli.runs.run_folder import Run
-from txlcli.workflows.preparation.preparing import prepare
+from txlcli.workflows.preparation.preparing import clean, prepare
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
@@ -20,6 +20,7 @@ def open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenStor
     if corpus is not None and corpus.home is not None and not path.exists():
         workspace.reporter.say(f"no token store at {path} yet; preparing it")
         return prepare(name, workspace.data_dir, reporter=workspace.reporter)
+    clean(workspace.data_dir)
     return TokenStore.open(path)
 
 
