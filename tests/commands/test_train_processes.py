@@ -32,6 +32,18 @@ def test_two_processes_train_the_same_run_as_one(here):
     assert done("eval", "two", "--mem-len", "0,5").stdout
 
 
+def test_a_fully_divided_training_is_resumed_by_one_process(here):
+    divided = ["--processes", 2, "--set", "train.parallel=fsdp", "--set", "train.average=exponential"]
+    _, stderr = ended(start("train", "tiny.toml", *divided, "--max-steps", 4, *NOTHING_RANDOM), 0)
+    assert sum(line.startswith("step 4, ") for line in stderr) == 1
+    assert refusal("train", "--resume", "tiny").startswith(
+        'train.parallel = "fsdp" needs at least two processes; start'
+    )
+    done("train", "--resume", "tiny", "--set", "train.parallel=ddp")
+    done("train", "tiny.toml", "--name", "one", "--set", "train.average=exponential", *NOTHING_RANDOM)
+    assert losses("tiny") == losses("one")
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )

@@ -362,6 +362,21 @@ def test_a_cuda_graph_needs_a_whole_step_without_loss_scaling(changed, message):
     assert str(caught.value) == f"[train] {message}"
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16 with parallel = \"fsdp\", not 'fp16'"),
+        ({"compile": True}, 'compile must be false with parallel = "fsdp", not True'),
+    ],
+    ids=str,
+)
+def test_divided_weights_refuse_loss_scaling_and_compiled_layers(changed, message):
+    assert build("train", **changed).parallel == "ddp"
+    with pytest.raises(RecipeError) as caught:
+        build("train", parallel="fsdp", **changed)
+    assert str(caught.value) == f"[train] {message}"
+
+
 @pytest.mark.parametrize("changed", [{"cutoffs": (2,)}, {"auxiliary_losses": True}], ids=str)
 def test_a_cuda_graph_is_refused_if_operations_differ_between_steps(changed):
     if "auxiliary_losses" in changed:

@@ -58,7 +58,7 @@ class CorpusSettings:
 
 
 LossPart = Literal["full", "half"]
-Parallel = Literal["ddp", "zero"]
+Parallel = Literal["ddp", "zero", "fsdp"]
 AttentionBackend = Literal["auto", "reference", "sdpa", "flex", "triton"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
@@ -142,8 +142,8 @@ class TrainSettings:
     """Give the same bits whenever the training is repeated or resumed on the same machine, with deterministic kernels
     of CUDA; one GPU, not with flex. On a CPU this holds in any case, for one number of threads."""
     parallel: Parallel = "ddp"
-    """State that each of several processes holds: all of it (ddp, PyTorch's DistributedDataParallel), or all weights
-    and gradients and a part of the optimizer's state (zero, ZeRO stage 1)."""
+    """State that each of several processes holds: all of it (ddp, PyTorch's DistributedDataParallel); all weights
+    and a part of the optimizer's state (zero, ZeRO stage 1); or a part of everything (fsdp, PyTorch's FSDP2)."""
     rank_timeout: PositiveFloat = 600.0
     """Seconds that a step of several processes waits for one that does not answer, before rank 0 saves and ends."""
     seed: Seed = 1111
@@ -182,6 +182,11 @@ class TrainSettings:
         keeps_order = self.attention != "flex" or not self.deterministic
         expected = "auto, reference, sdpa or triton with deterministic"
         require(keeps_order, "train", "attention", self.attention, expected)
+        if self.parallel == "fsdp":
+            # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
+            expected = 'fp32, tf32 or bf16 with parallel = "fsdp"'
+            require(self.precision != "fp16", "train", "precision", self.precision, expected)
+            require(not self.compile, "train", "compile", self.compile, 'false with parallel = "fsdp"')
         if self.cuda_graph:
             require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
             require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")

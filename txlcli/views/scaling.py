@@ -11,6 +11,7 @@ PURPOSES = {
     "parameters": "parameters",
     "gradients": "gradients",
     "buckets": "buckets",
+    "gathered": "gathered weights",
     "optimizer": "optimizer state",
     "average": "averaged weights",
     "memory": "memory (recurrence)",

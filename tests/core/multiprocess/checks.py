@@ -34,9 +34,8 @@ def stopped_and_resumed(folder, steps, then=None, **changed):
     """Train as `trained` does, with a stop and a resumed run, which may have other settings (`then`)."""
     first = _training(folder, **changed)
     _run(first, until=steps)
-    second = _training(folder, **changed | (then or {}))
-    saved = checkpoint.load(second.last_path)
-    second.model.load_state_dict(saved.group("model"))
+    saved = checkpoint.load(first.last_path)
+    second = _training(folder, weights=saved.group("model"), **changed | (then or {}))
     second.restore(saved)
     reports = _run(second)
     return {"losses": [report.loss_nats for report in steps_of(reports)], "weights": _flat_weights(second).tolist()}
@@ -52,26 +51,30 @@ def state_bytes(folder, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
     training = _training(folder, **changed)
     _run(training, until=1)
-    state = training.optimizer_step.optimizer.optim.state
-    own = sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values() if tensor.dim())
+    optimizer = training.optimizer_step.optimizer
+    state = getattr(optimizer, "optim", optimizer).state
+    kept = [tensor for tensors in state.values() for tensor in tensors.values() if tensor.dim()]
+    own = sum(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().nbytes for tensor in kept)
     of_all = [None] * WORLD.size
     distributed.all_gather_object(of_all, own)
     return of_all
 
 
-def updates_of_all_models():
+def updates_of_models(cases, **changed):
     """Take two steps of each case; return the losses and the largest difference of weights between processes."""
     results = {}
-    for case in MODELS:
-        training = training_of_case(case, WORLD)
+    for case in cases:
+        training = training_of_case(case, WORLD, **changed)
         losses = [float(training.update()[0]) for _ in range(2)]
         results[case] = {"difference": _difference_of_weights(training), "losses": losses}
     return results
 
 
-def training_of_case(case, world):
+def training_of_case(case, world, **changed):
     """Return a training of one of the cases without dropout."""
-    settings = load(case, "train.max_steps=2", "train.seg_len=8")
+    settings = load(
+        case, "train.max_steps=2", "train.seg_len=8", *(f"train.{key}={value}" for key, value in changed.items())
+    )
     off = {field.name: 0.0 for field in dataclasses.fields(settings.model) if field.name.endswith("_dropout")}
     settings = dataclasses.replace(settings, model=dataclasses.replace(settings.model, dropout=0.0, **off))
     torch.manual_seed(7)
@@ -97,9 +100,9 @@ def agreement(facts):
     return {"messages": [message for message, _ in of_all], "exit_codes": [code for _, code in of_all]}
 
 
-def non_finite_loss(folder):
+def non_finite_loss(folder, **changed):
     """End all processes, rank 0 with an error; return its message."""
-    training = _training(folder, lr=1e30)
+    training = _training(folder, lr=1e30, **changed)
     try:
         _run(training)
     except TrainingError as error:
@@ -107,16 +110,20 @@ def non_finite_loss(folder):
     return ""
 
 
-def _training(folder, **changed):
-    """Return a training with other initial weights in each process; those of rank 0 replace them."""
+def _training(folder, weights=None, **changed):
+    """Return a training with these weights, or other initial ones in each process, which those of rank 0 replace."""
     settings = {"max_steps": 6, "valid_every": 3, "average": "exponential", **changed}
-    model = new_model_of(seed=1 + WORLD.rank, dropout=settings.pop("dropout", 0.0))
+    shape = {key: settings.pop(key) for key in ("cutoffs", "div_val") if key in settings}
+    model = new_model_of(seed=1 + WORLD.rank, dropout=settings.pop("dropout", 0.0), **shape)
+    if weights:
+        model.load_state_dict(weights)
     return new_training(Path(folder), model=model, world=WORLD, **settings)
 
 
-def new_model_of(*, seed, dropout=0.0):
+def new_model_of(*, seed, dropout=0.0, cutoffs=(), **shape):
     """Return the model that these checks train."""
-    return new_model(model_settings(dropout=dropout, attention_dropout=dropout), V, seed=seed, device=CPU)
+    settings = model_settings(dropout=dropout, attention_dropout=dropout, cutoffs=tuple(cutoffs), **shape)
+    return new_model(settings, V, seed=seed, device=CPU)
 
 
 def _run(training, **until):
@@ -127,7 +134,8 @@ def _run(training, **until):
 
 
 def _flat_weights(training):
-    return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
+    weights = (parameter.detach() for parameter in training.model.parameters())
+    return torch.cat([getattr(weight, "full_tensor", weight.clone)().flatten() for weight in weights])
 
 
 def _difference_of_weights(training):

@@ -34,6 +34,10 @@ def assert_close(given, expected):
         torch.testing.assert_close(given[name], tensor.to(given[name].dtype), rtol=1e-5, atol=1e-6, msg=name)
 
 
+def weights_of(module):
+    return dict(module.named_parameters())
+
+
 def line(value):
     """Return a model of one weight."""
     module = nn.Linear(1, 1, bias=False)
@@ -54,7 +58,7 @@ def value_of(average, module):
 
 def triggered(losses, patience):
     """Return for each validation whether the average has begun."""
-    average = AveragedSgd(line(1.0), patience)
+    average = AveragedSgd(weights_of(line(1.0)), patience)
     given = []
     for loss in losses:
         average.on_validation(loss)
@@ -84,7 +88,7 @@ def test_averaged_sgd_begins_when_a_loss_is_above_the_best_of_the_earlier_losses
 
 def test_averaged_sgd_is_the_mean_of_the_steps_since_the_trigger():
     module = line(7.0)
-    average = AveragedSgd(module, 0)
+    average = AveragedSgd(weights_of(module), 0)
     average.on_validation(1.0)
     walk(average, module, [100.0])
     assert not average.active
@@ -100,7 +104,7 @@ def test_averaged_sgd_is_the_mean_of_the_steps_since_the_trigger():
 
 def test_once_begun_no_validation_restarts_the_average():
     module = line(0.0)
-    average = AveragedSgd(module, 0)
+    average = AveragedSgd(weights_of(module), 0)
     for loss in (1.0, 2.0):
         average.on_validation(loss)
     walk(average, module, [2.0])
@@ -112,7 +116,7 @@ def test_once_begun_no_validation_restarts_the_average():
 def test_an_exponential_average_has_a_small_decay_at_first():
     # Decays 2/11 and then 0.25, which is not above 3/12 and 4/13: 22 becomes 22 x 2/11 = 4, and so on.
     module = line(22.0)
-    average = ExponentialAverage(module, 0.25)
+    average = ExponentialAverage(weights_of(module), 0.25)
     assert not average.active
     given = []
     for value in (0.0, 8.0, 1.0):
@@ -123,7 +127,7 @@ def test_an_exponential_average_has_a_small_decay_at_first():
 
 def test_the_model_gets_its_own_weights_back_at_the_same_address():
     module = line(1.0)
-    average = ExponentialAverage(module, 0.5)
+    average = ExponentialAverage(weights_of(module), 0.5)
     walk(average, module, [5.0])
     address = module.weight.data_ptr()
     seen = []

@@ -18,7 +18,7 @@ from torch import distributed
 from tests.core.builders import V, model_settings
 from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
-from txlcli.core.measures.footprint import optimizer_bytes
+from txlcli.core.measures.footprint import state_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
 from txlcli.errors import RecipeError, StoreError, TrainingError, UsageError
@@ -39,7 +39,7 @@ def run_checks(tmp_path_factory):
         command += ["-m", "tests.core.multiprocess", str(file), json.dumps(checks)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
         assert ended.returncode == 0, ended.stderr
         return json.loads(file.read_text())
@@ -60,13 +60,14 @@ def two(run_checks, tmp_path_factory):
         ("resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), "steps": 4, "dropout": 0.3}),
         ("names", "saved_after", {"folder": str(folder / "saved"), "steps": 4, "accumulate": 3, **plain}),
         ("muon", "trained", {"folder": str(folder / "muon"), "optimizer": "muon", "accumulate": 3}),
-        ("models", "updates_of_all_models", {}),
+        ("models", "updates_of_models", {"cases": MODELS}),
         ("masks", "masks", {"folder": str(folder / "masks")}),
         ("differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}),
         ("missing", "agreement", {"facts": [{"train.lr": "0.5"}, "data/x.h5: no such store"]}),
         ("equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}),
         ("not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}),
         *zero_checks(folder / "zero"),
+        *fsdp_checks(folder / "fsdp"),
     ) | {"folder": folder}
 
 
@@ -92,8 +93,44 @@ def zero_checks(folder):
         {"folder": str(folder / "a"), **rest, **zero, "then": {"parallel": "ddp"}},
     )
     yield "ddp, then zero", "stopped_and_resumed", {"folder": str(folder / "b"), **rest, "then": zero}
+    yield "zero not finite", "non_finite_loss", {"folder": str(folder / "not-finite"), **zero}
     yield "zero state", "state_bytes", {"folder": str(folder / "state"), **zero}
     yield "zero state of muon", "state_bytes", {"folder": str(folder / "muon state"), **zero, "optimizer": "muon"}
+
+
+LONG = {
+    "sgd": {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "max_steps": 50, "valid_every": 50},
+    "adam": {"optimizer": "adam", "max_steps": 50, "accumulate": 2, "valid_every": 50, "average": "none"},
+}
+"""Trainings of 50 steps."""
+RELATIVE = {"sgd": 1e-5, "adam": 1e-3}
+"""Largest relative difference of a loss from that of one process: Adam divides small gradients by their size."""
+FSDP = {
+    "muon": {"optimizer": "muon"},
+    "lamb": {"optimizer": "lamb", "average": "none"},
+    "asgd": {"optimizer": "sgd", "lr": 5.0, "average": "asgd", "average_patience": 1, "valid_every": 1},
+    "adaptive": {"optimizer": "sgd", "lr": 0.5, "cutoffs": [4, 7], "div_val": 2},
+    "bf16": {"precision": "bf16", "optimizer": "sgd", "lr": 0.5},
+}
+"""Trainings that are divided (train.parallel = "fsdp") and compared with those that are not."""
+FSDP_MODELS = ["recomputed", "shaw", "vanilla", "lstm", "qrnn"]
+
+
+def fsdp_checks(folder):
+    fsdp, rest = {"parallel": "fsdp"}, {"steps": 4, "dropout": 0.3}
+    for name, changed in {**LONG, **FSDP}.items():
+        yield f"ddp like {name}", "trained", {"folder": str(folder / f"ddp {name}"), **changed}
+        yield f"fsdp {name}", "trained", {"folder": str(folder / name), **changed, **fsdp}
+    yield "fsdp whole", "trained", {"folder": str(folder / "whole"), "dropout": 0.3, **fsdp}
+    yield "fsdp resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), **rest, **fsdp}
+    then = {"parallel": "zero"}
+    yield "fsdp, then zero", "stopped_and_resumed", {"folder": str(folder / "a"), **rest, **fsdp, "then": then}
+    yield "ddp, then fsdp", "stopped_and_resumed", {"folder": str(folder / "b"), **rest, "then": fsdp}
+    sgd = {"steps": 4, "optimizer": "sgd", "lr": 0.5}
+    yield "fsdp saved", "saved_after", {"folder": str(folder / "saved"), **sgd, **fsdp}
+    yield "fsdp models", "updates_of_models", {"cases": FSDP_MODELS, **fsdp}
+    yield "fsdp not finite", "non_finite_loss", {"folder": str(folder / "not-finite"), **fsdp}
+    yield "fsdp state", "state_bytes", {"folder": str(folder / "state"), **fsdp}
 
 
 def alone(folder, **changed):
@@ -130,12 +167,12 @@ def test_a_resumed_training_of_two_equals_one_that_never_stopped(two):
     assert two["resumed"]["weights"] == two["whole"]["weights"]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_one_process_resumes_the_training_of_two(two, tmp_path, accumulate):
+@pytest.mark.parametrize(("accumulate", "saved_by"), [(1, "saved"), (2, "saved"), (1, "fsdp/saved")])
+def test_one_process_resumes_the_training_of_two(two, tmp_path, accumulate, saved_by):
     whole = alone(tmp_path / "whole", optimizer="sgd", lr=0.5)
     run(whole)
     training = alone(tmp_path / "rest", optimizer="sgd", lr=0.5, accumulate=accumulate)
-    saved = checkpoint.load(two["folder"] / "saved" / "last.safetensors")
+    saved = checkpoint.load(two["folder"] / saved_by / "last.safetensors")
     training.model.load_state_dict(saved.group("model"))
     training.restore(saved)
     assert training.step == 4
@@ -156,8 +193,9 @@ def test_a_checkpoint_of_two_has_the_memory_of_all_lanes_and_both_generators(two
 def test_every_model_trains_in_two_processes(two, model):
     training = training_of_case(model, SINGLE_PROCESS)
     losses = [float(training.update()[0]) for _ in range(2)]
-    assert two["models"][model]["losses"] == pytest.approx(losses, abs=1e-5)
-    assert two["models"][model]["difference"] == 0
+    for mode in ("models", "fsdp models") if model in FSDP_MODELS else ("models",):
+        assert two[mode][model]["losses"] == pytest.approx(losses, abs=1e-5)
+        assert two[mode][model]["difference"] == 0
 
 
 def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
@@ -185,10 +223,51 @@ def test_a_run_resumes_with_its_optimizer_divided_or_not(two, name):
 def test_the_state_of_a_process_is_the_part_that_is_forecast(two, name, optimizer):
     settings, changed = model_settings(), {"optimizer": optimizer}
     whole, part = (
-        optimizer_bytes(settings, V, train_settings(**changed, parallel=parallel), 2) for parallel in ("ddp", "zero")
+        state_bytes(settings, V, train_settings(**changed, parallel=parallel), processes=2)["optimizer"]
+        for parallel in ("ddp", "zero")
     )
     assert max(two[name]) == part
     assert sum(two[name]) == whole
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("mode", ["ddp like", "fsdp"])
+def test_50_steps_of_two_processes_have_the_losses_of_one(two, tmp_path, mode, name):
+    expected = [report.loss_nats for report in run(alone(tmp_path, **LONG[name]))]
+    losses = [loss for _, _, loss in two[f"{mode} {name}"]["reports"]]
+    assert losses == pytest.approx(expected, rel=RELATIVE[name])
+    assert two[f"{mode} {name}"]["difference"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("muon", 1e-3), ("lamb", 1e-5), ("asgd", 1e-4), ("adaptive", 1e-5), ("bf16", 2e-3)]
+)
+def test_a_fully_divided_training_has_the_losses_of_one_that_is_not(two, name, most):
+    assert two[f"fsdp {name}"]["losses"] == pytest.approx(two[f"ddp like {name}"]["losses"], rel=most)
+
+
+def test_a_fully_divided_training_resumes_bit_for_bit_and_with_another_division_to_rounding(two):
+    whole = two["fsdp whole"]["losses"][4:]
+    assert two["fsdp resumed"]["losses"] == whole
+    assert two["fsdp resumed"]["weights"] == two["fsdp whole"]["weights"]
+    assert two["fsdp, then zero"]["losses"] == pytest.approx(whole, rel=1e-3)
+    assert two["ddp, then fsdp"]["losses"] == pytest.approx(two["whole"]["losses"][4:], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "asgd"])
+def test_a_checkpoint_of_divided_weights_is_that_of_whole_ones(two, name):
+    for file in ("last.safetensors", "best.safetensors"):
+        whole, divided = (checkpoint.load(two["folder"] / "fsdp" / part / file) for part in (f"ddp {name}", name))
+        assert whole.tensors.keys() == divided.tensors.keys()
+        assert whole.state.keys() == divided.state.keys()
+        for key, tensor in whole.tensors.items():
+            if not key.startswith("rng."):
+                torch.testing.assert_close(divided.tensors[key], tensor, rtol=0, atol=1e-3)
+
+
+def test_a_process_holds_the_part_of_the_state_that_is_forecast(two):
+    sizes = state_bytes(model_settings(), V, train_settings(parallel="fsdp"), processes=2)
+    assert max(two["fsdp state"]) == sizes["optimizer"]
 
 
 def test_processes_have_different_dropout_masks_and_equal_weights(two):
@@ -198,6 +277,8 @@ def test_processes_have_different_dropout_masks_and_equal_weights(two):
 
 def test_a_non_finite_loss_ends_all_processes(two):
     assert "is not finite" in two["not finite"]
+    assert "is not finite" in two["zero not finite"]
+    assert "is not finite" in two["fsdp not finite"]
 
 
 @pytest.mark.parametrize(("lanes", "accumulate", "processes"), [(1, 1, 1), (6, 1, 3), (22, 2, 4), (7, 1, 5)])

@@ -11,7 +11,7 @@ import torch
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.measures.footprint import FLOAT, logit_bytes, optimizer_bytes, step_bytes
+from txlcli.core.measures.footprint import FLOAT, logit_bytes, state_bytes, step_bytes
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import of_one_process
 
@@ -41,7 +41,7 @@ def model_buckets(model: ModelSettings, vocab_size: int) -> list[int]:
     return gradient_buckets(FLOAT * parameter.numel() for parameter in reversed(parameters))
 
 
-PASSES = {"ddp": 2, "zero": 3}
+PASSES = {"ddp": 2, "zero": 3, "fsdp": 3}
 """Times that a step sends nearly all weights or gradients around the ring: an all-reduce takes two, the exchange of
 updated weights one."""
 
@@ -69,7 +69,7 @@ class DeviceMemory:
 
     def __init__(self, model: ModelSettings, vocab_size: int) -> None:
         self._count = functools.cache(functools.partial(_count, model, vocab_size))
-        self._optimizer = functools.cache(functools.partial(optimizer_bytes, model, vocab_size))
+        self._state = functools.cache(functools.partial(state_bytes, model, vocab_size, device=GPU))
 
     def __call__(self, train: TrainSettings, devices: int) -> dict[str, int]:
         """Return the bytes by purpose.
@@ -81,12 +81,13 @@ class DeviceMemory:
         Raises:
             RecipeError: the batch is too small.
         """
+        if devices == 1:
+            train = dataclasses.replace(train, parallel="ddp")
         of_one = of_one_process(train, devices)
         size = of_one.batch_size // of_one.accumulate
         needed = self._of_micro_batch(_common(of_one), size)
         needed["memory"] *= of_one.accumulate
-        needed["optimizer"] = self._optimizer(_common(train), devices)
-        return needed
+        return needed | _named(self._state(_common(train), processes=devices))
 
     def _of_micro_batch(self, common: TrainSettings, size: int) -> dict[str, int]:
         if size <= LARGEST_COUNTED:
@@ -100,16 +101,17 @@ def _common(train: TrainSettings) -> TrainSettings:
     return dataclasses.replace(train, batch_size=1, accumulate=1)
 
 
+def _named(state: dict[str, int]) -> dict[str, int]:
+    """Return bytes by purpose, with the parameters under their name in the table."""
+    return {"parameters" if purpose == "weights" else purpose: size for purpose, size in state.items()}
+
+
 def _count(model: ModelSettings, vocab_size: int, common: TrainSettings, size: int) -> dict[str, int]:
     train = dataclasses.replace(common, batch_size=size)
     needed = step_bytes(model, vocab_size, train, device=GPU)
     logits = logit_bytes(model, vocab_size, train, device=GPU)
     return {
-        "parameters": needed["weights"],
-        "gradients": needed["gradients"],
-        "buckets": needed["buckets"],
-        "optimizer": needed["optimizer"],
-        "average": needed["average"],
+        **_named(state_bytes(model, vocab_size, train, device=GPU)),
         "memory": needed["memory"],
         "activations": needed["activations"] - logits,
         "logits": logits,

@@ -22,7 +22,8 @@ from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.registry import make_model
-from txlcli.core.training.optimizer import state_bytes
+from txlcli.core.training.optimizer import OPTIMIZERS
+from txlcli.core.training.optimizer import state_bytes as optimizer_state_bytes
 
 CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
@@ -69,33 +70,86 @@ def step_bytes(
         vocab_size: V.
         train: settings of the training; of several processes, those of one (`data_parallel.of_one_process`).
         device: to train on.
-        processes: that share the batch. On a CPU, DistributedDataParallel's buckets are a second copy of the gradients;
-            on a GPU they are the gradients.
+        processes: that share the batch.
         extrapolate: count activations at a few small sizes each of batch, layers, softmax, segment and memory, which
             takes seconds; else at the full size.
     """
-    weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     with tensors_without_data(), _precision(train):
         memory = make_model(model, vocab_size).full_memory(train.batch_size, train.mem_len)
+    return {
+        **state_bytes(model, vocab_size, train, device=device, processes=processes),
+        "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
+        "activations": _activation_bytes(model, vocab_size, train, device, extrapolate=extrapolate)
+        - _divided_casts(model, vocab_size, train, device),
+    }
+
+
+def state_bytes(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
+) -> dict[str, int]:
+    """Return the bytes of weights, gradients and optimizer state of one process, by purpose.
+
+    Of several processes, the one that holds most counts. On a CPU, DistributedDataParallel's buckets are a second copy
+    of the gradients; on a GPU they are the gradients. With train.parallel = "fsdp", "gathered" are the whole weights
+    and gradients of the root and of the layers at work.
+    """
+    if train.parallel == "fsdp" and processes > 1:
+        return _divided_state_bytes(model, vocab_size, train, processes)
+    weights = FLOAT * sum(parameters_by_part(model, vocab_size).values())
     return {
         "weights": weights,
         "gradients": weights,
         "buckets": weights if processes > 1 and device.type == "cpu" else 0,
-        "optimizer": optimizer_bytes(model, vocab_size, train, processes),
+        "gathered": 0,
+        "optimizer": _optimizer_bytes(model, vocab_size, train, processes),
         "average": weights if train.average != "none" else 0,
-        "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
-        "activations": _activation_bytes(model, vocab_size, train, device, extrapolate=extrapolate),
     }
 
 
-def optimizer_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, processes: int) -> int:
-    """Return the bytes of optimizer state that one process keeps, of several the one that keeps most."""
+def _optimizer_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, processes: int) -> int:
+    """Return the bytes of optimizer state of one process that holds all weights."""
     if train.parallel == "zero" and processes > 1:
         from txlcli.core.training.parallel_zero import largest_state_bytes  # noqa: PLC0415 - takes a second
 
         return largest_state_bytes(model, vocab_size, train, processes)
     with torch.device("meta"):
-        return state_bytes(make_model(model, vocab_size), train)
+        return optimizer_state_bytes(make_model(model, vocab_size), train)
+
+
+def _divided_casts(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:
+    """Return the bytes of the casts of matrices that a device with all weights keeps for the backward pass.
+
+    With train.parallel = "fsdp" the matrices of the layers are gathered in the dtype of products.
+    """
+    itemsize = DTYPES[train.precision].itemsize
+    if train.parallel != "fsdp" or device.type == "cpu" or itemsize == FLOAT:
+        return 0
+    with torch.device("meta"):
+        named = make_model(model, vocab_size).named_parameters()
+        return itemsize * sum(one.numel() for name, one in named if name.startswith("layers.") and one.dim() == 2)
+
+
+def _divided_state_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, processes: int) -> dict[str, int]:
+    """Return the bytes by purpose of a process that holds a part of every weight: some rows, rounded up."""
+    with torch.device("meta"):
+        named = dict(make_model(model, vocab_size).named_parameters())
+    part = {name: FLOAT * -(-len(one) // processes) * one[0].numel() for name, one in named.items()}
+    count = OPTIMIZERS[train.optimizer].state_tensors
+    by_layer: dict[str, int] = {}
+    for name, one in named.items():
+        layer = ".".join(name.split(".")[:2]) if name.startswith("layers.") else ""
+        by_layer[layer] = by_layer.get(layer, 0) + one.numel()
+    root, largest = by_layer.pop("", 0), max(by_layer.values(), default=0)
+    # Two layers are gathered, and one has gradients, in the dtype of products; these are summed in fp32.
+    at_work = largest * (3 * DTYPES[train.precision].itemsize + FLOAT)
+    return {
+        "weights": sum(part.values()),
+        "gradients": sum(part.values()),
+        "buckets": 0,
+        "gathered": 2 * FLOAT * root + at_work,
+        "optimizer": sum(size * count(name, named[name].shape, train) for name, size in part.items()),
+        "average": sum(part.values()) if train.average != "none" else 0,
+    }
 
 
 def snapshot_bytes(
@@ -110,8 +164,8 @@ def snapshot_bytes(
         needed: bytes of a step of one process, by purpose (`step_bytes`).
         processes: that share the batch; the copy has the memory of all lanes and the optimizer state of all weights.
     """
-    optimizer = optimizer_bytes(model, vocab_size, train, 1)
-    return needed["weights"] + optimizer + needed["average"] + processes * needed["memory"]
+    whole = state_bytes(model, vocab_size, train)
+    return whole["weights"] + whole["optimizer"] + whole["average"] + processes * needed["memory"]
 
 
 Count = Callable[[int], int]

@@ -116,7 +116,7 @@ class LanguageModel(nn.Module, ABC):
         if self.device.type == "cpu":
             tables = self.embedding.tables if self.settings.tie_embeddings else self.softmax.tables
             for spare, table in zip(self.softmax.spare, tables, strict=True):
-                spare.release(table.grad)
+                spare.release(table.grad if type(table.grad) is Tensor else None)  # not a part of a divided gradient
         self.zero_grad(set_to_none=True)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -27,11 +27,15 @@ class Reader(ABC):
     """
 
     def __init__(self, model: LanguageModel, *, seg_len: int, precision: str) -> None:
-        self.model = _frozen(model, precision)
+        self.model = self._prepare(model, precision)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
         self.seg_len = seg_len
         self.device = model.device
         self._autocast = autocast(self.device, precision)
+
+    def _prepare(self, model: LanguageModel, precision: str) -> LanguageModel:
+        """Return what is read in place of the model: a copy, laid out for reading."""
+        return _frozen(model, precision)
 
     @property
     @abstractmethod

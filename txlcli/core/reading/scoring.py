@@ -3,6 +3,7 @@
 Axes: B batch, L segment, T tokens scored.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader, sized_for
 
 BLOCK_TOKENS = 1 << 18
 """Tokens that are converted and sent to the device together."""
 Tokens = NDArray[np.integer]
 """A stream of ids, (T,)."""
+NewReader = Callable[..., Reader]
+"""Makes a reader from evaluation settings and `batch_size`."""
 
 
 def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
@@ -196,12 +200,14 @@ def score_total(
     *,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
+    new_reader: NewReader | None = None,
 ) -> Total:
-    """Score as `score` does, and keep the sum of all losses only."""
+    """Score as `score` does, and keep the sum of all losses only; `new_reader` makes another reader of the model."""
     lanes = Lanes.of(len(targets), settings)
     nats = torch.zeros((), dtype=torch.float64, device=model.device)
     started = time.perf_counter()
-    for part, _, _, losses in _segments(model, inputs, targets, lanes, settings, precision):
+    segments = _segments(model, inputs, targets, lanes, settings, precision, new_reader=new_reader)
+    for part, _, _, losses in segments:
         nats += losses[:-1].sum(dtype=torch.float64)
         nats += losses[-1, : max(0, lanes.length_of_last - part.start)].sum(dtype=torch.float64)
         if on_tokens:
@@ -217,6 +223,8 @@ def _segments(
     settings: EvalSettings,
     precision: str,
     numbers: range | None = None,
+    *,
+    new_reader: NewReader | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield each segment: its place in the lanes, last hidden states (B, l, d), targets and losses (B, l).
 
@@ -225,7 +233,9 @@ def _segments(
     Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
     """
     numbers = range(lanes.number) if numbers is None else numbers
-    reader = make_reader(model, sized_for(model, settings, lanes.length), batch_size=len(numbers), precision=precision)
+    if new_reader is None:
+        new_reader = functools.partial(make_reader, model, precision=precision)
+    reader = new_reader(sized_for(model, settings, lanes.length), batch_size=len(numbers))
     for block in lanes.parts(settings.seg_len * max(1, BLOCK_TOKENS // (settings.seg_len * len(numbers)))):
         input_block = lanes.cut(inputs, reader.device, block, numbers)
         target_block = lanes.cut(targets, reader.model.targets_device, block, numbers)

@@ -4,12 +4,12 @@ The update rules are those of torch.optim.swa_utils. Its AveragedModel is not us
 begins as the weights after a step, whereas these averages keep parameters only and may begin as the initial weights.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from txlcli.config.settings import TrainSettings
@@ -20,11 +20,11 @@ class Average:
     """Weights to evaluate, kept beside the trained ones in their dtype, fp32. This base class keeps no average.
 
     Args:
-        model: on its device; its weights are the initial value of an average that begins at once.
+        weights: of the model by name, on its device; the initial value of an average that begins at once.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = dict(model.named_parameters())
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._parameters = dict(weights)
         self._values: dict[str, Tensor] = {}  # empty until the average begins
         self.steps = 0
         """Updates of the average so far."""
@@ -58,14 +58,17 @@ class Average:
         if not self.active:
             yield
             return
-        self._swap()
+        self.swap()
         try:
             yield
         finally:
-            self._swap()
+            self.swap()
 
     @torch.no_grad()
-    def _swap(self) -> None:
+    def swap(self) -> None:
+        """Exchange the model's weights and their average, if there is one."""
+        if not self.active:
+            return
         # Swap contents, not storage: cuDNN and captured CUDA graphs hold the addresses of the weights.
         for name, parameter in self._parameters.items():
             trained = parameter.clone()
@@ -89,8 +92,8 @@ class AveragedSgd(Average):
     The trigger is the first validation whose loss is above the lowest loss more than `patience` validations before it.
     """
 
-    def __init__(self, model: nn.Module, patience: int) -> None:
-        super().__init__(model)
+    def __init__(self, weights: Mapping[str, Tensor], patience: int) -> None:
+        super().__init__(weights)
         self._patience = patience
         self._losses: list[float] = []
         self.triggered = False
@@ -130,8 +133,8 @@ class ExponentialAverage(Average):
     It begins as the initial weights; the small decay of the first steps soon forgets them.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        super().__init__(model)
+    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        super().__init__(weights)
         self._decay = decay
         self._begin()
 
@@ -141,10 +144,10 @@ class ExponentialAverage(Average):
         self._apply(get_ema_multi_avg_fn(min(self._decay, (1 + number) / (10 + number))))
 
 
-def make_average(model: nn.Module, settings: TrainSettings) -> Average:
-    """Return the average that train.average names."""
+def make_average(weights: Mapping[str, Tensor], settings: TrainSettings) -> Average:
+    """Return the average of weights that train.average names."""
     if settings.average == "asgd":
-        return AveragedSgd(model, settings.average_patience)
+        return AveragedSgd(weights, settings.average_patience)
     if settings.average == "exponential":
-        return ExponentialAverage(model, settings.average_decay)
-    return Average(model)
+        return ExponentialAverage(weights, settings.average_decay)
+    return Average(weights)

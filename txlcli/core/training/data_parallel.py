@@ -50,6 +50,14 @@ class Command(IntEnum):
     """Send the resume state to rank 0."""
     end = 2
     """End the training."""
+    read = 3
+    """Help rank 0 to read a segment, if the weights are divided."""
+    send_weights = 4
+    """Send the weights and their average to rank 0, if they are divided."""
+    swap_average = 5
+    """Exchange the weights and their average, if they are divided."""
+    on_validation = 6
+    """Take the loss of a validation into account."""
 
 
 @dataclass(frozen=True)
@@ -295,12 +303,14 @@ class World:
             return [tensor]
         tensor = tensor.detach().cpu().contiguous()
         if not self.is_rank_zero:
-            distributed.send(tensor, dst=0, group=self.hosts)
+            if len(tensor):
+                distributed.send(tensor, dst=0, group=self.hosts)
             return []
         tensors = [tensor]
         for rank in range(1, self.size):
             tensors.append(torch.empty(lengths[rank], *tensor.shape[1:], dtype=tensor.dtype))
-            distributed.recv(tensors[rank], src=rank, group=self.hosts)
+            if lengths[rank]:
+                distributed.recv(tensors[rank], src=rank, group=self.hosts)
         return tensors
 
 

@@ -49,6 +49,7 @@ class Training:
         folder: receives `last.safetensors` and `best.safetensors`.
         identity: plain data that checkpoints store to identify their run.
         world: the processes that share a batch.
+        device: to train on; that of the model by default.
         capture_graph: makes the CUDA graph if train.cuda_graph is set.
         saver: writes the checkpoints.
 
@@ -71,20 +72,21 @@ class Training:
         identity: dict[str, Any],
         world: World = SINGLE_PROCESS,
         *,
+        device: torch.device | None = None,
         capture_graph: CaptureGraph = capture_step,
         saver: Saver | None = None,
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
         self.valid, self.folder, self.identity, self.world = valid, folder, identity, world
+        self.parallel = make_parallel(model, settings, world, device or model.device)
         self.device = model.device
         self._all_parts = micro_batches(settings, world.size)
         first = world.rank * settings.accumulate
         self._parts = self._all_parts[first : first + settings.accumulate]
         self.segments.restrict(range(self._parts[0].start, self._parts[-1].stop))
         self._prepare_model()
-        self.parallel = make_parallel(model, settings, world)
-        self.optimizer_step = OptimizerStep(model, settings, self.parallel.make_optimizer())
-        self.average = make_average(model, settings) if world.is_rank_zero else Average(model)
+        self.optimizer_step = OptimizerStep(model, settings, self.parallel)
+        self.average = make_average(self.parallel.own_weights(), settings) if self._averages else Average({})
         self.plateau = Plateau(settings)
         self.step = 0
         self.position = StreamPosition()
@@ -93,9 +95,9 @@ class Training:
         self.best_nats = math.inf
         self.memories = self._empty_memories()
         self._skipped = self._skipped_in_a_row = 0
-        self.checks_every_step = self.device.type == "cpu" and world.is_rank_zero
+        self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
-        self._objective = self.parallel.make_objective()
+        self._objective = self.parallel.objective
         self._forward_backward = ForwardBackward(
             model, settings, self._objective, self.optimizer_step, processes=world.size, capture_graph=capture_graph
         )
@@ -182,10 +184,23 @@ class Training:
                 if command == Command.update:
                     self.plateau.scale = number
                     self._update()
-                elif command == Command.save:
-                    self._gather()
-                else:
+                elif command == Command.end:
                     return
+                else:
+                    self._help(command, number)
+
+    def _help(self, command: Command, number: float) -> None:
+        """Execute a command of rank 0 between two steps."""
+        if command == Command.save:
+            self._gather()
+        elif command == Command.read:
+            self._objective.help_reading()
+        elif command == Command.send_weights:
+            self._gather_weights()
+        elif command == Command.swap_average:
+            self.average.swap()
+        elif command == Command.on_validation:
+            self.average.on_validation(number)
 
     def validation_is_due(self) -> bool:
         """Return True if this step ends with a validation that is not complete; a stop may have interrupted it."""
@@ -227,15 +242,17 @@ class Training:
             self._skip("loss")
             return None
         if self.checks_every_step and not loss.isfinite():
-            raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
+            self._raise_on_rank_0(self._not_finite(f"the loss is not finite at step {self.step + 1}"))
+            return None
         grad_norm = self.optimizer_step.clip()
         if may_skip and not self.optimizer_step.skips_steps and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
         self.step += 1
-        if self.checks_every_step:
-            self._check_gradients(grad_norm)
+        if self.checks_every_step and (error := self._error_of_gradients(grad_norm)):
+            self._raise_on_rank_0(error)
+            return None
         self.optimizer_step.step(self.lr(self.step))
         self.average.update()
         self.position = self.segments.next_position(self.position)
@@ -291,27 +308,33 @@ class Training:
         loss_nats, tokens_per_s = interval.means()
         if not math.isfinite(loss_nats):
             raise self._not_finite(f"the loss is not finite at step {self.step}")
-        self._check_gradients(interval.max_grad_norm)
+        if error := self._error_of_gradients(interval.max_grad_norm):
+            raise error
         grad_norm = float(interval.grad_norm)
         lr = self.lr(self.step)
         yield StepReport(self.step, self.epoch, loss_nats, lr, grad_norm, tokens_per_s, self._skipped)
         self._skipped = 0
         self._interval = Interval(self.device, self.clock)
 
-    def _check_gradients(self, max_norm: Tensor) -> None:
-        """Check the largest gradient norm of one or several steps.
+    def _raise_on_rank_0(self, error: TrainingError) -> None:
+        """Raise an error that all processes have found in a step; the other ranks wait for the command to end."""
+        if self.world.is_rank_zero:
+            raise error
 
-        Raises:
-            TrainingError: a gradient, or the sum of its squares, is not finite; with fp16, at many steps in turn.
+    def _error_of_gradients(self, max_norm: Tensor) -> TrainingError | None:
+        """Return an error if the largest gradient norm of one or several steps is not finite.
+
+        With fp16, it must be so at many steps in turn.
         """
         if self.optimizer_step.is_stuck:
-            raise self._failed(
+            return self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with --precision bf16 or fp32",
             )
         if not self.optimizer_step.skips_steps and not max_norm.isfinite():
             when = "at step" if self.checks_every_step else "at a step up to"
-            raise self._not_finite(f"the gradient is not finite {when} {self.step}")
+            return self._not_finite(f"the gradient is not finite {when} {self.step}")
+        return None
 
     def _validate(
         self, should_stop: Callable[[], bool], on_valid_tokens: Callable[[int], None] | None
@@ -320,7 +343,7 @@ class Training:
         if self.valid is None:
             self.validated = self.step
             return
-        with self.average.swapped_in():
+        with self._average_swapped_in():
             total = self.score_validation(self.valid, should_stop, on_valid_tokens)
         if total is not None:
             yield self._on_validation(total)
@@ -340,19 +363,41 @@ class Training:
         if is_best:
             self.best_nats = loss_nats
             if self._saver.step != self.step:  # nothing was saved before the validation
-                self._saver.take(self._weights(), step=self.step)
+                self.world.send_command(Command.send_weights)
+                self._take_snapshot(self._gather_weights())
             self._saver.write_weights(self.best_path, self._state())
+        self.world.send_command(Command.on_validation, loss_nats)
         self.average.on_validation(loss_nats)
         return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
+
+    @contextlib.contextmanager
+    def _average_swapped_in(self) -> Iterator[None]:
+        """Give the model the average as its weights within this block, in all processes that have a part of it."""
+        self.world.send_command(Command.swap_average)
+        with self.average.swapped_in():
+            yield
+        self.world.send_command(Command.swap_average)
+
+    @property
+    def _averages(self) -> bool:
+        """True if this process has an average, or a part of it."""
+        return self.world.is_rank_zero or self.parallel.weights_are_divided
 
     def score_validation(
         self, split: ValidSplit, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
     ) -> Total | None:
         """Score the validation split with the model's current weights; None if it was stopped."""
-        return validate(self.model, split, self.settings, should_stop=should_stop, on_tokens=on_tokens)
+        return validate(
+            self.model,
+            split,
+            self.settings,
+            should_stop=should_stop,
+            on_tokens=on_tokens,
+            new_reader=self.parallel.make_reader,
+        )
 
     def _empty_memories(self) -> list[Memory]:
-        return [self.model.first_memory(len(part), self.settings.mem_len) for part in self._parts]
+        return [self.parallel.first_memory(len(part)) for part in self._parts]
 
     def _not_finite(self, what: str) -> TrainingError:
         return self._failed(what, "lower train.lr, or train with warm-up or norm = pre")
@@ -382,6 +427,8 @@ class Training:
             TrainingError: the weights, the memory or the loss that they give are not finite; the older checkpoint is
                 kept.
         """
+        if self.parallel.weights_are_divided:
+            self._saver.forget()  # rank 0 has no memory for two whole models
         self.world.send_command(Command.save)
         self._write_last(self._gather())
         if wait:
@@ -412,6 +459,7 @@ class Training:
             "memory": checkpoint.memory_tensors(self.memories),
             "rng": checkpoint.generators(self.device),
             "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
+            **self._gather_weights(),
         }
         self._write_last(groups, memory_lanes=lanes)
         self._saver.wait()
@@ -424,15 +472,15 @@ class Training:
         """Take a snapshot, and write the last checkpoint from it in the background.
 
         Args:
-            groups: tensors beside the weights, by group and name.
+            groups: all tensors, by group and name.
             memory_lanes: number of lanes whose memory is there, if some are missing.
         """
-        if not all(map(_is_finite, (*self.model.parameters(), *groups["memory"].values()))):
+        if not all(_is_finite(tensor) for group in ("model", "memory") for tensor in groups[group].values()):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
         if not self._next_loss_is_finite():
             raise self._not_finite(f"the loss is not finite after step {self.step}")
-        self._saver.take(self._tensors(groups), step=self.step)
+        self._take_snapshot(groups)
         self._saver.write_all(
             self.last_path, self._state() | ({} if memory_lanes is None else {"memory_lanes": memory_lanes})
         )
@@ -449,31 +497,30 @@ class Training:
         return False
 
     def _gather(self) -> dict[str, dict[str, Tensor]]:
-        """Return memories, random generators and optimizer state of all processes on rank 0, by group and name."""
-        return {
+        """Return all tensors of a checkpoint on rank 0, by group and name."""
+        return self._gather_weights() | {
             "memory": checkpoint.gather_memories(self.world, self.memories, self._all_parts),
             "rng": checkpoint.gather_generators(self.world, self.device),
             "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
         }
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Return the weights and their average by full name."""
-        model = checkpoint.grouped("model", dict(self.model.named_parameters()))
-        return model | checkpoint.grouped("average", self.average.weights)
+    def _gather_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Return the weights and their average on rank 0, by group and name."""
+        own = {"model": self.parallel.own_weights(), "average": self.average.weights}
+        return {group: self.parallel.gather_weights(tensors) for group, tensors in own.items()}
 
     def _reserve_snapshot(self) -> None:
         """Allocate the memory of a snapshot in the background, as far as this process knows it without the others."""
-        groups = {"memory": checkpoint.memory_tensors(self.memories)}
+        if self.parallel.weights_are_divided:
+            return
+        groups = self._gather_weights() | {"memory": checkpoint.memory_tensors(self.memories)}
         if not self.parallel.state_is_divided:
             groups["optimizer"] = self.parallel.gather_optimizer(self.optimizer_step.optimizer)
-        self._saver.reserve(self._tensors(groups))
+        self._saver.reserve(_by_full_name(groups))
 
-    def _tensors(self, groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the weights, their average and further groups of tensors by full name."""
-        tensors = self._weights()
-        for name, group in groups.items():
-            tensors |= checkpoint.grouped(name, group)
-        return tensors
+    def _take_snapshot(self, groups: dict[str, dict[str, Tensor]]) -> None:
+        """Copy the tensors of a checkpoint; what was gathered from parts is a copy already."""
+        self._saver.take(_by_full_name(groups), step=self.step, copied=self.parallel.weights_are_divided)
 
     def _state(self) -> dict[str, Any]:
         """Return the plain data of a checkpoint."""
@@ -521,7 +568,7 @@ class Training:
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_of_step())
 
     def _restore_average(self, saved: Checkpoint) -> None:
-        if not self.world.is_rank_zero:
+        if not self._averages:
             return
         state = saved.state.get("average", {"kind": "none"})  # absent in files of versions without averages
         if state["kind"] != self.settings.average:
@@ -530,12 +577,18 @@ class Training:
                 f'"{self.settings.average}" during the training; start a new run instead'
             )
         if state["kind"] != "none":
-            self.average.restore(state, saved.group("average"))
+            weights = {name: self.parallel.own_part(one) for name, one in saved.group("average").items()}
+            self.average.restore(state, weights)
 
     def _seed_of_step(self) -> int:
         """Return a seed for the random numbers of this process after this step."""
         key = (self.settings.seed, self.step, self.world.rank)
         return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
+
+
+def _by_full_name(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of all groups by full name."""
+    return {f"{group}.{name}": tensor for group, of_group in groups.items() for name, tensor in of_group.items()}
 
 
 def _is_finite(tensor: Tensor) -> bool:

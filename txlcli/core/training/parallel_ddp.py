@@ -3,16 +3,20 @@
 This is also the interface of the other modes of train.parallel, and the training of a single process.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from txlcli.config.settings import TrainSettings
-from txlcli.core.model.base import LanguageModel
+from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import World
 from txlcli.core.training.optimizer import make_optimizer
@@ -29,6 +33,8 @@ class DataParallel:
 
     state_is_divided: ClassVar[bool] = False
     """True if no process has the whole state of the training, so that none can save it alone."""
+    weights_are_divided: ClassVar[bool] = False
+    """True if each process holds a part of each weight, and of its average."""
 
     def __init__(self, model: LanguageModel, settings: TrainSettings, world: World) -> None:
         self.model, self.settings, self.world = model, settings, world
@@ -41,9 +47,38 @@ class DataParallel:
         """
         return make_optimizer(self.model, self.settings)
 
-    def make_objective(self) -> "Objective":
-        """Return the function that a step minimizes, whose backward pass averages the gradients of all processes."""
+    @functools.cached_property
+    def objective(self) -> "Objective":
+        """The function that a step minimizes, whose backward pass averages the gradients of all processes."""
         return Objective(self.model, self.world)
+
+    def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
+        """Return a reader of the model in training, for rank 0; see `registry.make_reader`."""
+        return make_reader(self.model, settings, batch_size=batch_size, precision=self.settings.precision)
+
+    def total_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the norm of all gradients together (0-d), once they are averaged."""
+        return nn.utils.get_total_norm(gradients)
+
+    def first_memory(self, batch_size: int) -> Memory:
+        """Return the memory of a micro-batch before the first token."""
+        return self.model.first_memory(batch_size, self.settings.mem_len)
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """Return what this process holds of each weight, by name; changes in place change the weight."""
+        return dict(self.model.named_parameters())
+
+    def own_part(self, whole: Tensor) -> Tensor:
+        """Return what this process holds of a tensor with the shape of a weight, on its device."""
+        return whole.to(self.model.device)
+
+    def gather_weights(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole weights, or their average, by name on rank 0; all processes must call this.
+
+        Args:
+            own: what this process holds of them.
+        """
+        return own if self.world.is_rank_zero else {}
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0; all processes must call this."""
@@ -63,11 +98,12 @@ class Objective:
     """
 
     def __init__(self, model: LanguageModel, world: World) -> None:
+        self._model = model
         self._call: Callable[..., tuple[Tensor, Tensor, list[Tensor]]] = model.objective
         self._parallel: DistributedDataParallel | None = None
         if world.size > 1:
             self._call = self._parallel = DistributedDataParallel(
-                ObjectiveModule(model),
+                _ObjectiveModule(model),
                 process_group=world.steps,
                 gradient_as_bucket_view=model.device.type != "cpu",  # a CPU reuses the memory of gradients otherwise
                 find_unused_parameters=model.has_idle_weights,
@@ -81,9 +117,21 @@ class Objective:
         """Within this block, add gradients to those of this process without averaging them yet."""
         return nullcontext() if self._parallel is None else self._parallel.no_sync()
 
+    def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Call the model in rank 0 alone, as `LanguageModel.forward` does, and without gradients.
 
-class ObjectiveModule(nn.Module):
-    """A module whose forward pass is a model's objective: PyTorch's parallel modes wrap the forward pass."""
+        `LanguageModel.losses` can be called until the next step.
+        """
+        with torch.no_grad():
+            result: tuple[Tensor, Memory] = self._model(tokens, memory, mem_len=mem_len)
+            return result
+
+    def help_reading(self) -> None:
+        """Take part in a call of `read` by rank 0, as another rank."""
+
+
+class _ObjectiveModule(nn.Module):
+    """A module whose forward pass is a model's objective, as DistributedDataParallel needs it."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()

@@ -61,14 +61,32 @@ class Saver:
 
         self._writer.start(allocate)
 
-    def take(self, tensors: Mapping[str, Tensor], *, step: int) -> None:
+    def forget(self) -> None:
+        """Free the memory of the snapshot, once its files are written.
+
+        Raises:
+            RunError: one of these files could not be written.
+        """
+        self.wait()
+        self.step, self._snapshot, self._buffers = None, {}, {}
+
+    def take(self, tensors: Mapping[str, Tensor], *, step: int, copied: bool = False) -> None:
         """Copy the tensors of a step, by their full names, once the files of the previous snapshot are written.
+
+        Args:
+            tensors: to save.
+            step: number of the step.
+            copied: True if the tensors are in host memory and do not change; they are kept as they are.
 
         Raises:
             RunError: one of these files could not be written.
         """
         self.wait()
         self._snapshot = {}
+        if copied:
+            self._snapshot = self._buffers = dict(tensors)
+            self.step = step
+            return
         try:
             self._allocate(tensors)
         except MemoryError:

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import CaptureGraph, capture
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training.optimizer import set_learning_rate
-from txlcli.core.training.parallel_ddp import Objective
+from txlcli.core.training.parallel_ddp import DataParallel, Objective
 
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
@@ -34,11 +33,12 @@ class OptimizerStep:
     Args:
         model: on its device.
         settings: the recipe's [train] section.
-        optimizer: of the model.
+        parallel: makes the optimizer.
     """
 
-    def __init__(self, model: LanguageModel, settings: TrainSettings, optimizer: Optimizer) -> None:
-        self._model, self._clip, self.optimizer = model, settings.clip, optimizer
+    def __init__(self, model: LanguageModel, settings: TrainSettings, parallel: DataParallel) -> None:
+        self._model, self._clip, self._parallel = model, settings.clip, parallel
+        self.optimizer = parallel.make_optimizer()
         self._scaler = torch.amp.GradScaler(model.device.type, enabled=settings.precision == "fp16")
 
     @property
@@ -59,7 +59,7 @@ class OptimizerStep:
         """Scale all gradients so that their total norm is at most train.clip; return the norm before (0-d)."""
         self._scaler.unscale_(self.optimizer)
         parameters = list(self._model.parameters())
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = self._parallel.total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if self._clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
         return norm
@@ -128,7 +128,7 @@ class ForwardBackward:
         model.eval()
         try:
             with autocast(model.device, settings.precision), model.uncompiled():
-                hidden, _ = model(inputs, memory, mem_len=settings.mem_len)
+                hidden, _ = self._objective.read(inputs, memory, mem_len=settings.mem_len)
                 return model.losses(hidden, targets).mean()
         finally:
             model.train(was_training)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.scoring import Preceded, Tokens, Total, score_total
+from txlcli.core.reading.scoring import NewReader, Preceded, Tokens, Total, score_total
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def validate(
     *,
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
+    new_reader: NewReader | None = None,
 ) -> Total | None:
     """Score the validation split; return None if stopped before its end.
 
@@ -55,6 +56,7 @@ def validate(
         settings: of the training.
         should_stop: called between segments.
         on_tokens: called with the number of tokens scored so far.
+        new_reader: makes the reader of the model.
     """
 
     def between_segments(tokens: int) -> None:
@@ -66,7 +68,13 @@ def validate(
     evaluation = validation_settings(settings)
     try:
         return score_total(
-            model, split.inputs, split.targets, evaluation, precision=settings.precision, on_tokens=between_segments
+            model,
+            split.inputs,
+            split.targets,
+            evaluation,
+            precision=settings.precision,
+            on_tokens=between_segments,
+            new_reader=new_reader,
         )
     except _Stopped:
         return None

@@ -74,23 +74,25 @@ def build_training(
     splits: tuple[TrainingSegments, ValidSplit | None],
     reporter: Reporter,
     *,
+    device: torch.device,
     resumed_from: str = "",
 ) -> Training:
     """Build the training of a run on rank 0, once all processes agree about it.
 
     Args:
-        model: on its device.
+        model: on `parallel.device_of_new_weights`.
         run: the run.
         store: its text.
         splits: of the store.
         reporter: told about silent processes.
+        device: to train on.
         resumed_from: fingerprint of the checkpoint that the training resumes from.
 
     Raises:
         DisagreementError: a process has other settings, another text, checkpoint or release.
     """
     train = run.settings.train
-    world = join(model.device, rank_timeout_s=train.rank_timeout, say=reporter.say)
+    world = join(device, rank_timeout_s=train.rank_timeout, say=reporter.say)
     world.agree(common_facts(run.settings, store, resumed_from))
     identity = {
         "recipe": run.recipe_name,
@@ -98,7 +100,7 @@ def build_training(
         "train_sha256": store.digest("train"),
         "valid_sha256": store.digest("valid"),
     }
-    return Training(model, train, *splits, run.folder, identity, world)
+    return Training(model, train, *splits, run.folder, identity, world, device=device)
 
 
 def common_facts(settings: Settings, store: TokenStore, resumed_from: str) -> dict[str, str]:

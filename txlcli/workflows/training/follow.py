@@ -15,6 +15,7 @@ from txlcli.core.training import checkpoint, data_parallel
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.data_parallel import World
 from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TrainingError, TxlError
 from txlcli.runs import run_folder
@@ -139,12 +140,13 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
         world = data_parallel.join(device, rank_timeout_s=settings.train.rank_timeout)
         store, saved = _agree(settings, run, workspace, world)  # rank 0 joins once the store is there
         segments = text.read_segments(settings, store)  # rank 0 validates
+        of_weights = device_of_new_weights(settings.train, device)
         if run is None or saved is None:
-            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=device)
+            model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=of_weights)
         else:
             model = checkpoint.build_model(settings.model, run.vocab_size, saved, run.folder / run_folder.LAST)
-            model = model.to(device)
-        training = Training(model, settings.train, segments, None, Path(), {}, world)
+            model = model.to(of_weights)
+        training = Training(model, settings.train, segments, None, Path(), {}, world, device=device)
         if saved is not None:
             training.restore(saved)
         with world.forwarding_signals():  # rank 0 decides

@@ -5,6 +5,7 @@ import dataclasses
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training
+from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.errors import RecipeError, RunError, UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
@@ -80,8 +81,10 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     splits = text.read_splits(settings, store, reporter)
     fingerprint = saved.fingerprint() if launcher.world_size() > 1 else ""
     with out_of_memory.explained(run, device, launcher.world_size()):
-        model = model.to(device)
-        training = execution.build_training(model, run, store, splits, reporter, resumed_from=fingerprint)
+        model = model.to(device_of_new_weights(settings.train, device))
+        training = execution.build_training(
+            model, run, store, splits, reporter, device=device, resumed_from=fingerprint
+        )
         training.restore(saved)
     _check_unfinished(run, training, limits.max_steps)
     _check_valid_batch_size(run, before, validated=training.validated)

@@ -11,6 +11,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import PLAIN_NAME, Settings
 from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, UsageError
 from txlcli.runs import run_folder
@@ -165,5 +166,6 @@ def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Worksp
             "than a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
         )
     with out_of_memory.explained(run, device, processes):
-        model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=device)
-        return execution.build_training(model, run, store, splits, reporter)
+        of_weights = device_of_new_weights(train, device)
+        model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=of_weights)
+        return execution.build_training(model, run, store, splits, reporter, device=device)
