@@ -37,6 +37,17 @@ def test_a_divided_optimizer_state_is_counted_and_its_weights_are_exchanged(here
     assert refusal(*arguments) == 'train.parallel = "zero" needs at least two GPUs; give --devices 2 or more'
 
 
+def test_divided_weights_are_counted_with_what_is_gathered(here):
+    whole, divided = (devices(3, "--set", f"train.parallel={mode}")["device_bytes"] for mode in ("ddp", "fsdp"))
+    for part in ("parameters", "gradients", "optimizer"):
+        assert 1 / 3 <= divided[part] / whole[part] < 0.4
+    assert (whole["gathered"], divided["activations"]) == (0, whole["activations"])
+    assert 0 < divided["gathered"] < 4 * whole["parameters"]
+    shown = done("train", "tiny.toml", "--dry-run", "--devices", 3, "--set", "train.parallel=fsdp").stdout
+    assert "gathered weights" in shown
+    assert "DistributedDataParallel" not in shown
+
+
 def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(here):
     alone, three, slow = devices(1, *GPU), devices(3, *GPU), devices(3, *SLOW)
     flops = 5 * alone["training_flops_per_token"] / 0.5

@@ -28,8 +28,10 @@ def show_devices(forecast: dict[str, Any]) -> None:
     rows = [["batch of each GPU", f"{forecast['batch_size_per_device']:,}"]]
     rows += [[f"memory of each GPU, {PURPOSES[part]}", format_size(size)] for part, size in sizes.items() if size]
     if not is_one:
-        rows.append(["DistributedDataParallel's buckets", f"{forecast['buckets']:,}"])
-        rows.append(["gradients sent per GPU and step", format_size(forecast["exchanged_bytes"])])
+        if forecast["parallel"] != "fsdp":
+            rows.append(["DistributedDataParallel's buckets", f"{forecast['buckets']:,}"])
+        sent = "gradients" if forecast["parallel"] == "ddp" else "weights and gradients"
+        rows.append([f"{sent} sent per GPU and step", format_size(forecast["exchanged_bytes"])])
     rows.append(["operations per token", f"{forecast['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
     if forecast["seconds"] is not None:
         rows.append(["tokens/s expected", format_rate(forecast["tokens_per_s"])])

@@ -13,7 +13,7 @@ from txlcli.core.training.data_parallel import of_one_process
 from txlcli.errors import TrainingError
 from txlcli.runs.run_folder import Run
 from txlcli.system.memory import format_size
-from txlcli.workflows.training.out_of_memory import advise, explained
+from txlcli.workflows.training.out_of_memory import advise, explained, smaller_steps
 
 CPU, V = torch.device("cpu"), 300
 SETTINGS = recipe.resolve_text(RECIPE, "tiny.toml", ["train.batch_size=12", "train.seg_len=64", "train.mem_len=64"])
@@ -56,6 +56,13 @@ def test_several_processes_are_advised_to_divide_the_state_if_no_division_of_the
     message = advise(deep, V, train, CPU, 12, round(needed / 0.8) + 1)
     assert f"; try --set train.parallel=zero (about {format_size(needed)})" in message
     assert "no division of the batch fits" in advise(deep, V, of_one, CPU, 1, round(needed / 1.6))
+
+
+@pytest.mark.parametrize(("precision", "modes"), [("bf16", {"ddp", "zero", "fsdp"}), ("fp16", {"ddp", "zero"})])
+def test_only_modes_that_support_the_other_settings_are_suggested(precision, modes):
+    train = dataclasses.replace(TRAIN, precision=precision)
+    assert {smaller.parallel for smaller in smaller_steps(train, 3)} == modes
+    assert {smaller.parallel for smaller in smaller_steps(train, 1)} == {"ddp"}
 
 
 def test_an_unknown_amount_of_memory_asks_for_less_than_now():

@@ -41,9 +41,11 @@ def model_buckets(model: ModelSettings, vocab_size: int) -> list[int]:
     return gradient_buckets(FLOAT * parameter.numel() for parameter in reversed(parameters))
 
 
-PASSES = {"ddp": 2, "zero": 3, "fsdp": 3}
-"""Times that a step sends nearly all weights or gradients around the ring: an all-reduce takes two, the exchange of
-updated weights one."""
+ALL_REDUCE = 2
+"""Times that an all-reduce sends nearly all gradients around the ring."""
+PASSES = {"ddp": ALL_REDUCE, "zero": ALL_REDUCE + 1, "fsdp": 3}
+"""Times that a step sends nearly all weights or gradients around the ring, counted in fp32: zero sends the updated
+weights, too; fsdp sends the weights twice, and the gradients once."""
 
 
 def exchanged_bytes(gradient_bytes: int, devices: int, *, parallel: str = "ddp") -> int:

@@ -13,7 +13,7 @@ from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.footprint import step_bytes
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import Training
-from txlcli.errors import TrainingError
+from txlcli.errors import RecipeError, TrainingError
 from txlcli.runs.run_folder import Run
 from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
@@ -105,7 +105,10 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
     """
     yield from _divisions(train, processes)
     for parallel in MODES[MODES.index(train.parallel) + 1 :] if processes > 1 else ():
-        divided = dataclasses.replace(train, parallel=parallel)
+        try:
+            divided = dataclasses.replace(train, parallel=parallel)
+        except RecipeError:  # such as fp16 with fsdp
+            continue
         yield divided
         yield from _divisions(divided, processes)
 

@@ -8,7 +8,7 @@ from txlcli.config import recipe
 from txlcli.config.bands import bands
 from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.cost import counted_shares, training_flops_per_token
-from txlcli.core.measures.device_memory import DeviceMemory, exchanged_bytes, model_buckets
+from txlcli.core.measures.device_memory import ALL_REDUCE, PASSES, DeviceMemory, exchanged_bytes, model_buckets
 from txlcli.core.measures.footprint import parameters_by_part
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
@@ -143,6 +143,7 @@ class _Scale:
             "device_flops_per_s": self._hardware.flops_per_s,
             "share_of_peak": SHARE_OF_PEAK,
             "training_flops_per_token": self._flops,
+            "parallel": self._settings.train.parallel,
             "buckets": len(self._buckets),
             "largest_bucket_bytes": max(self._buckets),
         }
@@ -178,7 +179,8 @@ class _Scale:
         if hardware.bandwidth is None:
             return compute_s
         exchange_s = exchanged / hardware.bandwidth
-        hidden_s = min((1 - self._late_share) * exchange_s, BACKWARD_SHARE * compute_s / train.accumulate)
+        in_backward = ALL_REDUCE / PASSES[train.parallel] if train.parallel == "zero" else 1.0  # then come the weights
+        hidden_s = min((1 - self._late_share) * in_backward * exchange_s, BACKWARD_SHARE * compute_s / train.accumulate)
         return compute_s + exchange_s - hidden_s
 
     def _fit(self, train: TrainSettings, devices: int, needed: int) -> dict[str, Any]:
