@@ -192,8 +192,9 @@ def test_a_process_that_dies_costs_no_step(here):
 
 
 @on_linux
-def test_a_process_that_dies_with_a_part_of_the_state_leaves_the_last_checkpoint(here):
-    arguments = ["train", "tiny.toml", "--processes", 2, "--set", "train.parallel=zero", *NOTHING_RANDOM]
+@pytest.mark.parametrize("parallel", ["zero", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_a_process_that_dies_with_a_part_of_the_state_leaves_the_last_checkpoint(here, parallel):
+    arguments = ["train", "tiny.toml", "--processes", 2, "--set", f"train.parallel={parallel}", *NOTHING_RANDOM]
     ended(start(*arguments, *ENDLESS, "--max-steps", 3), 0)
     first = (here / "runs/tiny/last.safetensors").read_bytes()
     process = start("train", "--resume", "tiny", "--processes", 2)
