@@ -105,7 +105,7 @@ class Objective:
             self._call = self._parallel = DistributedDataParallel(
                 _ObjectiveModule(model),
                 process_group=world.steps,
-                gradient_as_bucket_view=model.device.type != "cpu",  # a CPU reuses the memory of gradients otherwise
+                gradient_as_bucket_view=True,  # averaged gradients need no copy out of the buckets
                 find_unused_parameters=model.has_idle_weights,
             )
 
