@@ -1,6 +1,7 @@
 """Settings of all tests: one thread per worker, the same hypothesis examples on every machine, no GPU for commands."""
 
 import os
+import signal
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: the workers share the cores already
@@ -22,6 +23,10 @@ def hides_gpus(arguments):
 
 
 def pytest_configure(config):
-    """Hide GPUs before torch looks for them; workers and commands inherit the environment."""
+    """Hide GPUs before torch looks for them, and let signals end commands; workers and commands inherit both."""
+    # A shell ignores these signals for commands in the background, and nohup ignores SIGHUP; commands inherit that.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if hides_gpus(config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
