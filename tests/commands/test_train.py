@@ -359,15 +359,15 @@ def test_an_interrupted_validation_is_repeated_without_a_step(here):
 
 
 def test_a_signal_during_the_last_save_leaves_a_finished_run(here, monkeypatch):
-    interrupt_at_save(4, monkeypatch)
-    result = train()  # which saves around the validation at step 4, before the one at its end, and then
+    interrupt_at_save(3, monkeypatch)
+    result = train()  # which saves before the validation at step 4, before the one at its end, and then
     assert result.stderr.endswith("stopping after this step; saving\n")
     assert "7 of 7" in result.stdout
     assert refusal("train", "--resume", "tiny", code=1).startswith("runs/tiny has finished its 7 steps; ")
 
 
 def test_a_signal_during_an_earlier_save_leaves_a_run_that_can_be_resumed(here, monkeypatch):
-    interrupt_at_save(3, monkeypatch)
+    interrupt_at_save(2, monkeypatch)
     message = refusal("train", "tiny.toml", "--max-steps", 6, code=130)
     assert message == (
         'stopped; saved runs/tiny/last.safetensors at step 6; resume with "txl train --resume runs/tiny"'

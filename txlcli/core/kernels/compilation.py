@@ -27,11 +27,15 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     The import takes as long as that of the rest of PyTorch, and reading a text with a model needs no compiler. Whatever
     traces functions has imported it before.
     """
-    disabled = functools.cache(lambda: torch.compiler.disable(function))
+    disabled: list[Callable[P, R]] = []  # made once
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        return (disabled() if compiler_may_trace() else function)(*args, **options)
+        if not compiler_may_trace():
+            return function(*args, **options)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **options)
 
     return call
 
