@@ -86,7 +86,7 @@ class ChunkEncoder:
         if self.tokenizer == "char":
             return _number_characters("".join(decode(part) for part in parts))
         if self.tokenizer == "word":
-            return self._number_words(parts)
+            return _number_words(self._text_of_words(parts))
         ids = np.array(self._sentencepiece.encode("".join(decode(part) for part in parts)), dtype=np.uint32)
         return None, np.bincount(ids, minlength=self._sentencepiece.size), ids
 
@@ -99,9 +99,10 @@ class ChunkEncoder:
     def _sentencepiece(self) -> SentencePieceModel:
         return Vocab("sentencepiece", model=self.model).sentencepiece
 
-    def _number_words(self, parts: list[Part]) -> Numbered:
+    def _text_of_words(self, parts: list[Part]) -> str:
+        """Return the text with the boundary in place of line ends."""
         texts = [decode(part) + ("\n" if part.lacks_line_end else "") for part in parts]
-        return _number_words(self._word_rules.spell_line_ends("".join(texts)))
+        return self._word_rules.spell_line_ends("".join(texts))
 
 
 def decode(part: Part) -> str:
