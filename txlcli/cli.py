@@ -38,7 +38,7 @@ from txlcli.errors import DisagreementError, TxlError, UsageError
 from txlcli.runs import recovery
 from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import launcher, signals
-from txlcli.system.memory import is_out_of_memory, requested_size
+from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 
 CTRL_C = 128 + signal.SIGINT
 SECONDS_FOR_RANK_0 = 10.0
@@ -157,9 +157,7 @@ class TxlGroup(TyperGroup):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            console.complain(
-                f"out of memory{requested_size(error)}; use a smaller batch size, shorter lengths or a smaller model"
-            )
+            console.complain(f"out of memory{requested_size(error)}; {LESS}")
             sys.exit(TxlError.exit_code)
         finally:
             sys.unraisablehook = hook

@@ -35,7 +35,8 @@ def test_other_errors_are_not_out_of_memory():
     ("message", "text"),
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", " (tried to allocate 2.00 GiB)"),
-        ("can't allocate memory: you tried to allocate 3221225472 bytes.", " (tried to allocate 3.0 GiB)"),
+        ("can't allocate memory: you tried to allocate 3221225472 bytes.", " (tried to allocate 3.00 GiB)"),
+        ("can't allocate memory: you tried to allocate 1572864 bytes.", " (tried to allocate 1.5 MiB)"),
         ("Unable to allocate 7.5 MiB for an array", " (tried to allocate 7.5 MiB)"),
         ("", ""),
     ],

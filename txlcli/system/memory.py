@@ -2,6 +2,9 @@
 
 import re
 
+LESS = "use a smaller batch size, shorter lengths or a smaller model"
+"""The next step where no forecast says what would fit."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if PyTorch or Python could not allocate memory.
@@ -14,11 +17,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def requested_size(error: BaseException) -> str:
-    """Return the size that such an error states, as ` (tried to allocate 2.0 GiB)`, or an empty text."""
+    """Return the size that such an error states, as ` (tried to allocate 2.00 GiB)`, or an empty text."""
     size = re.search(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", str(error), re.IGNORECASE)
     if size is None:
         return ""
-    amount = f"{float(size[1]) / 2**30:,.1f} GiB" if size[2] == "bytes" else f"{size[1]} {size[2]}"
+    amount = format_size(float(size[1])) if size[2] == "bytes" else f"{size[1]} {size[2]}"
     return f" (tried to allocate {amount})"
 
 

@@ -59,6 +59,16 @@ def test_only_options_of_the_command_are_suggested():
     assert "--mem-len" not in advice
 
 
+class Unknown(Reading):
+    def bytes(self, **_):
+        return 0
+
+
+def test_without_a_forecast_the_advice_is_general():
+    unknown = Unknown(opened=reading().opened, settings=reading().settings)
+    assert advise(unknown, available=1000) == "use a smaller batch size, shorter lengths or a smaller model"
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_ERROR), MemoryError("tried to allocate 2.00 GiB")])
 def test_the_error_states_what_was_asked_for_and_what_there_is(error):
     asked = []

@@ -61,6 +61,8 @@ def reading_bytes(
 ) -> int:
     """Return the bytes that a reader holds at its peak: weights, copies of matrices, keys and values, one segment.
 
+    0 if this release of PyTorch cannot observe tensors.
+
     Args:
         model: settings of the model.
         vocab_size: V.
@@ -75,6 +77,8 @@ def reading_bytes(
         model = dataclasses.replace(model, memory_start="zeros")  # full from the first segment on
     reading = _Reading(settings=sized, precision=precision, device=device, attn_len=attn_len)
     held, _ = reading.count(model, vocab_size, segments=0)
+    if not held:
+        return 0
     # The rows that the tail of an adaptive softmax computes depend on the text: a plain one with the mean number of
     # columns replaces it.
     columns = round(softmax_columns(bands(model, vocab_size)))

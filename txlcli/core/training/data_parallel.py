@@ -26,7 +26,7 @@ from txlcli.config.settings import TrainSettings
 from txlcli.core.training.heartbeat import INTERVAL_S, Heartbeat
 from txlcli.errors import DisagreementError, RecipeError, TrainingError, TxlError, UsageError
 from txlcli.system import launcher
-from txlcli.system.memory import is_out_of_memory, requested_size
+from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 
 Result = TypeVar("Result")
 
@@ -36,7 +36,6 @@ JOIN_TIMEOUT = timedelta(minutes=30)
 """Until all processes have met; rank 0 may have to prepare the text first."""
 SECONDS_BETWEEN_CHECKS = 0.02
 """Time between two checks whether all processes have arrived."""
-SMALLER = "use a smaller batch size, shorter lengths or a smaller model"
 LOST_PROCESS = ("Connection", "connection", "Broken pipe", "Timed out", "timed out")
 """Words in the messages of errors that mean that a process is gone or does not answer."""
 
@@ -230,7 +229,7 @@ class World:
         except (MemoryError, RuntimeError) as failed:
             if self.size == 1 or not is_out_of_memory(failed):
                 raise
-            error, reason = failed, TrainingError(f"out of memory{requested_size(failed)}; {SMALLER}")
+            error, reason = failed, TrainingError(f"out of memory{requested_size(failed)}; {LESS}")
         else:
             self.wait_for_all()
             self.agree({})

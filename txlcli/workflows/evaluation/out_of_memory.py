@@ -1,7 +1,6 @@
 """Says which settings of an evaluation or a generation would fit, after memory ran out."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,12 +11,9 @@ from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.reading_memory import reading_bytes
 from txlcli.errors import TxlError
 from txlcli.runs.loading import OpenRun
-from txlcli.system.memory import format_size, is_out_of_memory, requested_size
+from txlcli.system.memory import LESS
+from txlcli.workflows import out_of_memory
 
-USABLE = 0.8
-"""Share of the memory that a forecast may fill; single operations need a workspace."""
-MOST_SHOWN = 2
-"""Largest number of suggestions."""
 HALF = "bf16"
 """Precision that is suggested in place of fp32."""
 
@@ -57,14 +53,12 @@ def explained(reading: Reading, *, available: Callable[[torch.device], int | Non
         reading: what the block does.
         available: measures the bytes of a device that this process can use.
     """
-    try:
+
+    def explain(what: str) -> TxlError:
+        return TxlError(f"{what}; {advise(reading, available(reading.opened.model.device))}")
+
+    with out_of_memory.explained(explain):
         yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        error.__traceback__ = None  # which holds the tensors of the reader
-        advice = advise(reading, available(reading.opened.model.device))
-        raise TxlError(f"out of memory{requested_size(error)}; {advice}") from error
 
 
 def advise(reading: Reading, available: int | None) -> str:
@@ -75,14 +69,10 @@ def advise(reading: Reading, available: int | None) -> str:
         available: bytes that this process can use; None if the system does not say.
     """
     needed = reading.bytes()
-    most = USABLE * min(available or needed, needed)
-    found = (next(((option, size) for option, size in smaller if size <= most), None) for smaller in _smaller(reading))
-    shown = itertools.islice(filter(None, found), MOST_SHOWN)
-    fitting = [f"{option} (about {format_size(size)})" for option, size in shown]
-    needs = f"it needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
-    if not fitting:
-        return f"{needs}, and no smaller setting fits; use a smaller model, or a device with more memory"
-    return f"{needs}; try {', or '.join(fitting)}"
+    if not needed:
+        return LESS
+    otherwise = "no smaller setting fits; use a smaller model, or a device with more memory"
+    return out_of_memory.advice("it", needed, available, _smaller(reading), otherwise=otherwise)
 
 
 def _smaller(reading: Reading) -> Iterator[Iterator[tuple[str, int]]]:

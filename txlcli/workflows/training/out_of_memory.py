@@ -15,14 +15,10 @@ from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, TrainingError
 from txlcli.runs.run_folder import Run
-from txlcli.system.memory import format_size, is_out_of_memory, requested_size
+from txlcli.workflows import out_of_memory
 
-USABLE = 0.8
-"""Share of the memory that a forecast may fill; single operations need a workspace."""
 MODES = get_args(Parallel)
 """Modes of train.parallel; each one divides more of the state than the one before."""
-MOST_SHOWN = 2
-"""Largest number of suggested settings."""
 
 
 @contextmanager
@@ -43,21 +39,19 @@ def explained(
         training: takes its steps in the block; None while it is built.
         available: measures the bytes of a device that this process can use.
     """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        size = requested_size(error)
-        error.__traceback__ = None  # which holds the tensors of the step
+
+    def explain(what: str) -> TrainingError:
         train = run.settings.train
         if training is not None and training.validation_is_due() and train.valid_batch_size > 1:
-            raise TrainingError(
-                f"out of memory{size} in the validation after step {training.step:,}; resume with --set "
+            return TrainingError(
+                f"{what} in the validation after step {training.step:,}; resume with --set "
                 f"train.valid_batch_size={train.valid_batch_size // 2}"
-            ) from error
-        advice = advise(run.settings.model, run.vocab_size, train, device, processes, available(device))
-        raise TrainingError(f"out of memory{size}; {advice}") from error
+            )
+        advised = advise(run.settings.model, run.vocab_size, train, device, processes, available(device))
+        return TrainingError(f"{what}; {advised}")
+
+    with out_of_memory.explained(explain):
+        yield
 
 
 def advise(
@@ -83,19 +77,9 @@ def advise(
         train_of_one = of_one_process(settings, processes)
         return sum(step_bytes(model, vocab_size, train_of_one, device=device, processes=processes).values())
 
-    needed = forecast(train)
-    most = USABLE * min(available or needed, needed)
-    fitting = []
-    for smaller in smaller_steps(train, processes):
-        less = forecast(smaller)
-        if less <= most:
-            fitting.append(f"{options(train, smaller)} (about {format_size(less)})")
-        if len(fitting) == MOST_SHOWN:
-            break
-    needs = f"a step needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
-    if not fitting:
-        return f"{needs}, and no division of the batch fits; use shorter lengths or a smaller model"
-    return f"{needs}; try {', or '.join(fitting)}"
+    ways = ([(options(train, step), forecast(step))] for step in smaller_steps(train, processes))
+    otherwise = "no division of the batch fits; use shorter lengths or a smaller model"
+    return out_of_memory.advice("a step", forecast(train), available, ways, otherwise=otherwise)
 
 
 def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:

@@ -15,11 +15,12 @@ from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
 from txlcli.runs.run_folder import Run
+from txlcli.workflows.out_of_memory import USABLE
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
 from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK, store_if_prepared
-from txlcli.workflows.training.out_of_memory import USABLE, options, smaller_steps
+from txlcli.workflows.training.out_of_memory import options, smaller_steps
 from txlcli.workflows.workspace import Workspace
 
 MOST_DEVICES = 512
