@@ -4,6 +4,7 @@ Axes: B batch, L segment, M memory.
 """
 
 import dataclasses
+import gc
 import weakref
 
 import torch
@@ -101,6 +102,7 @@ class _Reading:
         with unlimited_memory(), tensors_without_data(), use_onednn(NO_ONEDNN), observed_results(live.observe):
             network = make_model(model, vocab_size).eval()  # stays beside the reader's copies
             reader = self._reader(network)
+            gc.collect()  # tensors in reference cycles would count as held, and be free later
             held = live.peak = live.now
             tokens = torch.zeros(self.settings.batch_size, self._tokens_at_once, dtype=torch.int64)
             for _ in range(segments):
