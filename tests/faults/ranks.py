@@ -44,6 +44,8 @@ class Fault:
     exit_code: int
     agents: bool = False
     """True for two torchruns instead of `txl train --processes 2`."""
+    in_validation: bool = False
+    """True if a validation follows each step, which takes almost all of the time."""
 
 
 FAULTS = (
@@ -53,6 +55,10 @@ FAULTS = (
     Fault("SIGINT to rank 0", signal.SIGINT, "rank 0", 130),
     Fault("SIGTERM to the torchrun of rank 1", signal.SIGTERM, "agent 1", 1, agents=True),
     Fault("SIGKILL of the torchrun of rank 1", signal.SIGKILL, "agent 1", 1, agents=True),
+    Fault("SIGKILL of rank 1 in a validation", signal.SIGKILL, "rank 1", 1, in_validation=True),
+    Fault("SIGKILL of rank 0 in a validation", signal.SIGKILL, "rank 0", 1, in_validation=True),
+    Fault("SIGTERM to rank 1 in a validation", signal.SIGTERM, "rank 1", 143, in_validation=True),
+    Fault("SIGINT to rank 0 in a validation", signal.SIGINT, "rank 0", 130, in_validation=True),
 )
 
 
@@ -72,6 +78,7 @@ class Outcome:
 
 def main(
     repeat: Annotated[int, typer.Option(help="Repetitions of each fault.")] = 20,
+    only: Annotated[str, typer.Option(help="Inject only faults whose name contains this.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 11,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all outcomes to this file.")] = None,
 ) -> None:
@@ -82,7 +89,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         _run([*TRAIN[:2], "prepare", "stdlib"])
-        for fault in FAULTS:
+        for fault in (fault for fault in FAULTS if only in fault.name):
             outcomes[fault.name] = [_inject(fault, moments.random()) for _ in range(repeat)]
             console.say(f"{fault.name}: {repeat} done")
     columns = ["fault", "repetitions", "exit codes", "steps lost, most", "exact", "seconds, most", "orphans"]
@@ -93,7 +100,7 @@ def main(
     wrong = [
         fault.name
         for fault in FAULTS
-        for outcome in outcomes[fault.name]
+        for outcome in outcomes.get(fault.name, [])
         if outcome.exit_code != fault.exit_code or outcome.orphans
     ]
     sys.exit(int(bool(wrong)))
@@ -115,7 +122,8 @@ def _row(name: str, outcomes: list[Outcome]) -> list[str]:
 def _inject(fault: Fault, moment: float) -> Outcome:
     """Start a training, strike it, and see how it ends."""
     shutil.rmtree("runs", ignore_errors=True)
-    started = _start_agents() if fault.agents else [_start([*TRAIN, *_settings(), "--processes", "2"])]
+    settings = [*_settings(), *(["--set", "train.valid_every=1"] if fault.in_validation else [])]
+    started = _start_agents() if fault.agents else [_start([*TRAIN, *settings, "--processes", "2"])]
     _wait_for(lambda: Path("runs/r/metrics.jsonl").exists())
     time.sleep(2 * moment)
     rank = int(fault.target.rpartition(" ")[2])

@@ -41,6 +41,44 @@ def stopped_and_resumed(folder, steps, then=None, **changed):
     return {"losses": [report.loss_nats for report in steps_of(reports)], "weights": _flat_weights(second).tolist()}
 
 
+def validated(folder, **changed):
+    """Validate an average that differs from the weights, after a step that changes neither; return the result."""
+    training = _training(folder, max_steps=1, valid_every=1, optimizer="sgd", lr=1e-30, average_decay=0.99, **changed)
+    before = _flat_weights(training)
+    torch.manual_seed(23)
+    of_names = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
+    if training.average.weights or WORLD.is_rank_zero or training.parallel.weights_are_divided:
+        own = {name: training.parallel.own_part(one) for name, one in of_names.items()}
+        training.average.restore({"steps": 1000}, own)
+    reports = [report for report in _run(training) if report.kind == "valid"]
+    return {
+        "losses": [report.loss_nats for report in reports],
+        "tokens": [report.tokens for report in reports],
+        "averaged": [report.averaged for report in reports],
+        "change": float((_flat_weights(training) - before).abs().max()),
+        "difference": _difference_of_weights(training),
+    }
+
+
+def stopped_in_validation(folder, calls, **changed):
+    """Stop at the given call of `should_stop`; return reports and whether the validation is still due."""
+    training, left = _training(folder, max_steps=1, valid_every=1, **changed), [calls]
+
+    def should_stop():
+        left[0] -= 1
+        return left[0] <= 0
+
+    if not WORLD.is_rank_zero:
+        training.execute_commands()
+        return {}
+    reports = list(training.run(report_every=1, should_stop=should_stop))
+    return {
+        "kinds": [report.kind for report in reports],
+        "is_due": training.validation_is_due(),
+        "calls": calls - left[0],
+    }
+
+
 def saved_after(folder, steps, **changed):
     """Save a checkpoint and return the names of its tensors."""
     _run(_training(folder, **changed), until=steps)
@@ -144,6 +182,8 @@ def _difference_of_weights(training):
 
 def _difference(tensor):
     """Return the largest difference between any process and rank 0."""
+    if WORLD.size == 1:
+        return 0.0
     first = tensor.clone()
     distributed.broadcast(first, src=0)
     largest = (first - tensor).abs().max()

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from tests.core.builders import V, model_settings
-from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case
+from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case, validated
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
 from txlcli.core.measures.footprint import state_bytes
 from txlcli.core.training import checkpoint
@@ -98,6 +98,8 @@ def zero_checks(folder):
     yield "zero state of muon", "state_bytes", {"folder": str(folder / "muon state"), **zero, "optimizer": "muon"}
 
 
+VALIDATED = {"average": "exponential", "valid_batch_size": 4}
+"""A validation of 30 tokens in four lanes, of which the last one is shorter."""
 LONG = {
     "sgd": {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "max_steps": 50, "valid_every": 50},
     "adam": {"optimizer": "adam", "max_steps": 50, "accumulate": 2, "valid_every": 50, "average": "none"},
@@ -151,6 +153,35 @@ def test_two_processes_take_the_steps_of_one(two, tmp_path, name):
     assert two[name]["reports"] == expected
     torch.testing.assert_close(torch.tensor(two[name]["weights"]), flat(training), rtol=0, atol=1e-5)
     assert two[name]["difference"] == 0
+
+
+@pytest.fixture(scope="module")
+def one_validation(tmp_path_factory):
+    return validated(tmp_path_factory.mktemp("one"), **VALIDATED)
+
+
+@pytest.mark.parametrize("processes", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path, one_validation, processes):
+    modes = {mode: {"folder": str(tmp_path / mode), "parallel": mode, **VALIDATED} for mode in ("ddp", "zero", "fsdp")}
+    few = {"folder": str(tmp_path / "few"), **VALIDATED, "valid_batch_size": 1}
+    few_divided = {**few, "folder": str(tmp_path / "few divided"), "parallel": "fsdp"}
+    found = run_checks(
+        processes,
+        *((mode, "validated", arguments) for mode, arguments in modes.items()),
+        ("fewer lanes", "validated", few),
+        ("fewer lanes of fsdp", "validated", few_divided),
+        ("stopped", "stopped_in_validation", {"folder": str(tmp_path / "stopped"), "calls": 3, **VALIDATED}),
+    )
+    for mode in modes:
+        assert found[mode]["losses"] == pytest.approx(one_validation["losses"], rel=0, abs=1e-6)
+        assert (found[mode]["tokens"], found[mode]["averaged"]) == ([30], [True])
+        assert found[mode]["change"] < 1e-20  # a bias that was 0
+        assert found[mode]["difference"] == 0
+    whole = alone(tmp_path / "whole", max_steps=1, valid_every=1, average="none", valid_batch_size=1)
+    assert [report.tokens for report in run(whole) if report.kind == "valid"] == found["fewer lanes"]["tokens"]
+    assert found["fewer lanes of fsdp"]["losses"] == pytest.approx(found["fewer lanes"]["losses"], rel=0, abs=1e-6)
+    assert found["fewer lanes"]["losses"] != pytest.approx(one_validation["losses"], abs=1e-3)
+    assert found["stopped"] == {"kinds": ["train"], "is_due": True, "calls": 3}
 
 
 def test_lanes_that_do_not_divide_evenly_have_equal_weights(run_checks, tmp_path):

@@ -199,20 +199,34 @@ def score_total(
     settings: EvalSettings,
     *,
     precision: str = "fp32",
+    numbers: range | None = None,
     on_tokens: Callable[[int], None] | None = None,
     new_reader: NewReader | None = None,
 ) -> Total:
-    """Score as `score` does, and keep the sum of all losses only; `new_reader` makes another reader of the model."""
+    """Score as `score` does, and keep the sum of all losses only.
+
+    Args:
+        model: as for `score`.
+        inputs: as for `score`.
+        targets: as for `score`.
+        settings: as for `score`.
+        precision: as for `score`.
+        numbers: lanes to score, from 0; all by default.
+        on_tokens: as for `score_lanes`.
+        new_reader: makes another reader of the model.
+    """
     lanes = Lanes.of(len(targets), settings)
+    numbers = range(lanes.number) if numbers is None else numbers
+    missing = lanes.missing if numbers[-1] == lanes.number - 1 else 0
     nats = torch.zeros((), dtype=torch.float64, device=model.device)
     started = time.perf_counter()
-    segments = _segments(model, inputs, targets, lanes, settings, precision, new_reader=new_reader)
+    segments = _segments(model, inputs, targets, lanes, settings, precision, numbers, new_reader=new_reader)
     for part, _, _, losses in segments:
         nats += losses[:-1].sum(dtype=torch.float64)
-        nats += losses[-1, : max(0, lanes.length_of_last - part.start)].sum(dtype=torch.float64)
+        nats += losses[-1, : max(0, lanes.length - missing - part.start)].sum(dtype=torch.float64)
         if on_tokens:
             on_tokens(min(part.stop * lanes.number, lanes.count))
-    return Total(float(nats), lanes.count, time.perf_counter() - started)
+    return Total(float(nats), len(numbers) * lanes.length - missing, time.perf_counter() - started)
 
 
 def _segments(
@@ -264,9 +278,9 @@ class Lanes:
         return cls(count=count, number=-(-count // length), length=length)
 
     @property
-    def length_of_last(self) -> int:
-        """Tokens of the last lane, at most `length`."""
-        return self.count - (self.number - 1) * self.length
+    def missing(self) -> int:
+        """Tokens by which the last lane is shorter than `length`."""
+        return self.number * self.length - self.count
 
     def cut(
         self, tokens: Tokens | Preceded, device: torch.device, part: slice | None = None, numbers: range | None = None

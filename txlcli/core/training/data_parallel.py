@@ -1,6 +1,6 @@
 """Data-parallel training: several processes take the same steps, each with its own lanes of the batch.
 
-Rank 0 decides, validates, saves and reports; the other ranks execute its commands. `parallel` divides weights and
+Rank 0 decides, saves and reports; the other ranks execute its commands. `parallel` divides weights and
 optimizer state among them. The number of processes changes a step only by rounding and by dropout masks, which each
 process generates for itself.
 
@@ -31,7 +31,7 @@ from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 Result = TypeVar("Result")
 
 COMMAND_TIMEOUT = timedelta(days=1)
-"""For a command of rank 0, which may be validating or saving; a process that has died is noticed at once."""
+"""For a command of rank 0, which may be saving; a process that has died is noticed at once."""
 JOIN_TIMEOUT = timedelta(minutes=30)
 """Until all processes have met; rank 0 may have to prepare the text first."""
 SECONDS_BETWEEN_CHECKS = 0.02
@@ -57,6 +57,8 @@ class Command(IntEnum):
     """Exchange the weights and their average, if they are divided."""
     on_validation = 6
     """Take the loss of a validation into account."""
+    validate = 7
+    """Score some lanes of the validation split; the number is 1 if rank 0 has averaged weights for it."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,25 @@ class World:
         """Replace a tensor by its sum over all processes."""
         if self.size > 1:
             distributed.all_reduce(tensor, group=self.steps)
+
+    def begin_any_of(self, flag: bool) -> Callable[[], bool]:
+        """Send a flag to all processes, in the background; all of them must call this.
+
+        The flags pass between hosts, so that no GPU is waited for.
+
+        Returns:
+            A function that returns True if a process has sent True. It waits `train.rank_timeout` for a process that
+            does not answer.
+        """
+        flags = torch.tensor(int(flag))
+        work = distributed.all_reduce(flags, group=self.hosts, async_op=True)
+        timeout = COMMAND_TIMEOUT if self.heartbeat is None else timedelta(seconds=self.heartbeat.timeout_s)
+
+        def wait() -> bool:
+            work.wait(timeout)
+            return bool(flags)
+
+        return wait
 
     def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of all processes by name on rank 0, and an empty dictionary on the other ranks.

@@ -45,7 +45,7 @@ class Training:
         model: on its device.
         settings: the recipe's [train] section.
         segments: of the training split.
-        valid: the validation split, None if the store has none.
+        valid: the validation split, None if the store has none; in all processes.
         folder: receives `last.safetensors` and `best.safetensors`.
         identity: plain data that checkpoints store to identify their run.
         world: the processes that share a batch.
@@ -199,6 +199,8 @@ class Training:
             self._gather_weights()
         elif command == Command.swap_average:
             self.average.swap()
+        elif command == Command.validate:
+            self._score_validation(averaged=bool(number))
         elif command == Command.on_validation:
             self.average.on_validation(number)
 
@@ -344,7 +346,7 @@ class Training:
             self.validated = self.step
             return
         with self._average_swapped_in():
-            total = self.score_validation(self.valid, should_stop, on_valid_tokens)
+            total = self.score_validation(should_stop, on_valid_tokens)
         if total is not None:
             yield self._on_validation(total)
 
@@ -384,17 +386,30 @@ class Training:
         return self.world.is_rank_zero or self.parallel.weights_are_divided
 
     def score_validation(
-        self, split: ValidSplit, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
+        self, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
     ) -> Total | None:
-        """Score the validation split with the model's current weights; None if it was stopped."""
-        return validate(
-            self.model,
-            split,
-            self.settings,
-            should_stop=should_stop,
-            on_tokens=on_tokens,
-            new_reader=self.parallel.make_reader,
-        )
+        """Score the validation split in all processes with the weights of this one; None if it was stopped."""
+        averaged = self.average.active
+        self.world.send_command(Command.validate, averaged)
+        return self._score_validation(averaged=averaged, should_stop=should_stop, on_tokens=on_tokens)
+
+    def _score_validation(
+        self,
+        *,
+        averaged: bool,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> Total | None:
+        """Score the lanes of this process; return the sum over all processes, None if it was stopped.
+
+        Args:
+            averaged: True if rank 0 has averaged weights for it.
+            should_stop: called between segments.
+            on_tokens: called with the number of tokens scored so far.
+        """
+        assert self.valid is not None
+        with self.parallel.weights_of_rank_0(differ=averaged):
+            return validate(self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
 
     def _empty_memories(self) -> list[Memory]:
         return [self.parallel.first_memory(len(part)) for part in self._parts]

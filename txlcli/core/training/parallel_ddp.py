@@ -4,12 +4,12 @@ This is also the interface of the other modes of train.parallel, and the trainin
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -53,8 +53,26 @@ class DataParallel:
         return Objective(self.model, self.world)
 
     def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
-        """Return a reader of the model in training, for rank 0; see `registry.make_reader`."""
+        """Return a reader of the model in training; see `registry.make_reader`."""
         return make_reader(self.model, settings, batch_size=batch_size, precision=self.settings.precision)
+
+    @contextmanager
+    def weights_of_rank_0(self, *, differ: bool) -> Iterator[None]:
+        """Give all processes the weights of rank 0 within this block; all of them must call this.
+
+        Args:
+            differ: True if rank 0 has other weights than the other processes, such as an average.
+        """
+        if not differ or self.world.size == 1:
+            yield
+            return
+        weights = self.own_weights()
+        kept = {} if self.world.is_rank_zero else {name: one.detach().clone() for name, one in weights.items()}
+        for weight in weights.values():
+            distributed.broadcast(weight.data, src=0, group=self.world.steps)
+        yield
+        for name, tensor in kept.items():
+            weights[name].data.copy_(tensor)
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
@@ -127,7 +145,7 @@ class Objective:
             return result
 
     def help_reading(self) -> None:
-        """Take part in a call of `read` by rank 0, as another rank."""
+        """Take part in the reading of a segment by other processes, without a segment of this one."""
 
 
 class _ObjectiveModule(nn.Module):

@@ -9,8 +9,8 @@ gradients of all its tokens.
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -54,13 +54,18 @@ class FullyShardedParallel(DataParallel):
         fully_shard(self._root, mesh=mesh)
 
     @functools.cached_property
-    def objective(self) -> Objective:
+    def objective(self) -> "ShardedObjective":
         """The function that a step minimizes, whose backward pass divides the averaged gradients."""
         return ShardedObjective(self._root, self.settings, self.world)
 
     def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
-        """Return a reader of the model in training, for rank 0; the other ranks help it."""
+        """Return a reader of the model in training; all processes must read as many segments."""
         return _ShardedReader(self, settings, batch_size=batch_size)
+
+    @contextmanager
+    def weights_of_rank_0(self, *, differ: bool) -> Iterator[None]:
+        """Do nothing: every process has exchanged its part of the weights and their average by itself."""
+        yield
 
     def make_optimizer(self) -> Optimizer:
         """Make the optimizer of the parts of all weights that this process holds.
@@ -168,22 +173,23 @@ class ShardedObjective(Objective):
     def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Call the model, in rank 0 alone; embedding and softmax can then be used until the next call."""
         self._world.send_command(Command.read)
-        return self._read(tokens, memory, mem_len=mem_len)
+        return self.read_together(tokens, memory, mem_len=mem_len)
 
     def help_reading(self) -> None:
-        """Send the weights of this process to rank 0, which reads: by reading a token, too."""
+        """Send the weights of this process to those that read a segment: by reading a token."""
         model, device = self._model, self._model.device
         was_training = model.training
         token = torch.zeros(1, 1, dtype=torch.int64, device=device)
         model.eval()
         try:
             with autocast(device, self._settings.precision):
-                self._read(token, _first_memory(model, 1, 0), mem_len=0)
+                self.read_together(token, _first_memory(model, 1, 0), mem_len=0)
         finally:
             model.train(was_training)
 
     @torch.no_grad()
-    def _read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+    def read_together(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Call the model in all processes, each with its own tokens."""
         self._forget_gathered()
         result: tuple[Tensor, Memory] = self._root(self._model, tokens, memory, mem_len=mem_len)
         return result
@@ -222,7 +228,7 @@ class _ShardedReader(StateReader):
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
         with self._autocast:
-            hidden, self.state = self._objective.read(tokens, self.state, mem_len=self._mem_len)
+            hidden, self.state = self._objective.read_together(tokens, self.state, mem_len=self._mem_len)
         return hidden
 
 

@@ -107,7 +107,8 @@ def common_facts(settings: Settings, store: TokenStore, resumed_from: str) -> di
     """Return what must be the same in all processes of a training, by name."""
     facts = settings_facts(settings)
     facts["the checkpoint"] = resumed_from or "none"
-    facts["the train split (SHA-256)"] = store.info("train").sha256
+    for split in ("train", "valid"):
+        facts[f"the {split} split (SHA-256)"] = store.info(split).sha256 if split in store.splits else "absent"
     return facts
 
 

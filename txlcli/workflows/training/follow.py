@@ -139,14 +139,14 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
     with launcher.handle_signals(signal.SIG_DFL):
         world = data_parallel.join(device, rank_timeout_s=settings.train.rank_timeout)
         store, saved = _agree(settings, run, workspace, world)  # rank 0 joins once the store is there
-        segments = text.read_segments(settings, store)  # rank 0 validates
+        segments, valid = text.read_segments(settings, store), text.read_valid(settings, store)
         of_weights = device_of_new_weights(settings.train, device)
         if run is None or saved is None:
             model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=of_weights)
         else:
             model = checkpoint.build_model(settings.model, run.vocab_size, saved, run.folder / run_folder.LAST)
             model = model.to(of_weights)
-        training = Training(model, settings.train, segments, None, Path(), {}, world, device=device)
+        training = Training(model, settings.train, segments, valid, Path(), {}, world, device=device)
         if saved is not None:
             training.restore(saved)
         with world.forwarding_signals():  # rank 0 decides

@@ -43,10 +43,17 @@ def read_splits(
                 )
         reporter.say(f"{store.path} has no valid split: training without validation")
         return segments, None
-    valid = ValidSplit.of(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
-    if not len(valid.targets):
+    valid = read_valid(settings, store)
+    if valid is not None and not len(valid.targets):
         raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
     return segments, valid
+
+
+def read_valid(settings: Settings, store: TokenStore) -> ValidSplit | None:
+    """Read the valid split; None for a store without one."""
+    if "valid" not in store.splits:
+        return None
+    return ValidSplit.of(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
 
 
 def read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
