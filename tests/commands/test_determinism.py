@@ -53,6 +53,7 @@ def test_flex_attention_is_refused_with_deterministic_kernels(here):
     assert message.endswith("[train] attention must be auto, reference, sdpa or triton with deterministic, not 'flex'")
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_changes_sums_by_their_rounding_only(here, one):
     of_one, two = metrics_of(one), train("two", threads=2)
     assert [line["step"] for line in of_one] == [line["step"] for line in two]

@@ -56,6 +56,7 @@ def test_processes_find_the_losses_of_one_process(here, arguments):
     assert_same(in_processes(*arguments), alone(*arguments))
 
 
+@pytest.mark.slow
 def test_processes_search_for_a_length_together(here):
     arguments = ["byte", "--mem-len", "auto", "--batch-size", 2, "--positions", 200]
     result, expected = in_processes(*arguments), alone(*arguments)
@@ -83,6 +84,7 @@ def test_the_table_names_the_processes_and_the_losses_are_written_and_recorded_o
             assert two[name][()] == pytest.approx(one[name][()], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_torchrun_evaluates_in_its_processes(here):
     arguments = ["eval", "byte", "--mem-len", "0,5", "--device", "cpu", "--json"]
     stdout, stderr = ended(start(*TORCHRUN, *arguments, module="torch.distributed.run"), 0)

@@ -6,6 +6,8 @@ import shlex
 import sysconfig
 import time
 
+import pytest
+
 from tests.commands.novel import RECIPE, done, refusal, txl
 from txlcli.config import recipe
 from txlcli.runs import run_folder
@@ -84,6 +86,7 @@ def test_an_interrupted_run_is_resumed(untouched, monkeypatch):
     assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
 
 
+@pytest.mark.slow
 def test_other_folders_and_a_prepared_store_are_used(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     where = ["--data-dir", "d", "--runs-dir", "r"]

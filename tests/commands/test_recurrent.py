@@ -191,6 +191,7 @@ def test_a_recurrent_model_cannot_be_exported(here, arch):
     assert not (here / "out").exists()
 
 
+@pytest.mark.slow
 def test_three_processes_read_the_lanes_of_an_lstm(here):
     arguments = ["eval", "lstm", "--batch-size", 7, "--device", "cpu", "--json"]
     stdout, _ = ended(start(*arguments, "--processes", 3), 0)

@@ -230,6 +230,7 @@ def test_the_commands_of_the_report_give_the_same_result(shrunk):
     assert output["rows"][0]["ppl"] == section["data"]["short-xl"][0]
 
 
+@pytest.mark.slow
 def test_the_commands_of_figures_write_the_same_files(shrunk):
     sections = json_of("reproduce", "figure3", "figure4", "figure5", "figure7", "--out", "all")["sections"]
     for section in sections.values():
@@ -300,7 +301,7 @@ def test_the_list_shows_missing_trainings_and_makes_nothing(shrunk):
     assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 80
 
 
-@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("scale", ["paper", pytest.param("small", marks=pytest.mark.slow)])
 def test_the_list_uses_the_published_vocabulary_size_for_part_of_a_benchmark(untouched, scale):
     def flops():
         return {row["item"]: row["training_flops"] for row in json_of("reproduce", "--list", "--scale", scale)["items"]}

@@ -104,6 +104,7 @@ def test_a_recipe_is_scaled_in_powers_of_two_as_far_as_its_batch_divides(untouch
     assert [line[-1] for line in lines] == ["yes"] * 5
 
 
+@pytest.mark.slow
 def test_accumulation_leaves_fewer_sequences_to_divide(untouched):
     changes = ["--set", "train.batch_size=20", "--set", "train.accumulate=5"]
     assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *changes)["by_devices"]] == [1, 2, 4]

@@ -129,7 +129,11 @@ def test_ranks_that_contradict_the_number_of_processes_are_refused(here):
             "error: train.lr is 0.03 on rank 0 and 0.01 on rank 1 (",
             marks=pytest.mark.slow,
         ),
-        (["--set", "model.d_inner=13"], "error: model.d_inner is 11 on rank 0 and 13 on rank 1 ("),
+        pytest.param(
+            ["--set", "model.d_inner=13"],
+            "error: model.d_inner is 11 on rank 0 and 13 on rank 1 (",
+            marks=pytest.mark.slow,
+        ),
         (["--data-dir", "other"], "error: the train split (SHA-256) is "),
         (["--data-dir", "nowhere"], "error: rank 1 on "),
     ],
@@ -162,7 +166,7 @@ def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port, 
 
 
 @on_linux
-@pytest.mark.parametrize("rank", [None, 0])
+@pytest.mark.parametrize("rank", [None, pytest.param(0, marks=pytest.mark.slow)])
 def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.valid_every=20")
     wait_for((here / "runs/tiny/last.safetensors").exists)
@@ -192,7 +196,9 @@ def test_a_process_that_dies_costs_no_step(here):
 
 
 @on_linux
-@pytest.mark.parametrize("parallel", ["zero", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "parallel", [pytest.param("zero", marks=pytest.mark.slow), pytest.param("fsdp", marks=pytest.mark.slow)]
+)
 def test_a_process_that_dies_with_a_part_of_the_state_leaves_the_last_checkpoint(here, parallel):
     arguments = ["train", "tiny.toml", "--processes", 2, "--set", f"train.parallel={parallel}", *NOTHING_RANDOM]
     ended(start(*arguments, *ENDLESS, "--max-steps", 3), 0)

@@ -100,6 +100,7 @@ def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of, gro
     assert outcomes_of(group) == of_each(pairs, {}) | {"lamb fp16": {"_local_scalar_dense": 2}}
 
 
+@pytest.mark.slow
 @in_every_precision("determinism", one_precision_each(1))
 def test_two_deterministic_training_steps_use_no_operation_without_a_deterministic_kernel(outcomes_of, group, pairs):
     assert outcomes_of(group) == of_each(pairs, [])
@@ -121,6 +122,7 @@ def copies(*, there, back):
     return {"copy of pageable memory": there, "copy to the host": back}
 
 
+@pytest.mark.slow
 def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
     assert outcomes_of("others", TXL_CUDA_GRAPHS="0") == {
         **{f"{case} score": copies(there=2, back=1) for case in ("relative", "lstm", "vanilla")},

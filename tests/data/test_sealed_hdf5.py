@@ -11,6 +11,7 @@ import pytest
 from tests.data.test_token_store import FACTS, VOCAB
 from tests.data.test_token_store import write as write_store
 from tests.hdf5_files import flip, make_endless, seal_again, unsealed
+from tests.samples import sampled
 from txlcli.data.sealed_hdf5 import USER_BLOCK, DamagedFileError, read_hdf5, replacing_hdf5, verify_seal
 from txlcli.data.token_store import TokenStore, writing
 from txlcli.errors import StoreError
@@ -108,8 +109,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("has_seal", [True, False])
-@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize(("has_seal", "kind"), sampled(2, [True, False], REFUSALS))
 def test_a_file_on_which_hdf5_never_ends_is_refused(tmp_path, kind, has_seal):
     path = write_store(tmp_path / "tiny.h5")
     if not has_seal:

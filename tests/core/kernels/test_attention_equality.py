@@ -140,7 +140,11 @@ def static_shapes():
 @pytest.mark.usefixtures("static_shapes")
 @pytest.mark.parametrize(
     ("terms", "sizes"),
-    [("all terms", "no memory"), ("no positions", "reach below K"), ("distance bias, all terms", "reach below K")],
+    [
+        ("all terms", "no memory"),
+        pytest.param("no positions", "reach below K", marks=pytest.mark.slow),
+        pytest.param("distance bias, all terms", "reach below K", marks=pytest.mark.slow),
+    ],
 )
 def test_flex_attention_equals_the_definition_on_a_cpu(terms, sizes):
     seg_len, key_len, reach = SIZES[sizes]

@@ -21,6 +21,7 @@ from tests.core.attention_cases import (
     laid_out,
     workspace_of,
 )
+from tests.samples import sampled
 from txlcli.core.kernels.attention_tiles import Tiling
 from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
 from txlcli.core.model.attention import ScoreTerms
@@ -66,10 +67,10 @@ def test_blocks_of_queries_are_alike_and_see_nothing_after_their_last_query(min_
     assert [tile.keys for tile in tiles[: len(blocks)]] == [M + L - sum(blocks[:n]) for n in range(len(blocks))]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("sizes", [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)], ids="L, K, n = {}".format)
+@pytest.mark.parametrize(
+    ("dropout", "recompute", "tiling", "sizes"),
+    sampled(4, [0.0, 0.4], [False, True], TILINGS, [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)]),  # sizes: L, K, n
+)
 def test_gradient_equals_finite_differences(dropout, recompute, tiling, sizes):
     seg_len, key_len, reach = sizes
     inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach, width=2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
+from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.private import onednn_has_bf16
 from txlcli.core.measures.footprint import parameters_by_part, step_bytes
@@ -107,17 +108,20 @@ def test_activations_equal_those_of_a_real_step(dropout, accumulate, precision):
     assert needed["activations"] == saved_by_a_real_step(settings, B // accumulate, precision)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "model",
-    [
-        model_settings(n_layers=5),
-        model_settings(n_layers=5, norm="pre", dropout=0.1, attention_dropout=0.1, variational_dropout=True),
-        model_settings(n_layers=5, position="learned", n_positions=5, auxiliary_losses=True),
-        model_settings(n_layers=5, position="shaw", n_positions=5),
-        rnn_settings("lstm", n_layers=5),
-        rnn_settings("qrnn", n_layers=5),
-    ],
+    ("model", "precision"),
+    sampled(
+        2,
+        [
+            model_settings(n_layers=5),
+            model_settings(n_layers=5, norm="pre", dropout=0.1, attention_dropout=0.1, variational_dropout=True),
+            model_settings(n_layers=5, position="learned", n_positions=5, auxiliary_losses=True),
+            model_settings(n_layers=5, position="shaw", n_positions=5),
+            rnn_settings("lstm", n_layers=5),
+            rnn_settings("qrnn", n_layers=5),
+        ],
+        ["fp32", "bf16"],
+    ),
 )
 def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision):
     memory = {"mem_len": 0, "seg_len": L} if model.recurrent_state or model.auxiliary_losses else {}
@@ -125,19 +129,23 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
     assert step_bytes(model, V, train) == step_bytes(model, V, train, extrapolate=False)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("model", "lengths"),
-    [
-        (model_settings(), {"seg_len": 1500, "mem_len": 1100}),
-        (model_settings(dropout=0.1, attention_dropout=0.1), {"seg_len": 2100, "mem_len": 64}),
-        (model_settings(position="shaw", n_positions=5), {"seg_len": 97, "mem_len": 1700}),
-        (model_settings(position="rotary", d_head=12), {"seg_len": 1300, "mem_len": 0}),
-        (model_settings(), {"seg_len": 1301, "mem_len": 1031, "attention": "sdpa"}),
-        (rnn_settings("lstm"), {"seg_len": 1500, "mem_len": 0}),
-    ],
+    ("model_and_lengths", "precision"),
+    sampled(
+        2,
+        [
+            (model_settings(), {"seg_len": 1500, "mem_len": 1100}),
+            (model_settings(dropout=0.1, attention_dropout=0.1), {"seg_len": 2100, "mem_len": 64}),
+            (model_settings(position="shaw", n_positions=5), {"seg_len": 97, "mem_len": 1700}),
+            (model_settings(position="rotary", d_head=12), {"seg_len": 1300, "mem_len": 0}),
+            (model_settings(), {"seg_len": 1301, "mem_len": 1031, "attention": "sdpa"}),
+            (rnn_settings("lstm"), {"seg_len": 1500, "mem_len": 0}),
+        ],
+        ["fp32", "bf16"],
+    ),
 )
-def test_long_segments_and_memories_are_extrapolated_exactly(model, lengths, precision):
+def test_long_segments_and_memories_are_extrapolated_exactly(model_and_lengths, precision):
+    model, lengths = model_and_lengths
     train = train_settings(batch_size=2, precision=precision, **lengths)
     assert step_bytes(model, V, train) == step_bytes(model, V, train, extrapolate=False)
 

@@ -87,6 +87,7 @@ def test_a_tail_of_an_adaptive_softmax_counts_the_columns_it_needs_on_average():
     assert adaptive == pytest.approx(plain, rel=0.2)
 
 
+@pytest.mark.slow
 def test_longer_memories_more_lanes_and_higher_precision_need_more():
     model = model_settings()
     longer = dataclasses.replace(SETTINGS, mem_len=640)

@@ -147,7 +147,7 @@ def test_every_attention_backend_trains_the_same(tmp_path, attention):
     ("dropout", "attention"),
     [
         pytest.param(0.0, "auto", marks=pytest.mark.slow),
-        (0.3, "auto"),
+        pytest.param(0.3, "auto", marks=pytest.mark.slow),
         pytest.param(0.0, "reference", marks=pytest.mark.slow),
         (0.0, "sdpa"),
     ],

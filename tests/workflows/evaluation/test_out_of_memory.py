@@ -38,6 +38,7 @@ def test_another_precision_comes_second():
     assert re.search(r"try --batch-size 4 \(about [^)]+\), or --precision bf16 \(about [^)]+\)$", advice)
 
 
+@pytest.mark.slow
 def test_a_shorter_memory_is_suggested_if_no_batch_fits():
     one_lane = reading(batch_size=1, mem_len=100_000)
     enough = round(one_lane.bytes(mem_len=25_000) / 0.8) + 1000
