@@ -7,36 +7,30 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import check_free_memory, send
-from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.reading.scoring import Total
 from txlcli.core.training import checkpoint
-from txlcli.core.training.averaging import Average, make_average
-from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, World, micro_batches
-from txlcli.core.training.parallel import make_parallel
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, Command, World
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
-from txlcli.core.training.schedule import Plateau, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
-from txlcli.core.training.step import CaptureGraph, ForwardBackward, OptimizerStep, capture_step
+from txlcli.core.training.state import Boundary, TrainingState, by_full_name
+from txlcli.core.training.step import CaptureGraph, ForwardBackward, capture_step
 from txlcli.core.training.validation import ValidSplit, validate
-from txlcli.errors import RecipeError, RunError, TrainingError
-from txlcli.system.plain_json import value_of
+from txlcli.errors import TrainingError
 
 
-class Training:
+class Training(TrainingState):
     """A model in training, with everything that a checkpoint saves.
 
     With several processes, each has one of these: rank 0 calls `run`, the other ranks call `execute_commands`.
@@ -76,24 +70,8 @@ class Training:
         capture_graph: CaptureGraph = capture_step,
         saver: Saver | None = None,
     ) -> None:
-        self.model, self.settings, self.segments = model, settings, segments
-        self.valid, self.folder, self.identity, self.world = valid, folder, identity, world
-        self.parallel = make_parallel(model, settings, world, device or model.device)
-        self.device = model.device
-        self._all_parts = micro_batches(settings, world.size)
-        first = world.rank * settings.accumulate
-        self._parts = self._all_parts[first : first + settings.accumulate]
-        self.segments.restrict(range(self._parts[0].start, self._parts[-1].stop))
-        self._prepare_model()
-        self.optimizer_step = OptimizerStep(model, settings, self.parallel)
-        self.average = make_average(self.parallel.own_weights(), settings) if self._averages else Average({})
-        self.plateau = Plateau(settings)
-        self.step = 0
-        self.position = StreamPosition()
-        self.validated = 0
-        """The step of the last validation."""
-        self.best_nats = math.inf
-        self.memories = self._empty_memories()
+        super().__init__(model, settings, segments, folder, identity, world, device=device)
+        self.valid = valid
         self._skipped = self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
@@ -104,29 +82,10 @@ class Training:
         self._interval = Interval(self.device, self.clock)
         self._saver = saver or Saver()
         self._saved_at, self._saved_step = self.clock(), 0
-        self._boundary: _Boundary | None = None
+        self._boundary: Boundary | None = None
         """State before the step that is being taken, if other processes may end within it."""
         if not world.is_rank_zero:
-            torch.manual_seed(self._seed_of_step())
-
-    def _prepare_model(self) -> None:
-        model, settings = self.model, self.settings
-        model.recompute(settings.recompute)
-        one_cpu_process = self.device.type == "cpu" and self.world.size == 1
-        model.embedding.gradient_of_rows = one_cpu_process and model.settings.tie_embeddings
-        model.set_attention_backend(settings.attention)
-        if settings.compile:
-            model.compile_layers()
-
-    @property
-    def last_path(self) -> Path:
-        """Checkpoint that a run resumes from."""
-        return self.folder / "last.safetensors"
-
-    @property
-    def best_path(self) -> Path:
-        """Checkpoint with the weights of the lowest validation loss."""
-        return self.folder / "best.safetensors"
+            torch.manual_seed(self.seed_of_step())
 
     def run(
         self,
@@ -192,11 +151,11 @@ class Training:
     def _help(self, command: Command, number: float) -> None:
         """Execute a command of rank 0 between two steps."""
         if command == Command.save:
-            self._gather()
+            self.gather()
         elif command == Command.read:
             self._objective.help_reading()
         elif command == Command.send_weights:
-            self._gather_weights()
+            self.gather_weights()
         elif command == Command.swap_average:
             self.average.swap()
         elif command == Command.validate:
@@ -214,15 +173,6 @@ class Training:
         """True if all steps are taken and the last one is validated."""
         return self.step == self.settings.max_steps and not self.validation_is_due()
 
-    @property
-    def epoch(self) -> float:
-        """Epochs read so far."""
-        return self.position.epoch + self.position.segment / self.segments.per_epoch
-
-    def lr(self, step: int) -> float:
-        """Return the learning rate of step number `step`."""
-        return scheduled_lr(self.settings, step) * self.plateau.scale
-
     def update(self) -> tuple[Tensor, Tensor, int] | None:
         """Take one optimizer step; return mean loss (0-d), gradient norm before clipping (0-d), number of tokens.
 
@@ -230,14 +180,14 @@ class Training:
         """
         self.world.send_command(Command.update, self.plateau.scale)
         if self.world.size > 1 and self.device.type == "cpu":
-            self._boundary = _Boundary.of(self)
+            self._boundary = Boundary.of(self)
         taken = self._update()
         self._boundary = None
         return taken
 
     def _update(self) -> tuple[Tensor, Tensor, int] | None:
         if self.position.segment == 0:
-            self.memories = self._empty_memories()  # every epoch starts without memory
+            self.memories = self.empty_memories()  # every epoch starts without memory
         loss, tokens = self._accumulate_gradients()
         may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
@@ -270,7 +220,7 @@ class Training:
         self._skipped += 1
         self._skipped_in_a_row += 1
         self.model.forget_gradients()
-        self.memories = self._empty_memories()
+        self.memories = self.empty_memories()
         self.position = self.segments.next_position(self.position)
         if self.world.is_rank_zero and self._skipped_in_a_row > self.settings.skip_nonfinite:
             steps = f"{self._skipped_in_a_row} steps in a row up to step {self.step}"
@@ -366,8 +316,8 @@ class Training:
             self.best_nats = loss_nats
             if self._saver.step != self.step:  # nothing was saved before the validation
                 self.world.send_command(Command.send_weights)
-                self._take_snapshot(self._gather_weights())
-            self._saver.write_weights(self.best_path, self._state())
+                self._take_snapshot(self.gather_weights())
+            self._saver.write_weights(self.best_path, self.state())
         self.world.send_command(Command.on_validation, loss_nats)
         self.average.on_validation(loss_nats)
         return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
@@ -379,11 +329,6 @@ class Training:
         with self.average.swapped_in():
             yield
         self.world.send_command(Command.swap_average)
-
-    @property
-    def _averages(self) -> bool:
-        """True if this process has an average, or a part of it."""
-        return self.world.is_rank_zero or self.parallel.weights_are_divided
 
     def score_validation(
         self, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
@@ -410,9 +355,6 @@ class Training:
         assert self.valid is not None
         with self.parallel.weights_of_rank_0(differ=averaged):
             return validate(self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
-
-    def _empty_memories(self) -> list[Memory]:
-        return [self.parallel.first_memory(len(part)) for part in self._parts]
 
     def _not_finite(self, what: str) -> TrainingError:
         return self._failed(what, "lower train.lr, or train with warm-up or norm = pre")
@@ -445,7 +387,7 @@ class Training:
         if self.parallel.weights_are_divided:
             self._saver.forget()  # rank 0 has no memory for two whole models
         self.world.send_command(Command.save)
-        self._write_last(self._gather())
+        self._write_last(self.gather())
         if wait:
             self._saver.wait()
 
@@ -474,7 +416,7 @@ class Training:
             "memory": checkpoint.memory_tensors(self.memories),
             "rng": checkpoint.generators(self.device),
             "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
-            **self._gather_weights(),
+            **self.gather_weights(),
         }
         self._write_last(groups, memory_lanes=lanes)
         self._saver.wait()
@@ -497,7 +439,7 @@ class Training:
             raise self._not_finite(f"the loss is not finite after step {self.step}")
         self._take_snapshot(groups)
         self._saver.write_all(
-            self.last_path, self._state() | ({} if memory_lanes is None else {"memory_lanes": memory_lanes})
+            self.last_path, self.state() | ({} if memory_lanes is None else {"memory_lanes": memory_lanes})
         )
         self._mark_saved()
 
@@ -511,126 +453,23 @@ class Training:
             position = self.segments.next_position(position)
         return False
 
-    def _gather(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors of a checkpoint on rank 0, by group and name."""
-        return self._gather_weights() | {
-            "memory": checkpoint.gather_memories(self.world, self.memories, self._all_parts),
-            "rng": checkpoint.gather_generators(self.world, self.device),
-            "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
-        }
-
-    def _gather_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return the weights and their average on rank 0, by group and name."""
-        own = {"model": self.parallel.own_weights(), "average": self.average.weights}
-        return {group: self.parallel.gather_weights(tensors) for group, tensors in own.items()}
-
     def _reserve_snapshot(self) -> None:
         """Allocate the memory of a snapshot in the background, as far as this process knows it without the others."""
         if self.parallel.weights_are_divided:
             return
-        groups = self._gather_weights() | {"memory": checkpoint.memory_tensors(self.memories)}
+        groups = self.gather_weights() | {"memory": checkpoint.memory_tensors(self.memories)}
         if not self.parallel.state_is_divided:
             groups["optimizer"] = self.parallel.gather_optimizer(self.optimizer_step.optimizer)
-        self._saver.reserve(_by_full_name(groups))
+        self._saver.reserve(by_full_name(groups))
 
     def _take_snapshot(self, groups: dict[str, dict[str, Tensor]]) -> None:
         """Copy the tensors of a checkpoint; what was gathered from parts is a copy already."""
-        self._saver.take(_by_full_name(groups), step=self.step, copied=self.parallel.weights_are_divided)
-
-    def _state(self) -> dict[str, Any]:
-        """Return the plain data of a checkpoint."""
-        return {
-            **self.identity,
-            "step": self.step,
-            "place": asdict(self.position),
-            "validated": self.validated,
-            "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
-            "average": {"kind": self.settings.average, **self.average.state()},
-            "plateau": self.plateau.state(),
-            "scaler": self.optimizer_step.state(),
-        }
-
-    def restore(self, saved: Checkpoint) -> None:
-        """Resume exactly where a checkpoint was written; the model has its weights already.
-
-        Raises:
-            RunError: the file holds only weights to evaluate, not the resume state, or this state is damaged.
-            RecipeError: the run was trained with another train.average.
-        """
-        if not saved.group("rng"):
-            raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
-        try:
-            self._restore(saved)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RunError(f"{self.last_path}: damaged checkpoint ({reason}); restore it from a copy") from error
-
-    def _restore(self, saved: Checkpoint) -> None:
-        state = saved.state
-        self.step, self.validated = value_of(state, "step", int), value_of(state, "validated", int)
-        position = value_of(state, "place", dict)
-        self.position = StreamPosition(value_of(position, "epoch", int), value_of(position, "segment", int))
-        self.best_nats = math.inf if state["best_nats"] is None else value_of(state, "best_nats", float)
-        segment, per_epoch = self.position.segment, self.segments.per_epoch
-        if not (0 <= self.validated <= self.step and self.position.epoch >= 0 and 0 <= segment < per_epoch):
-            raise ValueError(f"step {self.step}, validated {self.validated}, segment {segment} of {per_epoch}")
-        self.plateau.restore(state["plateau"])
-        self.optimizer_step.restore(state["scaler"])
-        self._restore_average(saved)
-        self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
-        saved_lanes = value_of(state, "memory_lanes", int) if "memory_lanes" in state else None
-        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts, saved_lanes=saved_lanes)
-        checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self._seed_of_step())
-
-    def _restore_average(self, saved: Checkpoint) -> None:
-        if not self._averages:
-            return
-        state = saved.state.get("average", {"kind": "none"})  # absent in files of versions without averages
-        if state["kind"] != self.settings.average:
-            raise RecipeError(
-                f'{self.last_path}: trained with train.average = "{state["kind"]}", which cannot become '
-                f'"{self.settings.average}" during the training; start a new run instead'
-            )
-        if state["kind"] != "none":
-            weights = {name: self.parallel.own_part(one) for name, one in saved.group("average").items()}
-            self.average.restore(state, weights)
-
-    def _seed_of_step(self) -> int:
-        """Return a seed for the random numbers of this process after this step."""
-        key = (self.settings.seed, self.step, self.world.rank)
-        return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
-
-
-def _by_full_name(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors of all groups by full name."""
-    return {f"{group}.{name}": tensor for group, of_group in groups.items() for name, tensor in of_group.items()}
+        self._saver.take(by_full_name(groups), step=self.step, copied=self.parallel.weights_are_divided)
 
 
 def _is_finite(tensor: Tensor) -> bool:
     """Return True if all values are finite; their sum shows it ten times as fast, unless it overflows."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
-
-
-@dataclass(frozen=True)
-class _Boundary:
-    """State between two steps, as far as a step changes it before the weights."""
-
-    step: int
-    position: StreamPosition
-    memories: list[Memory]
-    generators: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, training: Training) -> "_Boundary":
-        """Return the present state of a training."""
-        memories = [list(memory) for memory in training.memories]
-        return cls(training.step, training.position, memories, checkpoint.generators(training.device))
-
-    def restore(self, training: Training) -> None:
-        """Bring a training back to this state, and drop the gradients of the step that was begun."""
-        training.step, training.position, training.memories = self.step, self.position, self.memories
-        checkpoint.set_generators(self.generators, training.device)
-        training.model.forget_gradients()
 
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:

@@ -1,0 +1,213 @@
+"""The state of a training that checkpoints save: kept between two steps, gathered from all processes, restored.
+
+Axes: B batch, L segment, M memory, d model width, N layers.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txlcli.config.settings import TrainSettings
+from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.training import checkpoint
+from txlcli.core.training.averaging import Average, make_average
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
+from txlcli.core.training.parallel import make_parallel
+from txlcli.core.training.schedule import Plateau, scheduled_lr
+from txlcli.core.training.segments import StreamPosition, TrainingSegments
+from txlcli.core.training.step import OptimizerStep
+from txlcli.errors import RecipeError, RunError
+from txlcli.system.plain_json import value_of
+
+
+class TrainingState:
+    """A model, its optimizer, average and memory, and the position in the text.
+
+    Args:
+        model: on its device.
+        settings: the recipe's [train] section.
+        segments: of the training split.
+        folder: holds `last.safetensors` and `best.safetensors`.
+        identity: plain data that checkpoints store to identify their run.
+        world: the processes that share a batch.
+        device: to train on; that of the model by default.
+
+    Raises:
+        RecipeError: the batch is smaller than the number of processes, or the optimizer cannot train this model.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        settings: TrainSettings,
+        segments: TrainingSegments,
+        folder: Path,
+        identity: dict[str, Any],
+        world: World = SINGLE_PROCESS,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        self.model, self.settings, self.segments = model, settings, segments
+        self.folder, self.identity, self.world = folder, identity, world
+        self.parallel = make_parallel(model, settings, world, device or model.device)
+        self.device = model.device
+        self._all_parts = micro_batches(settings, world.size)
+        first = world.rank * settings.accumulate
+        self._parts = self._all_parts[first : first + settings.accumulate]
+        self.segments.restrict(range(self._parts[0].start, self._parts[-1].stop))
+        self._prepare_model()
+        self.optimizer_step = OptimizerStep(model, settings, self.parallel)
+        self.average = make_average(self.parallel.own_weights(), settings) if self._averages else Average({})
+        self.plateau = Plateau(settings)
+        self.step = 0
+        self.position = StreamPosition()
+        self.validated = 0
+        """The step of the last validation."""
+        self.best_nats = math.inf
+        self.memories = self.empty_memories()
+
+    def _prepare_model(self) -> None:
+        model, settings = self.model, self.settings
+        model.recompute(settings.recompute)
+        one_cpu_process = self.device.type == "cpu" and self.world.size == 1
+        model.embedding.gradient_of_rows = one_cpu_process and model.settings.tie_embeddings
+        model.set_attention_backend(settings.attention)
+        if settings.compile:
+            model.compile_layers()
+
+    @property
+    def last_path(self) -> Path:
+        """Checkpoint that a run resumes from."""
+        return self.folder / "last.safetensors"
+
+    @property
+    def best_path(self) -> Path:
+        """Checkpoint with the weights of the lowest validation loss."""
+        return self.folder / "best.safetensors"
+
+    @property
+    def epoch(self) -> float:
+        """Epochs read so far."""
+        return self.position.epoch + self.position.segment / self.segments.per_epoch
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step number `step`."""
+        return scheduled_lr(self.settings, step) * self.plateau.scale
+
+    @property
+    def _averages(self) -> bool:
+        """True if this process has an average, or a part of it."""
+        return self.world.is_rank_zero or self.parallel.weights_are_divided
+
+    def empty_memories(self) -> list[Memory]:
+        """Return the memory before the first segment, one for each micro-batch of this process."""
+        return [self.parallel.first_memory(len(part)) for part in self._parts]
+
+    def gather(self) -> dict[str, dict[str, Tensor]]:
+        """Return all tensors of a checkpoint on rank 0, by group and name."""
+        return self.gather_weights() | {
+            "memory": checkpoint.gather_memories(self.world, self.memories, self._all_parts),
+            "rng": checkpoint.gather_generators(self.world, self.device),
+            "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
+        }
+
+    def gather_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Return the weights and their average on rank 0, by group and name."""
+        own = {"model": self.parallel.own_weights(), "average": self.average.weights}
+        return {group: self.parallel.gather_weights(tensors) for group, tensors in own.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the plain data of a checkpoint."""
+        return {
+            **self.identity,
+            "step": self.step,
+            "place": asdict(self.position),
+            "validated": self.validated,
+            "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
+            "average": {"kind": self.settings.average, **self.average.state()},
+            "plateau": self.plateau.state(),
+            "scaler": self.optimizer_step.state(),
+        }
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Resume exactly where a checkpoint was written; the model has its weights already.
+
+        Raises:
+            RunError: the file holds only weights to evaluate, not the resume state, or this state is damaged.
+            RecipeError: the run was trained with another train.average.
+        """
+        if not saved.group("rng"):
+            raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
+        try:
+            self._restore(saved)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RunError(f"{self.last_path}: damaged checkpoint ({reason}); restore it from a copy") from error
+
+    def _restore(self, saved: Checkpoint) -> None:
+        state = saved.state
+        self.step, self.validated = value_of(state, "step", int), value_of(state, "validated", int)
+        position = value_of(state, "place", dict)
+        self.position = StreamPosition(value_of(position, "epoch", int), value_of(position, "segment", int))
+        self.best_nats = math.inf if state["best_nats"] is None else value_of(state, "best_nats", float)
+        segment, per_epoch = self.position.segment, self.segments.per_epoch
+        if not (0 <= self.validated <= self.step and self.position.epoch >= 0 and 0 <= segment < per_epoch):
+            raise ValueError(f"step {self.step}, validated {self.validated}, segment {segment} of {per_epoch}")
+        self.plateau.restore(state["plateau"])
+        self.optimizer_step.restore(state["scaler"])
+        self._restore_average(saved)
+        self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
+        saved_lanes = value_of(state, "memory_lanes", int) if "memory_lanes" in state else None
+        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts, saved_lanes=saved_lanes)
+        checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
+
+    def _restore_average(self, saved: Checkpoint) -> None:
+        if not self._averages:
+            return
+        state = saved.state.get("average", {"kind": "none"})  # absent in files of versions without averages
+        if state["kind"] != self.settings.average:
+            raise RecipeError(
+                f'{self.last_path}: trained with train.average = "{state["kind"]}", which cannot become '
+                f'"{self.settings.average}" during the training; start a new run instead'
+            )
+        if state["kind"] != "none":
+            weights = {name: self.parallel.own_part(one) for name, one in saved.group("average").items()}
+            self.average.restore(state, weights)
+
+    def seed_of_step(self) -> int:
+        """Return a seed for the random numbers of this process after this step."""
+        key = (self.settings.seed, self.step, self.world.rank)
+        return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
+
+
+def by_full_name(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of all groups by full name."""
+    return {f"{group}.{name}": tensor for group, of_group in groups.items() for name, tensor in of_group.items()}
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """State between two steps, as far as a step changes it before the weights."""
+
+    step: int
+    position: StreamPosition
+    memories: list[Memory]
+    generators: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, training: TrainingState) -> "Boundary":
+        """Return the present state of a training."""
+        memories = [list(memory) for memory in training.memories]
+        return cls(training.step, training.position, memories, checkpoint.generators(training.device))
+
+    def restore(self, training: TrainingState) -> None:
+        """Bring a training back to this state, and drop the gradients of the step that was begun."""
+        training.step, training.position, training.memories = self.step, self.position, self.memories
+        checkpoint.set_generators(self.generators, training.device)
+        training.model.forget_gradients()
