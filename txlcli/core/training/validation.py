@@ -34,7 +34,7 @@ class _Stopped(Exception):  # noqa: N818 - ends a validation early
 
 
 class _StopFlag:
-    """The wish of any process to stop. It is exchanged while the next segment is read, so that none waits for it."""
+    """A request of any process to stop, exchanged while the next segment is read, so that no process waits for it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
