@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from txlcli import __version__, console
 from txlcli.commands import (
     attention,
+    compress,
     export_run,
     generate,
     import_run,
@@ -294,7 +295,7 @@ def _root(
         raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without {name}")
 
 
-MAIN, ANALYSIS, FILES = "Main commands", "Analysis and the paper", "Recipes and weights"
+MAIN, ANALYSIS, FILES = "Main commands", "Analysis and the paper", "Recipes, weights and files"
 COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     MAIN: {
         "quickstart": quickstart.quickstart,
@@ -315,6 +316,8 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "recipes": recipes.app,
         "import": import_run.import_run,
         "export": export_run.export_run,
+        "compress": compress.compress,
+        "decompress": compress.decompress,
     },
 }
 for commands in COMMANDS.values():

@@ -6,6 +6,7 @@ TxlError                    the request failed                           exit co
 │   └── UnknownNameError    an unknown name, with a suggestion
 ├── StoreError              a token store is missing, damaged, or not a store of txl
 ├── VocabularyError         a text and a vocabulary, or two vocabularies, do not match
+├── CompressedFileError     a compressed file is damaged, or needs other weights, releases or processors
 ├── CorpusInputError        a corpus could not be downloaded, unpacked, read or split
 ├── RunError                a run folder or checkpoint is missing, damaged, or not of txl
 │   └── BusyError           another process writes a run, a report or a file of losses
@@ -66,6 +67,10 @@ class StoreError(TxlError):
 
 class VocabularyError(TxlError):
     """A text has symbols that are not in the vocabulary, or two vocabularies differ."""
+
+
+class CompressedFileError(TxlError):
+    """A compressed file is damaged, or was written with other weights, releases or rounding."""
 
 
 class CorpusInputError(TxlError):

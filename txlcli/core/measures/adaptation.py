@@ -169,14 +169,14 @@ def gradient_rms(
     memory, count = None, 0
     for read, targets in segments:
         memory = memory or model.first_memory(len(read), settings.mem_len)
-        losses, memory = _losses(model, read, targets, memory, settings)
+        losses, memory = losses_and_memory(model, read, targets, memory, settings)
         for square, gradient in zip(squares, _gradients(losses.mean(), parameters), strict=True):
             square.addcmul_(gradient, gradient)
         count += 1
     return [(square / max(count, 1)).sqrt() for square in squares]
 
 
-class _DynamicSteps:
+class DynamicSteps:
     """Steps of dynamic evaluation on a copy of a model."""
 
     def __init__(self, model: LanguageModel, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> None:
@@ -223,7 +223,7 @@ def score_dynamic(
     """
     if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
         return score(model, inputs, targets, settings, precision=precision, on_tokens=on_tokens)
-    steps = _DynamicSteps(model, dynamic, rms)
+    steps = DynamicSteps(model, dynamic, rms)
     lanes = Lanes.of(len(targets), settings)
     input_lanes, target_lanes = (lanes.cut(tokens, model.device) for tokens in (inputs, targets))
     padded = lanes.cut(np.ones(lanes.count, dtype=np.int64), model.device) == 0
@@ -232,7 +232,9 @@ def score_dynamic(
     started = time.perf_counter()
     for part in lanes.parts(settings.seg_len):
         with autocast(model.device, precision):
-            scored, memory = _losses(steps.model, input_lanes[:, part], target_lanes[:, part], memory, settings)
+            scored, memory = losses_and_memory(
+                steps.model, input_lanes[:, part], target_lanes[:, part], memory, settings
+            )
         losses[:, part] = scored.detach().float()
         with float32_products(model.device, precision):
             steps.step(scored[~padded[:, part]].mean())
@@ -253,7 +255,7 @@ def head_segments(
         yield tokens[:, :-1], tokens[:, 1:]
 
 
-def _losses(
+def losses_and_memory(
     model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""

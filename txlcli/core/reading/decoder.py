@@ -55,6 +55,8 @@ class Decoder(Reader):
         memory_start: the memory before the first token; the model's own by default.
         in_windows: each text is a window of up to M tokens with nothing before it, and absolute positions count in it;
             by default they count in segments.
+        by_tokens: segments arrive token by token: the memory is cut to M after every L tokens, so each token sees what
+            it sees in a whole segment; by default after every call of `read`.
         replay_steps: read single tokens by a CUDA graph (on a CPU by the same function, called anew); by default on
             CUDA, where launching kernels takes longer than running them.
         replay_segments: read segments of L tokens by CUDA graphs, once the memory is full; by default on CUDA.
@@ -76,6 +78,7 @@ class Decoder(Reader):
         precision: str = "fp32",
         memory_start: MemoryStart | None = None,
         in_windows: bool = False,
+        by_tokens: bool = False,
         replay_steps: bool | None = None,
         replay_segments: bool | None = None,
         capture_graph: CaptureGraph | None = None,
@@ -108,6 +111,7 @@ class Decoder(Reader):
             self._terms = [_contiguous(added.without_repetition(max_distance)) for added in terms]
         self._period = mem_len if in_windows else seg_len  # tokens after which absolute positions begin anew
         model.encoding.check_positions(self._period)
+        self._by_tokens = by_tokens
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
         self._capture_graph = capture_graph or GraphsOfOnePool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment")
@@ -178,8 +182,9 @@ class Decoder(Reader):
             else:
                 stream = self._in_stream(tokens.shape[1])
                 hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
-        self._range.advance(tokens.shape[1], mem_len=self.mem_len)
         self._read_before += tokens.shape[1]
+        continues = self._by_tokens and self._read_before % self.seg_len
+        self._range.advance(tokens.shape[1], mem_len=self.capacity if continues else self.mem_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
@@ -221,8 +226,11 @@ class Decoder(Reader):
         return torch.arange(self._read_before, self._read_before + length, device=self.device)
 
     def _positions(self, length: int) -> Tensor:
-        """Return positions (l,) in the segment of the next tokens; without memory every call reads a new segment."""
-        first = self._read_before % self._period if self.mem_len else 0
+        """Return positions (l,) in the segment of the next tokens.
+
+        Without memory every call reads a new segment, except by tokens.
+        """
+        first = self._read_before % self._period if self.mem_len or self._by_tokens else 0
         return torch.arange(first, first + length, device=self.device) % self._period
 
     def _make_room(self, length: int) -> None:

@@ -6,8 +6,10 @@ Both are then applied to the text that is scored, which may be another one.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from txlcli.core.measures.adaptation import (
     DECAYS,
@@ -108,15 +110,27 @@ def _dynamic(scoring: Scoring, valid: Scoring, train: Tokens, search: Adaptation
     model, settings = scoring.opened.model, scoring.settings
     rms = gradient_rms(model, head_segments(train, settings, RMS_SEGMENTS, model.device), settings)
 
-    @functools.cache
-    def loss_on_valid(parameters: DynamicSettings) -> float:
-        nats = valid.score_by(score_dynamic, settings, parameters, rms, title="dynamic, on valid").total_nats
-        return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
-
-    best = best_dynamic_settings(loss_on_valid, search, scoring.reporter)
+    best = search_dynamic(valid, rms, search)
     scores = scoring.score_by(score_dynamic, settings, best, rms, title="dynamic evaluation")
     adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     return _make_row(scoring, scores, "dynamic", adaptation, option="--dynamic")
+
+
+def search_dynamic(valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> DynamicSettings:
+    """Search for the parameters of dynamic evaluation on the validation split.
+
+    Args:
+        valid: the beginning of the split, with the settings of the evaluation.
+        rms: the result of `gradient_rms`.
+        search: its candidates.
+    """
+
+    @functools.cache
+    def loss_on_valid(parameters: DynamicSettings) -> float:
+        nats = valid.score_by(score_dynamic, valid.settings, parameters, rms, title="dynamic, on valid").total_nats
+        return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
+
+    return best_dynamic_settings(loss_on_valid, search, valid.reporter)
 
 
 def best_dynamic_settings(

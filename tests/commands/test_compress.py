@@ -1,0 +1,184 @@
+"""txl compress and txl decompress: sizes, exact restoration, and what is refused."""
+
+import gzip
+import math
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.commands.novel import done, json_of, refusal
+from txlcli.data import compressed_file
+
+NOVEL = "the fox jumps over lazy dogs\nnaïve 語 🦊\n" * 7
+
+
+def written(name, data):
+    with open(name, "wb") as file:
+        file.write(data)
+    return name
+
+
+def restored(run, name, *options):
+    """Compress and restore a file; return the result of the compression and the restored bytes."""
+    result = json_of("compress", run, name, f"{name}.txlz", "--force", *options)
+    json_of("decompress", run, f"{name}.txlz", f"{name}.back", "--force")
+    with open(f"{name}.back", "rb") as file:
+        return result, file.read()
+
+
+KINDS = {
+    "empty": b"",
+    "one byte": b"x",
+    "text": NOVEL.encode(),
+    "unknown characters": "ΑΒΓ the fox\r\n\tzzz".encode(),
+    "no UTF-8": b"the fox \xff\xfe\x80 \xe8\xaa",
+    "all bytes": bytes(range(256)),
+    "random": random.Random(7).randbytes(301),
+    "zeros": bytes(211),
+    "gzip": gzip.compress(NOVEL.encode(), mtime=0),
+    "long line": b"fox " * 97,
+}
+
+
+@pytest.mark.parametrize("run", ["byte", "char"])
+@pytest.mark.parametrize("data", KINDS.values(), ids=KINDS.keys())
+def test_any_file_is_restored(here, run, data):
+    result, back = restored(run, written("file", data), "--lanes", 3)
+    assert back == data
+    assert result["bytes"] == len(data)
+    assert result["compressed_bytes"] == os.path.getsize("file.txlz")
+
+
+@pytest.mark.parametrize(
+    ("run", "text"), [("word", "the fox jumps\nover the owl\n"), ("sentencepiece", "the fox jumps")]
+)
+def test_words_and_pieces_are_restored_if_the_vocabulary_restores_them(here, run, text):
+    _, back = restored(run, written("file", text.encode()))
+    assert back == text.encode()
+
+
+@pytest.mark.parametrize("run", ["word", "sentencepiece"])
+def test_a_text_that_the_vocabulary_changes_is_refused(here, run):
+    written("file", b"the  fox\xff")
+    assert refusal("compress", run, "file", "out", code=1) == (
+        f"file: the run's vocabulary ({run}) does not restore this text exactly; compress it with a run of bytes or "
+        "characters"
+    )
+    assert not os.path.exists("out")
+
+
+def test_the_predictions_have_the_bits_that_eval_reports(here):
+    text = written("file", NOVEL.encode())
+    result = json_of("compress", "byte", text, "out", "--lanes", 1)
+    (row,) = json_of("eval", "byte", "--text", text, "--batch-size", 1)["rows"]
+    evaluated = row["bpc"] * (len(NOVEL.encode()) - 1)
+    first = result["predicted_bits"] - evaluated
+    assert 0 < first < 8.1  # the first byte has no prediction
+    assert result["compressed_bytes"] - result["predicted_bits"] / 8 < 250
+
+
+def test_lanes_cost_bits(here):
+    text = written("file", NOVEL.encode())
+    one = json_of("compress", "byte", text, "one", "--lanes", 1)
+    several = json_of("compress", "byte", text, "several", "--lanes", 5, "--lane-cost")
+    assert several["lanes"] == 5
+    first_bytes = 4 * math.log2(256)  # the first byte of each lane
+    cost = several["predicted_bits"] - one["predicted_bits"]
+    assert cost == pytest.approx(several["lane_cost_bits"], abs=first_bytes)
+
+
+def test_dynamic_evaluation_is_undone_with_the_same_steps(here):
+    text = written("file", NOVEL.encode())
+    result, back = restored("byte", text, "--dynamic", "--lanes", 2)
+    assert back == NOVEL.encode()
+    assert result["dynamic"] is None or result["dynamic"][0] > 0
+
+
+def test_a_table_shows_the_sizes(here):
+    written("file", NOVEL.encode())
+    shown = done("compress", "byte", "file", "out").stdout
+    assert f"{len(NOVEL.encode()):,} bytes to {os.path.getsize('out'):,}" in shown
+    assert "restored" in done("decompress", "byte", "out", "back").stdout
+
+
+class TestRefusals:
+    @pytest.fixture
+    def packed(self, here):
+        written("file", NOVEL.encode())
+        json_of("compress", "byte", "file", "packed")
+        with open("packed", "rb") as file:
+            return file.read()
+
+    def refused(self, data, code=1):
+        message = refusal("decompress", "byte", written("damaged", data), "back", code=code)
+        assert not os.path.exists("back")
+        return message
+
+    @pytest.mark.parametrize("cut", [1, 9, 60])
+    def test_a_truncated_file(self, packed, cut):
+        assert "truncated or altered" in self.refused(packed[:-cut])
+
+    @pytest.mark.parametrize("at", [7, 40, -20, -1])
+    def test_an_altered_file(self, packed, at):
+        changed = bytearray(packed)
+        changed[at] ^= 4
+        assert "truncated or altered" in self.refused(bytes(changed))
+
+    @pytest.mark.parametrize("data", [b"", b"TXL", b"\x1f\x8b rest"])
+    def test_another_kind_of_file(self, packed, data):
+        assert self.refused(data) == 'damaged: no file of "txl compress"; give the file that it wrote'
+
+    def test_another_version_of_the_format(self, packed):
+        assert "a format that this release does not know" in self.refused(b"TXLZ9" + packed[5:])
+
+    @pytest.mark.parametrize("body", [b"", b"\xff\xff", b"\x28\x00" + bytes(40), b"\x03\x00abc"])
+    def test_a_header_of_another_program(self, packed, body):
+        content = compressed_file.MAGIC + body
+        assert "its header cannot be read" in self.refused(content + compressed_file.digest(content))
+
+    def test_another_run(self, packed):
+        message = refusal("decompress", "char", "packed", "back", code=1)
+        assert "compressed with other weights than those of runs/char" in message
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("txl", "0.0.1"), ("torch", "1.0"), ("constriction", "0.1"), ("processor", "VSX")]
+    )
+    def test_another_release_or_processor(self, packed, name, value):
+        old = compressed_file.read(Path("packed"))
+        changed = old.header | {name: value}
+        compressed_file.write(Path("other"), changed, old.digests, old.words)
+        message = refusal("decompress", "byte", "other", "back", code=1)
+        assert f"compressed with {name} {value}, and this is " in message
+
+    def test_other_rounding(self, packed, tmp_path):
+        old = compressed_file.read(Path("packed"))
+        compressed_file.write(Path("other"), old.header, old.digests | {"probe": b"8 bytes."}, old.words)
+        assert "rounds differently" in refusal("decompress", "byte", "other", "back", code=1)
+
+    def test_words_of_another_text(self, packed):
+        old = compressed_file.read(Path("packed"))
+        compressed_file.write(Path("other"), old.header, old.digests, old.words[::-1].copy())
+        message = refusal("decompress", "byte", "other", "back", code=1)
+        assert "the restored text differs" in message or "no encoder wrote these words" in message
+        assert not os.path.exists("back")
+
+    def test_a_file_that_exists(self, packed):
+        assert refusal("compress", "byte", "file", "packed") == (
+            "packed exists; name another file, or add --force to replace it"
+        )
+        assert refusal("decompress", "byte", "packed", "file") == (
+            "file exists; name another file, or add --force to replace it"
+        )
+
+    def test_the_file_itself(self, packed):
+        message = refusal("compress", "byte", "file", "file", "--force")
+        assert message == "file is the file to read; name another file to write"
+
+    def test_a_missing_file_and_a_missing_folder(self, here):
+        assert refusal("compress", "byte", "nothing", "out").startswith("nothing: cannot be read")
+        written("file", b"x")
+        assert "there is no folder missing" in refusal("compress", "byte", "file", "missing/out")
+        os.mkdir("folder")
+        assert refusal("compress", "byte", "file", "folder") == "folder is a folder; name a file"

@@ -1,0 +1,115 @@
+"""Arithmetic coding with a model's predictions: equal to scoring, and its own inverse."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
+from txlcli.core.measures.compression import (
+    CodedText,
+    Decoder,
+    DynamicPredictor,
+    Encoder,
+    FixedPredictor,
+    code_text,
+)
+from txlcli.core.model.registry import make_model
+from txlcli.core.reading.scoring import Lanes, score
+
+VOCAB, COUNT = 37, 503
+SETTINGS = EvalSettings(seg_len=7, mem_len=11, batch_size=3, same_length="off", max_distance=13)
+DYNAMIC = DynamicSettings(lr=0.01, decay=0.01)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(5)
+    return make_model(TransformerSettings(n_layers=2, d_model=16, n_heads=2, d_head=8, d_inner=23), VOCAB).eval()
+
+
+def random_ids(size=VOCAB):
+    return np.random.default_rng(3).integers(0, size, COUNT).astype(np.int64)
+
+
+def encoded(predictor, text, lanes, *, escapes=False):
+    coder = Encoder()
+    code_text(predictor, coder, text, lanes, boundary=None, escapes=escapes)
+    return coder
+
+
+def decoded(predictor, words, lanes, *, escapes=False):
+    text = CodedText(np.zeros(COUNT, dtype=np.int64))
+    code_text(predictor, Decoder(words), text, lanes, boundary=None, escapes=escapes)
+    return text
+
+
+@pytest.mark.parametrize("same_length", ["off", "m"])
+@pytest.mark.parametrize("mem_len", [0, 11])
+def test_tokens_one_by_one_have_the_bits_of_whole_segments(model, same_length, mem_len):
+    settings = dataclasses.replace(SETTINGS, same_length=same_length, mem_len=mem_len)
+    ids, lanes = random_ids(), Lanes.of(COUNT, settings)
+    coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()), lanes)
+    expected = 0.0
+    for first in range(0, COUNT, lanes.length):
+        lane = ids[first : first + lanes.length]
+        scores = score(model, lane[:-1], lane[1:], dataclasses.replace(settings, batch_size=1))
+        expected += scores.total_nats / math.log(2) + math.log2(VOCAB)
+    assert coder.bits == pytest.approx(expected, rel=1e-6)
+    assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
+
+
+def test_dynamic_evaluation_takes_the_steps_of_whole_segments(model):
+    settings = dataclasses.replace(SETTINGS, batch_size=1)
+    rms = [torch.ones_like(parameter) for parameter in model.predicting_weights]
+    ids, lanes = random_ids(), Lanes.of(COUNT, settings)
+    predictor = DynamicPredictor(model, settings, lanes, DYNAMIC, rms, before=0)
+    coder = encoded(predictor, CodedText(ids.copy()), lanes)
+    scores = score_dynamic(model, ids[:-1], ids[1:], settings, DYNAMIC, rms)
+    assert coder.bits == pytest.approx(scores.total_nats / math.log(2) + math.log2(VOCAB), rel=1e-6)
+
+
+def test_a_decoder_repeats_the_steps_of_dynamic_evaluation(model):
+    rms = [torch.ones_like(parameter) for parameter in model.predicting_weights]
+    ids, lanes = random_ids(), Lanes.of(COUNT, SETTINGS)
+
+    def predictor():
+        return DynamicPredictor(model, SETTINGS, lanes, DYNAMIC, rms, before=0)
+
+    words = encoded(predictor(), CodedText(ids.copy()), lanes).words()
+    assert (decoded(predictor(), words, lanes).ids == ids).all()
+
+
+def test_symbols_outside_the_vocabulary_are_restored(model):
+    ids, lanes = random_ids(VOCAB + 1), Lanes.of(COUNT, SETTINGS)
+    others = {int(at): bytes([at % 256]) * (1 + at % 4) for at in np.flatnonzero(ids == VOCAB)}
+    predictor = FixedPredictor(model, SETTINGS, lanes)
+    words = encoded(predictor, CodedText(ids.copy(), dict(others)), lanes, escapes=True).words()
+    predictor.reset()
+    text = decoded(predictor, words, lanes, escapes=True)
+    assert (text.ids == ids).all()
+    assert text.others == others
+
+
+def test_escapes_that_never_occur_cost_a_few_bits(model):
+    ids, lanes = random_ids(), Lanes.of(COUNT, SETTINGS)
+    predictor = FixedPredictor(model, SETTINGS, lanes)
+    without = encoded(predictor, CodedText(ids.copy()), lanes).bits
+    predictor.reset()
+    with_escapes = encoded(predictor, CodedText(ids.copy()), lanes, escapes=True).bits
+    assert 0 < with_escapes - without < 1
+
+
+def test_a_probe_differs_for_other_weights_and_leaves_no_trace(model):
+    lanes = Lanes.of(COUNT, SETTINGS)
+    predictor = FixedPredictor(model, SETTINGS, lanes)
+    first = predictor.read(np.zeros(lanes.number, dtype=np.int64))
+    digest = predictor.probe()
+    assert (predictor.read(np.zeros(lanes.number, dtype=np.int64)) == first).all()
+    torch.manual_seed(6)
+    other = make_model(model.settings, VOCAB).eval()
+    assert FixedPredictor(other, SETTINGS, lanes).probe() != digest

@@ -1,0 +1,322 @@
+"""Lossless compression: arithmetic coding with a model's predictions.
+
+The text is cut into lanes, as for evaluation, and all lanes advance token by token: the model predicts, the token is
+coded with these probabilities, and the model reads it. The decoder repeats the encoder's computation, so that it gets
+the same probabilities. Symbols that the vocabulary lacks are coded by an escape and their bytes.
+
+Axes: B batch (lanes), T tokens, V vocabulary, S symbols of one distribution.
+"""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import constriction
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.adaptation import DynamicSettings, DynamicSteps, losses_and_memory
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.registry import make_token_reader, sized_for
+from txlcli.core.reading.scoring import Lanes
+from txlcli.errors import RunError
+
+Ids = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+Words = NDArray[np.uint32]
+PROBED_STEPS = 32
+"""Steps of `Predictor.probe`."""
+MOST_BYTES_OF_A_SYMBOL = 4
+"""Bytes of the longest symbol, a character in UTF-8."""
+FIRST_ESCAPES = 0.02
+"""Escapes that are counted before the first symbol: an escape begins with this probability."""
+_CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
+
+
+class Predictor(ABC):
+    """Probabilities of the next token of every lane, token by token, in float32."""
+
+    vocab_size: int
+    """V."""
+    lanes: Lanes
+    """The lanes that advance side by side."""
+    probed_steps = PROBED_STEPS
+    """Steps of `probe`."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything that was read."""
+
+    @abstractmethod
+    def _log_probs(self, tokens: Tensor) -> Tensor:
+        """Read one token of each lane, (B, 1), and return the log-probabilities of the next, (B, V)."""
+
+    def read(self, tokens: Ids) -> Probabilities:
+        """Read one token of each lane, (B,), and return the probabilities of the next, (B, V).
+
+        Raises:
+            RunError: they are not numbers.
+        """
+        probabilities: Probabilities = self._log_probs(torch.from_numpy(tokens)[:, None]).double().exp().numpy()
+        if not np.isfinite(probabilities).all():
+            raise RunError(
+                "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint"
+            )
+        return probabilities
+
+    def probe(self) -> bytes:
+        """Return a digest of the probabilities after fixed tokens: equal if and only if all of them are equal.
+
+        Machines that round differently give different digests. The predictor begins anew afterwards.
+        """
+        self.reset()
+        digest = hashlib.blake2b(digest_size=8)
+        for step in range(self.probed_steps):
+            digest.update(self.read((np.arange(self.lanes.number, dtype=np.int64) + step) % self.vocab_size).tobytes())
+        self.reset()
+        return digest.digest()
+
+
+class FixedPredictor(Predictor):
+    """Predicts with weights that do not change, by the function that `scoring.score` computes.
+
+    Args:
+        model: its weights must not change.
+        settings: L, M and the limits on distance.
+        lanes: the cut of the text.
+
+    Raises:
+        UsageError: the model has learned fewer positions than a segment has.
+    """
+
+    def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
+        sized = sized_for(model, settings, lanes.length)
+        self._reader = make_token_reader(model, sized, batch_size=lanes.number)
+        self.lanes, self.vocab_size = lanes, model.vocab_size
+
+    def reset(self) -> None:
+        """Forget everything that was read."""
+        self._reader.reset()
+
+    def _log_probs(self, tokens: Tensor) -> Tensor:
+        return self._reader.log_probs(self._reader.read(tokens))[:, 0]
+
+
+class DynamicPredictor(Predictor):
+    """Predicts by dynamic evaluation: the weights change after every segment, as in `adaptation.score_dynamic`.
+
+    Args:
+        model: a model without absolute positions; not changed.
+        settings: L, M and the limits on distance.
+        lanes: the cut of the text.
+        dynamic: the steps.
+        rms: the result of `adaptation.gradient_rms`.
+        before: tokens that are read before a lane begins: 1 with a boundary, else 0.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        settings: EvalSettings,
+        lanes: Lanes,
+        dynamic: DynamicSettings,
+        rms: Sequence[Tensor],
+        *,
+        before: int,
+    ) -> None:
+        self._trained, self._settings = model, sized_for(model, settings, lanes.length)
+        self._dynamic, self._rms, self._before = dynamic, rms, before
+        self.lanes, self.vocab_size = lanes, model.vocab_size
+        self.probed_steps = max(PROBED_STEPS, self._settings.seg_len + 2)  # at least one change of the weights
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that was read, and return to the trained weights."""
+        self._steps = DynamicSteps(self._trained, self._dynamic, self._rms)
+        self._memory = self._growing = self._trained.first_memory(self.lanes.number, self._settings.mem_len)
+        self._segment: list[Tensor] = []
+        self._read_before = 0  # tokens of each lane before the segment
+
+    def _log_probs(self, tokens: Tensor) -> Tensor:
+        if len(self._segment) == self._settings.seg_len:
+            self._adapt(tokens)
+        self._segment.append(tokens)
+        longer = replace(self._settings, mem_len=self._settings.mem_len + len(self._segment))
+        limit = key_limit(self._settings.same_length, self._settings.mem_len)
+        limits = {"key_limit": limit, "max_distance": longer.max_distance}
+        limits = {name: value for name, value in limits.items() if value is not None}
+        with torch.no_grad():
+            hidden, self._growing = self._steps.model(tokens, self._growing, mem_len=longer.mem_len, **limits)
+            return self._steps.model.log_probs(hidden)[:, 0]
+
+    def _adapt(self, following: Tensor) -> None:
+        """Change the weights by the loss of the complete segment, whose last target (B, 1) has arrived."""
+        read = torch.cat(self._segment, dim=1)
+        targets = torch.cat([*self._segment[1:], following], dim=1)
+        losses, self._memory = losses_and_memory(self._steps.model, read, targets, self._memory, self._settings)
+        self._growing = self._memory
+        place = self._read_before + 1 - self._before + torch.arange(read.shape[1])  # of each target in its lane
+        exists = torch.ones(targets.shape, dtype=torch.bool)
+        exists[-1] = place < self.lanes.length - self.lanes.missing
+        self._steps.step(losses[exists].mean())
+        self._read_before += len(self._segment)
+        self._segment = []
+
+
+class SymbolCoder(Protocol):
+    """One direction of arithmetic coding."""
+
+    def code(self, probabilities: Probabilities, symbols: Ids) -> Ids:
+        """Code n symbols with probabilities (n, S), and return them; the decoder does not look at `symbols`."""
+
+
+class Encoder:
+    """Writes symbols as the words of a range coder."""
+
+    def __init__(self) -> None:
+        self._coder = constriction.stream.queue.RangeEncoder()
+        self.bits = 0.0
+        """Information content of the symbols so far, by the given probabilities."""
+
+    def code(self, probabilities: Probabilities, symbols: Ids) -> Ids:
+        """Encode symbols (n,) with probabilities (n, S), and return them."""
+        self._coder.encode(symbols.astype(np.int32), _CATEGORICAL, probabilities)
+        chosen = probabilities[np.arange(len(symbols)), symbols] / probabilities.sum(axis=1)
+        self.bits -= float(np.log2(np.maximum(chosen, np.finfo(np.float64).tiny)).sum())
+        return symbols
+
+    def words(self) -> Words:
+        """Return everything that was encoded."""
+        return np.asarray(self._coder.get_compressed(), dtype=np.uint32)
+
+
+class Decoder:
+    """Reads symbols from the words of a range coder.
+
+    Args:
+        words: the result of `Encoder.words`.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._coder = constriction.stream.queue.RangeDecoder(words)
+
+    def code(self, probabilities: Probabilities, symbols: Ids) -> Ids:
+        """Decode as many symbols as `symbols` has, (n,), with probabilities (n, S).
+
+        Raises:
+            ValueError: no encoder wrote these words.
+        """
+        try:
+            return np.asarray(self._coder.decode(_CATEGORICAL, probabilities), dtype=np.int64)
+        except AssertionError as error:
+            raise ValueError("no encoder wrote these words") from error
+
+
+@dataclass
+class CodedText:
+    """A text as ids, where V stands for a symbol that the vocabulary lacks."""
+
+    ids: Ids
+    """(T,)."""
+    others: dict[int, bytes] = field(default_factory=dict)
+    """Bytes of the symbols that the vocabulary lacks, by position."""
+
+
+class _Escapes:
+    """Adaptive probabilities of an escape and of the bytes after it."""
+
+    def __init__(self) -> None:
+        self._symbols, self._escapes = 1.0, FIRST_ESCAPES
+        self._lengths = np.ones((1, MOST_BYTES_OF_A_SYMBOL))
+        self._bytes = np.ones((1, 256))
+
+    def extend(self, probabilities: Probabilities) -> Probabilities:
+        """Append the probability of an escape: (n, V) -> (n, V + 1)."""
+        share = self._escapes / self._symbols
+        escape = np.full((len(probabilities), 1), share)
+        return np.concatenate([probabilities * (1.0 - share), escape], axis=1)
+
+    def count(self, symbols: int, escapes: int) -> None:
+        """Learn from coded symbols and the escapes among them."""
+        self._symbols += symbols
+        self._escapes += escapes
+
+    def code(self, coder: SymbolCoder, symbol: bytes | None) -> bytes:
+        """Code the 1 to 4 bytes of a symbol, and return them; None if it is decoded."""
+        length = int(coder.code(self._lengths, np.array([len(symbol or b"0") - 1]))[0]) + 1
+        self._lengths[0, length - 1] += 1
+        coded = bytearray()
+        for place in range(length):
+            byte = int(coder.code(self._bytes, np.array([symbol[place] if symbol else 0]))[0])
+            self._bytes[0, byte] += 1
+            coded.append(byte)
+        return bytes(coded)
+
+
+def code_text(
+    predictor: Predictor,
+    coder: SymbolCoder,
+    text: CodedText,
+    lanes: Lanes,
+    *,
+    boundary: int | None,
+    escapes: bool,
+    on_tokens: Callable[[int], None] | None = None,
+) -> None:
+    """Encode a text, or fill in one that is decoded.
+
+    Args:
+        predictor: at the beginning of its lanes.
+        coder: an `Encoder`, or a `Decoder` of what it wrote.
+        text: of T tokens; a decoder overwrites all of them.
+        lanes: the cut of T tokens.
+        boundary: token that is read before every lane; None codes the first token of a lane without a prediction.
+        escapes: True if the text may have symbols that the vocabulary lacks.
+        on_tokens: called with the number of tokens coded so far.
+    """
+    vocab_size, lane_count = predictor.vocab_size, lanes.number
+    adaptive = _Escapes() if escapes else None
+    if boundary is None:
+        probabilities = np.full((lane_count, vocab_size), 1.0 / vocab_size)
+    else:
+        probabilities = predictor.read(np.full(lane_count, boundary))
+    done = 0
+    for step in range(lanes.length):
+        active = lane_count - (step >= lanes.length - lanes.missing)
+        places = np.arange(active) * lanes.length + step
+        table = adaptive.extend(probabilities[:active]) if adaptive else probabilities[:active]
+        text.ids[places] = coder.code(table, text.ids[places])
+        read = np.zeros(lane_count, dtype=np.int64)
+        read[:active] = text.ids[places]
+        if adaptive:
+            _code_escapes(adaptive, coder, text, places, read, probabilities)
+        done += active
+        if on_tokens:
+            on_tokens(done)
+        if step + 1 < lanes.length:
+            probabilities = predictor.read(read)
+
+
+def _code_escapes(
+    adaptive: _Escapes, coder: SymbolCoder, text: CodedText, places: Ids, read: Ids, probabilities: Probabilities
+) -> None:
+    """Code the symbols at these places (n,) that the vocabulary lacks; the model reads the likeliest token instead."""
+    vocab_size = probabilities.shape[1]
+    rows = np.flatnonzero(read == vocab_size)
+    for row in rows:
+        place = int(places[row])
+        text.others[place] = adaptive.code(coder, text.others.get(place))
+        read[row] = int(probabilities[row].argmax())
+    adaptive.count(len(places), len(rows))
+
+
+def bits(nats: float) -> float:
+    """Return nats in bits."""
+    return nats / math.log(2)

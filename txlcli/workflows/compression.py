@@ -1,0 +1,377 @@
+"""Compresses files with the predictions of a run, and restores them.
+
+The bytes of any file can be coded: symbols that the vocabulary lacks are escaped, if the vocabulary is one of bytes or
+characters. Words and SentencePiece models are accepted for texts that they restore exactly.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from txlcli import __version__
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures import compression
+from txlcli.core.measures.adaptation import DynamicSettings, gradient_rms, head_segments
+from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor
+from txlcli.core.reading.scoring import Lanes, score_total
+from txlcli.data import compressed_file
+from txlcli.data.compressed_file import CompressedFile
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import CompressedFileError, UsageError, VocabularyError
+from txlcli.runs.loading import OpenRun
+from txlcli.system.atomic_files import check_folder, replacing
+from txlcli.system.input_files import MOST_TEXT, read_bytes
+from txlcli.workflows.evaluation import adapted, texts
+from txlcli.workflows.evaluation.options import AdaptationSearch
+from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.workspace import Workspace
+
+BYTES_PER_LANE, MOST_LANES = 1 << 16, 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompressionOptions:
+    """How a file is compressed."""
+
+    mem_len: int | None = None
+    """Memory length M; None is the recipe's."""
+    lanes: int | None = None
+    """Lanes that are coded side by side; None is one per 64 KiB, at most 64."""
+    dynamic: bool = False
+    """Change the weights while coding, with parameters that are searched on the validation split."""
+    lane_cost: bool = False
+    """Also measure the bits that several lanes cost, by scoring the text in one lane, too."""
+    search: AdaptationSearch = dataclasses.field(default_factory=AdaptationSearch)
+    """Amount of the search for `dynamic`."""
+
+
+def compress(
+    run_name: str, source: Path, target: Path, options: CompressionOptions, workspace: Workspace, *, force: bool = False
+) -> dict[str, Any]:
+    """Compress a file; return the sizes and the rate.
+
+    Args:
+        run_name: the run that predicts.
+        source: file to compress.
+        target: file to write.
+        options: lengths, lanes and adaptation.
+        workspace: its device and precision must be those of `exact_workspace`.
+        force: replace an existing target.
+
+    Raises:
+        UsageError: the target exists, a file cannot be read or written, or an option does not suit the run.
+        VocabularyError: the vocabulary cannot restore the text.
+    """
+    _check_target(target, source, force=force)
+    data = _read(source)
+    opened = workspace.open_run(run_name)
+    ids, others = _encode(opened.vocab, data, source)
+    settings = _settings(opened, len(data), options)
+    dynamic = _searched(opened, settings, options, workspace) if options.dynamic else None
+    coder, started = compression.Encoder(), time.perf_counter()
+    probe = b""
+    if len(ids):
+        lanes = Lanes.of(len(ids), settings)
+        predictor = _predictor(opened, settings, lanes, dynamic, workspace)
+        probe = predictor.probe()
+        text = CodedText(ids, others)
+        with workspace.reporter.progress(f"compressing {source}", total=len(ids), unit="tokens") as bar:
+            compression.code_text(predictor, coder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)
+    seconds = time.perf_counter() - started
+    header = _conditions(torch.get_num_threads()) | {
+        "bytes": len(data),
+        "tokens": len(ids),
+        "lanes": settings.batch_size,
+        "seg_len": settings.seg_len,
+        "mem_len": settings.mem_len,
+        "max_distance": settings.max_distance,
+        "same_length": settings.same_length,
+        "dynamic": None if dynamic is None else [dynamic.lr, dynamic.decay],
+    }
+    digests = _digests(opened) | {"probe": probe.ljust(compressed_file.DIGEST_BYTES, b"\0")}
+    size = compressed_file.write(target, header, digests | {"content": compressed_file.digest(data)}, coder.words())
+    cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
+    return {
+        "run": str(opened.run.folder),
+        "file": str(source),
+        "compressed": str(target),
+        "bytes": len(data),
+        "compressed_bytes": size,
+        "bits_per_byte": 8 * size / len(data) if data else None,
+        "predicted_bits": coder.bits,
+        "escaped_symbols": len(others),
+        "lanes": settings.batch_size,
+        "lane_cost_bits": cost,
+        "seg_len": settings.seg_len,
+        "mem_len": settings.mem_len,
+        "dynamic": header["dynamic"],
+        "seconds": seconds,
+    }
+
+
+def decompress(
+    run_name: str, source: Path, target: Path, workspace: Workspace, *, force: bool = False
+) -> dict[str, Any]:
+    """Restore a file that `compress` wrote; the target is written after all of its bytes are verified.
+
+    Args:
+        run_name: the run that predicted.
+        source: file that `compress` wrote.
+        target: file to write.
+        workspace: as for `compress`.
+        force: replace an existing target.
+
+    Raises:
+        UsageError: the target exists, or a file cannot be read or written.
+        CompressedFileError: the file is damaged, or the run, a release or the processor is another one.
+    """
+    _check_target(target, source, force=force)
+    try:
+        packed = compressed_file.read(source)
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
+    opened = workspace.open_run(run_name)
+    _check_conditions(source, packed, opened)
+    started = time.perf_counter()
+    with _threads(packed.header["threads"]):
+        data = _restored(source, packed, opened, workspace)
+    if len(data) != packed.header["bytes"] or compressed_file.digest(data) != packed.digests["content"]:
+        raise CompressedFileError(
+            f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "
+            "was compressed"
+        )
+    with replacing(target) as draft:
+        draft.write_bytes(data)
+    return {
+        "run": str(opened.run.folder),
+        "file": str(target),
+        "compressed": str(source),
+        "bytes": len(data),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def exact_workspace(workspace: Workspace) -> Workspace:
+    """Return a workspace in which predictions are repeated to the bit: on the CPU, in fp32."""
+    return dataclasses.replace(workspace, device="cpu", precision="fp32")
+
+
+def _check_target(target: Path, source: Path, *, force: bool) -> None:
+    check_folder(target, str(target))
+    if target.exists() and source.exists() and target.samefile(source):
+        raise UsageError(f"{target} is the file to read; name another file to write")
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder; name a file")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists; name another file, or add --force to replace it")
+
+
+def _read(source: Path) -> bytes:
+    try:
+        return read_bytes(source, MOST_TEXT)
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
+
+
+def _rules(vocab: Vocab) -> dict[str, Any]:
+    """Return the arguments of `code_text` that follow from a vocabulary."""
+    return {"boundary": vocab.boundary, "escapes": _may_escape(vocab)}
+
+
+def _may_escape(vocab: Vocab) -> bool:
+    """Return True if a file may have symbols that the vocabulary lacks, each coded by its bytes."""
+    return vocab.tokenizer == "char" or (vocab.tokenizer == "byte" and vocab.size < 256)
+
+
+def _encode(vocab: Vocab, data: bytes, source: Path) -> tuple[compression.Ids, dict[int, bytes]]:
+    """Return ids (T,), with V for each symbol that the vocabulary lacks, and the bytes of these symbols by position.
+
+    Raises:
+        VocabularyError: a vocabulary of words or of SentencePiece does not restore the text exactly.
+    """
+    if vocab.tokenizer in ("byte", "char"):
+        # Bytes that are no UTF-8 become single symbols, which `surrogateescape` restores.
+        text = data.decode("latin-1") if vocab.tokenizer == "byte" else data.decode("utf-8", errors="surrogateescape")
+        known = vocab.ids_of
+        ids = np.array([known.get(symbol, vocab.size) for symbol in text], dtype=np.int64)
+        return ids, {int(at): _bytes_of(vocab, text[at]) for at in np.flatnonzero(ids == vocab.size)}
+    try:
+        ids = vocab.encode(data.decode("utf-8"))
+        is_exact = vocab.decode(ids).encode("utf-8") == data
+    except UnicodeError:
+        is_exact = False
+    if not is_exact:
+        raise VocabularyError(
+            f"{source}: the run's vocabulary ({vocab.tokenizer}) does not restore this text exactly; compress it with "
+            "a run of bytes or characters"
+        )
+    return ids, {}
+
+
+def _bytes_of(vocab: Vocab, symbol: str) -> bytes:
+    if vocab.tokenizer == "byte":
+        return symbol.encode("latin-1")
+    return symbol.encode("utf-8", errors="surrogateescape")
+
+
+def _decode(vocab: Vocab, text: CodedText) -> bytes:
+    """Return the bytes of a text."""
+    if not _may_escape(vocab) and vocab.tokenizer != "byte":
+        return vocab.decode(text.ids).encode("utf-8")
+    symbols = [_bytes_of(vocab, symbol) for symbol in vocab.symbols]
+    return b"".join(
+        text.others[at] if number == vocab.size else symbols[number] for at, number in enumerate(text.ids.tolist())
+    )
+
+
+def _settings(opened: OpenRun, size: int, options: CompressionOptions) -> EvalSettings:
+    """Return the evaluation settings by which the model predicts a file of so many bytes.
+
+    Raises:
+        UsageError: the model cannot use this memory.
+    """
+    run, lanes = opened.run, options.lanes
+    if lanes is None:
+        lanes = max(1, min(MOST_LANES, size // BYTES_PER_LANE))
+    changes = {"batch_size": min(lanes, max(1, size))}
+    if options.mem_len is not None:
+        changes["mem_len"] = options.mem_len
+    settings = run.settings.evaluation_settings(**changes)
+    run.settings.check_memory(settings.mem_len, run=run.folder, instead="give --mem-len 0")
+    return settings
+
+
+def _predictor(
+    opened: OpenRun, settings: EvalSettings, lanes: Lanes, dynamic: DynamicSettings | None, workspace: Workspace
+) -> Predictor:
+    if dynamic is None:
+        return FixedPredictor(opened.model, settings, lanes)
+    before = 0 if opened.vocab.boundary is None else 1
+    rms = _gradient_rms(opened, settings, workspace)
+    return compression.DynamicPredictor(opened.model, settings, lanes, dynamic, rms, before=before)
+
+
+def _gradient_rms(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> list[torch.Tensor]:
+    train = opened.store(workspace.data_dir).ids("train")
+    segments = head_segments(train, settings, adapted.RMS_SEGMENTS, opened.model.device)
+    return gradient_rms(opened.model, segments, settings)
+
+
+def _searched(
+    opened: OpenRun, settings: EvalSettings, options: CompressionOptions, workspace: Workspace
+) -> DynamicSettings | None:
+    """Search for the parameters of dynamic evaluation on the validation split; None if no step lowers the loss.
+
+    Raises:
+        UsageError: the positions are absolute: a token alone would be read at the first position.
+        StoreError: the store of the run is missing.
+    """
+    if opened.run.settings.model.absolute_positions:
+        raise UsageError(
+            f"--dynamic: {opened.run.folder} has absolute positions, which are lost token by token; leave out --dynamic"
+        )
+    search = options.search
+    positions = max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
+    text = texts.first_positions(opened, "valid", positions, workspace.data_dir)
+    valid = Scoring(opened, text, settings, workspace.reporter)
+    rms = _gradient_rms(opened, settings, workspace)
+    best = adapted.search_dynamic(valid, rms, search)
+    return best if best.lr > 0 else None
+
+
+def _lane_cost(opened: OpenRun, settings: EvalSettings, ids: compression.Ids, workspace: Workspace) -> float:
+    """Return the bits that the given lanes cost beyond a single one; escaped symbols are left out."""
+    known = ids[ids < opened.vocab.size]
+    inputs, targets = known[:-1], known[1:]
+    nats = []
+    for batch_size in (settings.batch_size, 1):
+        changed = dataclasses.replace(settings, batch_size=batch_size)
+        with workspace.reporter.progress(f"{batch_size} lanes", total=len(targets), unit="tokens") as bar:
+            nats.append(score_total(opened.model, inputs, targets, changed, on_tokens=bar.reach).nats)
+    return compression.bits(nats[0] - nats[1])
+
+
+def _conditions(threads: int) -> dict[str, Any]:
+    """Return what must be equal for the same rounding, as far as it has a name; a probe covers the rest."""
+    return {
+        "txl": __version__,
+        "torch": torch.__version__,
+        "constriction": version("constriction"),
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "threads": threads,
+    }
+
+
+def _digests(opened: OpenRun) -> dict[str, bytes]:
+    return {
+        "weights": compressed_file.digest(opened.checkpoint.weights_digest().encode()),
+        "vocabulary": compressed_file.digest(opened.run.vocab_fingerprint.encode()),
+    }
+
+
+def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> None:
+    """Refuse another run, release or kind of processor.
+
+    Raises:
+        CompressedFileError: one of them differs.
+    """
+    for name, value in _digests(opened).items():
+        if packed.digests[name] != value:
+            raise CompressedFileError(
+                f"{source}: compressed with other {name} than those of {opened.run.folder}; name the run and keep the "
+                "checkpoint that compressed it"
+            )
+    for name, value in _conditions(packed.header["threads"]).items():
+        if packed.header[name] != value:
+            raise CompressedFileError(
+                f"{source}: compressed with {name} {packed.header[name]}, and this is {value}, which may round "
+                "differently; decompress it there"
+            )
+
+
+def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: Workspace) -> bytes:
+    header = packed.header
+    if not header["tokens"]:
+        return b""
+    settings = opened.run.settings.evaluation_settings(
+        batch_size=header["lanes"],
+        seg_len=header["seg_len"],
+        mem_len=header["mem_len"],
+        max_distance=header["max_distance"],
+        same_length=header["same_length"],
+    )
+    dynamic = (
+        None if header["dynamic"] is None else DynamicSettings(lr=header["dynamic"][0], decay=header["dynamic"][1])
+    )
+    lanes = Lanes.of(header["tokens"], settings)
+    predictor = _predictor(opened, settings, lanes, dynamic, workspace)
+    if predictor.probe() != packed.digests["probe"]:
+        raise CompressedFileError(
+            f"{source}: this machine rounds differently from the one that compressed it; decompress it there"
+        )
+    text = CodedText(np.zeros(header["tokens"], dtype=np.int64))
+    with workspace.reporter.progress(f"restoring {source}", total=header["tokens"], unit="tokens") as bar:
+        decoder = compression.Decoder(packed.words)
+        try:
+            compression.code_text(predictor, decoder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)
+        except ValueError as error:
+            raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
+    return _decode(opened.vocab, text)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with so many threads: sums are divided among them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, count))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
