@@ -6,7 +6,8 @@ One batch row at a time. Query i of the segment is token M + i of the extended c
 
 Weights are a plain dict; a matrix maps row vectors, y = x @ W, and head h owns columns h*D to (h+1)*D - 1:
     embedding (V, d)            softmax_bias (V,)           final_norm (gain, bias), norm = "pre" only
-    content_bias, position_bias (H, D), or (N, H, D) for one per layer; the paper's u and v
+    content_bias, position_bias (H, D), or (N, H, D) for one per layer; the paper's u and v. With another encoding than
+        "relative", n_heads (H) in place of both and of w_k_position; with "t5" bucket_biases (H, 32)
     layers: N dicts of
         w_q, w_k_content, w_v, w_k_position (d, H*D)        w_o (H*D, d)
         attention_norm, ff_norm (gain (d,), bias (d,))      ff_1 (W (d, F), b (F,))      ff_2 (W (F, d), b (d,))
@@ -35,7 +36,8 @@ SCORE_WEIGHTS = ("w_q", "w_k_content", "w_k_position", "content_bias", "position
 class Scores(NamedTuple):
     """The four terms of 3.3 before scaling, each (H, L, K), with the pairs (i, j) that the softmax may see.
 
-    (b) and (d) are NaN where the distance M + i - j is negative, since R has no such row.
+    (b) and (d) are NaN where the distance M + i - j is negative, since R has no such row. Encodings other than the
+    paper's have (a) alone, and perhaps a bias (H, L, K), which is added after the scaling.
     """
 
     a: ndarray
@@ -43,6 +45,7 @@ class Scores(NamedTuple):
     c: ndarray
     d: ndarray
     allowed: set[tuple[int, int]]
+    bias: ndarray | None = None
 
 
 def distance_encoding(distance: int, d: int) -> ndarray:
@@ -91,6 +94,8 @@ def allowed_pairs(*, seg_len: int, mem_len: int, key_limit: int | None = None) -
 def layer_weights(weights: dict, n: int) -> dict:
     """Layer n's own weights with its "content_bias" and "position_bias" (H, D) beside them, shared or per layer."""
     layer = dict(weights["layers"][n])
+    if "content_bias" not in weights:
+        return layer | {name: weights[name] for name in ("n_heads", "bucket_biases") if name in weights}
     for name in ("content_bias", "position_bias"):
         bias = _numbers(weights[name])
         layer[name] = bias[n] if bias.ndim == 3 else bias
@@ -133,6 +138,69 @@ def attention_scores(
     return Scores(a, b_term, c, d_term, allowed_pairs(seg_len=L, mem_len=M, key_limit=key_limit))
 
 
+def alibi_slope(h: int, n_heads: int) -> float:
+    """The slope of head h = 0 .. H - 1 (Press et al. 2022): 2^(-8/H), 2^(-16/H), ..., 2^-8 for H a power of two.
+
+    Otherwise the slopes of P heads, P the largest power of two below H, then the 1st, 3rd, 5th, ... of 2P heads.
+    """
+    power = 1
+    while 2 * power <= n_heads:
+        power *= 2
+    if h < power:
+        return (2 ** (-8 / power)) ** (h + 1)
+    return (2 ** (-8 / (2 * power))) ** (2 * (h - power) + 1)
+
+
+def t5_bucket(distance: int) -> int:
+    """The bucket of a distance of the past (Raffel et al. 2020): 0 .. 15, then 16 whose borders rise to 128."""
+    if distance < 16:
+        return distance
+    for bucket in range(16, 31):
+        if distance < 16 * 8 ** ((bucket - 15) / 16):
+            return bucket
+    return 31
+
+
+def turned(vector: ndarray, position: int) -> ndarray:
+    """A query or key (D,) turned by its position (Su et al. 2021): pair (c, c + D/2) by position / 10000^(2c/D)."""
+    D = len(vector)
+    result = np.zeros(D, dtype=_kind(vector))
+    for c in range(D // 2):
+        angle = position / 10000 ** (2 * c / D)
+        first, second = vector[c], vector[c + D // 2]
+        result[c] = first * math.cos(angle) - second * math.sin(angle)
+        result[c + D // 2] = first * math.sin(angle) + second * math.cos(angle)
+    return result
+
+
+def content_scores(
+    hidden: ndarray, memory: ndarray, layer: dict, *, position: str, max_distance: int | None, key_limit: int | None
+) -> Scores:
+    """The scores of the encodings "rotary", "alibi", "t5" and "none": (a), and a bias with "alibi" and "t5"."""
+    extended = _concatenate(memory, hidden)
+    L, M, K = len(hidden), len(memory), len(extended)
+    H, D = _heads(layer)
+    kind = _kind(extended, layer["w_q"], layer["w_k_content"], layer.get("bucket_biases", layer["w_q"]))
+    a, bias, nothing = (np.zeros((H, L, K), dtype=kind) for _ in range(3))
+    for h in range(H):
+        for i in range(L):
+            for j in range(M + i + 1):
+                query = extended[M + i] @ _head(layer["w_q"], h, D)
+                key = extended[j] @ _head(layer["w_k_content"], h, D)
+                if position == "rotary":
+                    query, key = turned(query, M + i), turned(key, j)
+                a[h, i, j] = _dot(query, key)
+                distance = M + i - j
+                if max_distance is not None and distance > max_distance:
+                    distance = max_distance
+                if position == "alibi":
+                    bias[h, i, j] = -alibi_slope(h, H) * distance
+                if position == "t5":
+                    bias[h, i, j] = layer["bucket_biases"][h, t5_bucket(distance)]
+    allowed = allowed_pairs(seg_len=L, mem_len=M, key_limit=key_limit)
+    return Scores(a, nothing, nothing, nothing, allowed, bias)
+
+
 def attention_weights(scores: Scores, *, head_width: int) -> ndarray:
     """Masked softmax of (a + b + c + d) / sqrt(D) (3.3): (H, L, K), zero at every pair that is not allowed."""
     H, L, K = scores.a.shape
@@ -143,20 +211,31 @@ def attention_weights(scores: Scores, *, head_width: int) -> ndarray:
             logits = []
             for j in seen:
                 total = scores.a[h, i, j] + scores.b[h, i, j] + scores.c[h, i, j] + scores.d[h, i, j]
-                logits.append(total / math.sqrt(head_width))
+                added = 0.0 if scores.bias is None else scores.bias[h, i, j]
+                logits.append(total / math.sqrt(head_width) + added)
             for j, log_share in zip(seen, log_softmax(np.array(logits)), strict=True):
                 attended[h, i, j] = np.exp(log_share)
     return attended
 
 
 def attention(
-    hidden: ndarray, memory: ndarray, layer: dict, *, max_distance: int | None = None, key_limit: int | None = None
+    hidden: ndarray,
+    memory: ndarray,
+    layer: dict,
+    *,
+    position: str = "relative",
+    max_distance: int | None = None,
+    key_limit: int | None = None,
 ) -> ndarray:
     """Linear(Masked-Softmax(A) v) of 3.3, (L, d): heads side by side, then w_o; no residual and no norm."""
     extended = _concatenate(memory, hidden)
     L, K = len(hidden), len(extended)
-    H, D = layer["content_bias"].shape
-    scores = attention_scores(hidden, memory, layer, max_distance=max_distance, key_limit=key_limit)
+    H, D = _heads(layer)
+    limits: dict[str, Any] = {"max_distance": max_distance, "key_limit": key_limit}
+    if position == "relative":
+        scores = attention_scores(hidden, memory, layer, **limits)
+    else:
+        scores = content_scores(hidden, memory, layer, position=position, **limits)
     attended = attention_weights(scores, head_width=D)
     mixed = np.zeros((L, H * D), dtype=_kind(extended, attended, layer["w_v"]))
     for h in range(H):
@@ -200,21 +279,20 @@ def attention_layer(
     *,
     norm: str = "post",
     norm_eps: float = LAYER_NORM_EPS,
-    max_distance: int | None = None,
-    key_limit: int | None = None,
+    **options: Any,
 ) -> ndarray:
     """One whole layer of 3.3, (L, d): attention and feed-forward, each with its residual and layer norm.
 
     norm="post" is the paper's LN(x + f(x)); "pre" and "pre_released" are x + f(LN(x)), where the memory, kept as raw
-    layer inputs, passes through the same LN as the segment before it is projected.
+    layer inputs, passes through the same LN as the segment before it is projected. `options` are those of `attention`.
     """
     if norm == "post":
-        attended = attention(hidden, memory, layer, max_distance=max_distance, key_limit=key_limit)
+        attended = attention(hidden, memory, layer, **options)
         hidden = layer_norm(hidden + attended, layer["attention_norm"], eps=norm_eps)
         return layer_norm(hidden + feed_forward(hidden, layer), layer["ff_norm"], eps=norm_eps)
     if norm in ("pre", "pre_released"):
         normed, normed_memory = (layer_norm(x, layer["attention_norm"], eps=norm_eps) for x in (hidden, memory))
-        hidden = hidden + attention(normed, normed_memory, layer, max_distance=max_distance, key_limit=key_limit)
+        hidden = hidden + attention(normed, normed_memory, layer, **options)
         return hidden + feed_forward(layer_norm(hidden, layer["ff_norm"], eps=norm_eps), layer)
     raise ValueError(f'norm is "post", "pre" or "pre_released", not {norm!r}')
 
@@ -325,22 +403,21 @@ def forward(
     mem_len: int,
     norm: str = "post",
     norm_eps: float = LAYER_NORM_EPS,
-    max_distance: int | None = None,
-    key_limit: int | None = None,
+    **options: Any,
 ) -> tuple[ndarray, list[ndarray]]:
     """Log-probabilities (L, V) of what follows each token of one segment, and the memory for the next segment (3.3).
 
     Args:
         tokens: L token ids.
         memory: one (M, d) per layer, the raw inputs of that layer at the M tokens before this segment; M <= mem_len.
+        options: the encoding (`position`), `max_distance` and `key_limit`.
     """
-    limits = {"max_distance": max_distance, "key_limit": key_limit}
     hidden = np.stack([embed(token, weights) for token in tokens])
     new_memory = []
     for n in range(len(weights["layers"])):
         new_memory.append(update_memory(hidden, memory[n], mem_len=mem_len))
         layer = layer_weights(weights, n)
-        hidden = attention_layer(hidden, memory[n], layer, norm=norm, norm_eps=norm_eps, **limits)
+        hidden = attention_layer(hidden, memory[n], layer, norm=norm, norm_eps=norm_eps, **options)
     if norm == "pre":
         hidden = layer_norm(hidden, weights["final_norm"], eps=norm_eps)
     return np.stack([token_log_probs(row, weights) for row in hidden]), new_memory
@@ -422,6 +499,12 @@ def _concatenate(memory: ndarray, hidden: ndarray) -> ndarray:
 
 def _head(matrix: ndarray, h: int, head_width: int) -> ndarray:
     return matrix[:, h * head_width : (h + 1) * head_width]
+
+
+def _heads(layer: dict) -> tuple[int, int]:
+    """H and D."""
+    H = len(layer["content_bias"]) if "content_bias" in layer else layer["n_heads"]
+    return H, layer["w_q"].shape[1] // H
 
 
 def _dot(left: ndarray, right: ndarray) -> complex:

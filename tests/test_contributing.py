@@ -96,7 +96,7 @@ def test_the_encoding_of_the_guide_trains_and_is_evaluated_with_memory(tmp_path,
         "txlcli/core/model/encodings.py",
     ]
     changed_source(tmp_path / "source", diff)
-    train = ["train", "own.toml", "--set", "model.position=alibi"]
+    train = ["train", "own.toml", "--set", "model.position=kerple"]
     *_, result = run(tmp_path / "source", own, PREPARE, train, ["eval", "own", "--mem-len", "0,11", "--json"])
     rows = json.loads(result)["rows"]
     assert [row["mem_len"] for row in rows] == [0, 11]

@@ -30,6 +30,7 @@ EVAL = ["--mem-len", "--seg-len", "--max-distance", "--plot", "--device", "--pre
         ("float16", ["fp32", "bf16", "fp16"], "fp16"),
         ("validation", ["train", "valid", "test"], "valid"),
         ("rope", ["relative", "shaw", "sinusoid", "learned", "rotary"], "rotary"),
+        ("nope", ["relative", "rotary", "alibi", "t5", "none"], "none"),
         ("evaluate", COMMANDS, "eval"),
         ("sample", COMMANDS, "generate"),
         ("trian", COMMANDS, "train"),

@@ -65,8 +65,9 @@ def test_a_registered_encoding_is_trained_resumed_evaluated_and_decoded(slopes_r
 
 def test_the_name_of_an_encoding_is_unknown_unless_it_is_registered(untouched):
     Path("slopes.toml").write_text(RECIPE.replace("n_heads = 3", 'n_heads = 3\nposition = "slopes"'))
-    assert "position must be one of relative, shaw, sinusoid, learned, rotary, not 'slopes'" in refusal(
-        "train", "slopes.toml"
+    assert (
+        "position must be one of relative, shaw, sinusoid, learned, rotary, alibi, t5, none, not 'slopes'"
+        in refusal("train", "slopes.toml")
     )
 
 

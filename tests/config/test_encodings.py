@@ -25,7 +25,8 @@ def register():
 
 def test_a_registered_encoding_is_accepted_as_position(register):
     with pytest.raises(
-        RecipeError, match="position must be one of relative, shaw, sinusoid, learned, rotary, not 'rings'"
+        RecipeError,
+        match="position must be one of relative, shaw, sinusoid, learned, rotary, alibi, t5, none, not 'rings'",
     ):
         section("model", {**SHAPE, "position": "rings"})
     register("rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=refuse_one_layer))
@@ -34,7 +35,7 @@ def test_a_registered_encoding_is_accepted_as_position(register):
     assert settings.absolute_positions
     assert not settings.limits_distance
     assert not settings.is_transformer_xl
-    with pytest.raises(RecipeError, match="learned, rotary, rings, not 'ring'; did you mean \"rings\""):
+    with pytest.raises(RecipeError, match="rotary, alibi, t5, none, rings, not 'ring'; did you mean \"rings\""):
         section("model", {**SHAPE, "position": "ring"})
 
 
@@ -62,6 +63,9 @@ def test_a_name_is_registered_once(register):
         ("sinusoid", False),
         ("learned", False),
         ("rotary", False),
+        ("alibi", False),
+        ("t5", True),
+        ("none", False),
         ("unknown", False),
         (None, False),
     ],

@@ -501,8 +501,18 @@ def test_max_distance_defaults_to_the_trained_length_in_evaluation():
     assert state.evaluation_settings(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
 
 
-@pytest.mark.parametrize("model", [{"position": "sinusoid"}, {"position": "learned", "n_positions": 11}])
-def test_absolute_positions_have_no_max_distance(model):
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"position": "sinusoid"},
+        {"position": "learned", "n_positions": 11},
+        {"position": "rotary", "d_head": 4},
+        {"position": "alibi"},
+        {"position": "none"},
+    ],
+    ids=lambda model: model["position"],
+)
+def test_positions_without_learned_distances_have_no_max_distance(model):
     position = model["position"]
     parts = build("corpus"), build("model", **model), build("train")
     assert Settings(*parts, build("eval")).evaluation_settings().max_distance is None
@@ -532,13 +542,13 @@ def test_only_learned_positions_limit_a_window(model, longest):
 
 
 @pytest.mark.parametrize("mem_len", [0, 5])
-@pytest.mark.parametrize("position", ["relative", "shaw", "sinusoid", "learned"])
+@pytest.mark.parametrize("position", ["relative", "shaw", "alibi", "t5", "none", "sinusoid", "learned"])
 def test_memory_needs_relative_distances_or_training_with_memory(position, mem_len):
     learned = {"n_positions": 11} if position in ("shaw", "learned") else {}
     model, train = build("model", position=position, **learned), build("train", mem_len=mem_len)
     settings = Settings(build("corpus"), model, train, build("eval", mem_len=0))
     settings.check_memory(0, run="runs/mine", instead="")
-    if mem_len or position in ("relative", "shaw"):
+    if mem_len or position not in ("sinusoid", "learned"):
         settings.check_memory(7, run="runs/mine", instead="")
         return
     with pytest.raises(UsageError) as caught:

@@ -29,10 +29,12 @@ def weights_of(numbers, settings):
     def matrix_and_bias(name):
         return numbers[f"{name}.weight"].T, numbers[f"{name}.bias"]
 
+    relative = settings.position == "relative"
+
     def layer(n):
         return {
             **{name: numbers[f"layers.{n}.attention.{name}.weight"].T for name in ATTENTION},
-            "w_k_position": numbers[f"encoding.w_k_position.{n}.weight"].T,
+            **({"w_k_position": numbers[f"encoding.w_k_position.{n}.weight"].T} if relative else {}),
             "attention_norm": pair(f"layers.{n}.attention_norm"),
             "ff_norm": pair(f"layers.{n}.ff_norm"),
             "ff_1": matrix_and_bias(f"layers.{n}.feed_forward.ff_1"),
@@ -40,7 +42,11 @@ def weights_of(numbers, settings):
         }
 
     weights = {"layers": [layer(n) for n in range(settings.n_layers)]}
-    for name in ("content_bias", "position_bias"):
+    if not relative:
+        weights["n_heads"] = settings.n_heads
+    if settings.position == "t5":
+        weights["bucket_biases"] = numbers["encoding.bucket_biases"]
+    for name in ("content_bias", "position_bias") if relative else ():
         bias = numbers[f"encoding.{name}"]
         weights[name] = bias[0] if settings.tie_biases else bias
     if settings.norm == "pre":
@@ -86,6 +92,7 @@ def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distan
             memory_start=model.settings.memory_start,
             norm=model.settings.norm,
             norm_eps=model.settings.norm_eps,
+            position=model.settings.position,
             key_limit=key_limit,
             max_distance=max_distance,
         )

@@ -183,6 +183,9 @@ POSITIONS = {
     "shaw": {"position": "shaw", "n_positions": 6},
     "learned": {"position": "learned", "n_positions": 64},
     "rotary": {"position": "rotary", "d_head": 12},
+    "alibi": {"position": "alibi"},
+    "t5": {"position": "t5"},
+    "none": {"position": "none"},
 }
 OF_READING = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.15}
 """Largest relative error of hidden states in each precision."""

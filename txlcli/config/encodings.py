@@ -13,7 +13,7 @@ class EncodingTraits:
 
     limits_distance: bool = False
     """`max_distance` applies: larger distances share one encoding, at evaluation those beyond the trained L + M. False
-    for encodings that need no such limit, even if their score depends on distance (rotary)."""
+    for encodings that need no such limit, even if their score depends on distance (rotary, alibi)."""
     absolute_positions: bool = False
     """Positions count from the start of the segment, so a memory can only be used if the model was trained with one."""
     learned_vectors: bool = False
@@ -48,6 +48,9 @@ ENCODINGS: dict[str, EncodingTraits] = {
     "sinusoid": EncodingTraits(absolute_positions=True),
     "learned": EncodingTraits(absolute_positions=True, learned_vectors=True),
     "rotary": EncodingTraits(check=_check_pairs),
+    "alibi": EncodingTraits(score_terms=("a", "d")),
+    "t5": EncodingTraits(limits_distance=True, score_terms=("a", "d")),
+    "none": EncodingTraits(),
 }
 """Traits for each value of `model.position`."""
 

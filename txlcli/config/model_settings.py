@@ -125,8 +125,9 @@ class TransformerSettings(ModelSettings):
     """Constant that layer normalization adds to the variance; 1e-12 in the released TF code."""
     position: Annotated[str, ENCODINGS] = "relative"
     """Position encoding: Transformer-XL's relative encoding; Shaw et al.'s (a learned vector per distance); Vaswani et
-    al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); or rotary positions (Su
-    et al.: queries and keys are rotated)."""
+    al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); rotary positions (Su et
+    al.: queries and keys are rotated); ALiBi (Press et al.: a fixed penalty per distance and head); T5's bias (Raffel
+    et al.: a learned bias per head and range of distances, 32 ranges up to 128); or none at all."""
     n_positions: PositiveInt | None = None
     """Number of learned vectors: distances ("shaw"; larger ones share the last), or positions of a segment
     ("learned")."""

@@ -220,6 +220,9 @@ POSITIONS = {
     "shaw": {"position": "shaw", "n_positions": 6},
     "sinusoid": {"position": "sinusoid"},
     "rotary": {"position": "rotary", "d_head": 12},
+    "alibi": {"position": "alibi"},
+    "t5": {"position": "t5"},
+    "none": {"position": "none"},
 }
 
 

@@ -79,7 +79,13 @@ def test_absolute_positions_have_no_product_with_queries():
 @pytest.mark.parametrize("mem_len", [0, M])
 @pytest.mark.parametrize(
     "changed",
-    [{"norm": "post"}, {"norm": "pre"}, {"position": "sinusoid"}, {"position": "shaw", "n_positions": 5}],
+    [
+        {"norm": "post"},
+        {"norm": "pre"},
+        {"position": "sinusoid"},
+        {"position": "none"},
+        {"position": "shaw", "n_positions": 5},
+    ],
     ids=str,
 )
 def test_a_training_step_equals_the_count_of_pytorch(mem_len, changed):
@@ -105,7 +111,7 @@ def count_step(model, *, backend="auto", recompute=False):
 
 
 @pytest.mark.parametrize(("backend", "recompute"), [("auto", False), ("auto", True), ("reference", False)])
-@pytest.mark.parametrize("changed", [{}, {"position": "sinusoid"}], ids=str)
+@pytest.mark.parametrize("changed", [{}, {"position": "sinusoid"}, {"position": "alibi"}, {"position": "t5"}], ids=str)
 def test_a_step_with_a_backend_equals_the_count_of_pytorch(backend, recompute, changed):
     model = small_model(dtype=torch.float32, **changed)
     lengths = {"seg_len": L, "mem_len": M}

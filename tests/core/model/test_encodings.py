@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from tests import reference
-from tests.core.builders import V, draw_tokens, make_decoder, read_segments, small_model
+from tests.core import oracle
+from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from txlcli.config.encodings import ENCODINGS
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
 from txlcli.core.model.attention import distance_encoding
-from txlcli.core.model.encodings import ShawEncoding
+from txlcli.core.model.encodings import ShawEncoding, T5Encoding, alibi_slopes
 from txlcli.core.model.registry import count_parameters
+from txlcli.core.model.transformer_xl import TransformerXL
 
 B, L, M = 2, 5, 7
 D, H = 11, 3
@@ -23,7 +25,12 @@ CHANGES = {
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
     "rotary": {"position": "rotary", "d_head": D + 1},
+    "alibi": {"position": "alibi"},
+    "t5": {"position": "t5"},
+    "none": {"position": "none"},
 }
+WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "shaw", "rotary", "alibi", "t5", "none"]
+BY_ORACLE = ["rotary", "alibi", "t5", "none"]
 
 
 def test_every_encoding_has_a_class_and_traits():
@@ -117,13 +124,65 @@ def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("position", ["relative", "shaw", "rotary"])
-def test_segments_with_memory_equal_one_long_window(position, dtype, tolerance):
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+@pytest.mark.parametrize("position", WITHOUT_POSITIONS_OF_SEGMENTS)
+def test_segments_with_memory_equal_one_long_window(position, backend, dtype, tolerance):
     model, tokens = small_model(std=0.2, dtype=dtype, **CHANGES[position]), draw_tokens(B, 29)
+    model.set_attention_backend(backend)
     with torch.no_grad():
         whole, _ = read_segments(model, tokens, [29], mem_len=0)
         parts, _ = read_segments(model, tokens, [5, 5, 1, 11, 7], mem_len=29)
     torch.testing.assert_close(parts, whole, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("position", BY_ORACLE)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(("mem_len", "key_limit"), [(0, None), (M, None), (M, M)])
+def test_segments_equal_the_oracle(position, norm, mem_len, key_limit):
+    model, tokens = small_model(norm=norm, **CHANGES[position]), draw_tokens(B, 2 * L + 4)
+    options = {"mem_len": mem_len, "key_limit": key_limit}
+    log_probs, memory = read_segments(model, tokens, [L, L, 3, 1], **options)
+    expected, expected_memory = oracle.read_segments(model, tokens, [L, L, 3, 1], **options)
+    np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
+    for given, wanted in zip(memory, expected_memory, strict=True):
+        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+def test_a_long_text_with_the_biases_of_t5_equals_the_oracle(backend):
+    model, tokens = small_model(n_layers=1, position="t5"), draw_tokens(1, 150)  # distances of all buckets
+    model.set_attention_backend(backend)
+    for max_distance in (None, 20):
+        options = {"mem_len": 143, "max_distance": max_distance}
+        log_probs, _ = read_segments(model, tokens, [143, 7], **options)
+        expected, _ = oracle.read_segments(model, tokens, [143, 7], **options)
+        np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
+
+
+def test_slopes_of_alibi_are_the_published_ones():
+    assert alibi_slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    assert alibi_slopes(1) == [1 / 256]
+    # Twelve heads: those of eight, then the 1st, 3rd, 5th and 7th of sixteen, 2^(-1/2), 2^(-3/2), ...
+    assert alibi_slopes(12) == [*alibi_slopes(8), *(2**-power for power in (0.5, 1.5, 2.5, 3.5))]
+    for n_heads in range(1, 70):
+        expected = [reference.alibi_slope(head, n_heads) for head in range(n_heads)]
+        assert alibi_slopes(n_heads) == pytest.approx(expected, rel=1e-12)
+
+
+def test_buckets_of_t5_are_the_published_ones():
+    # 16 + floor(16 ln(d / 16) / ln 8) from distance 16 on: 20 at d = 27 or more, 24 from 46, 28 from 77, 31 from 113.
+    distances = torch.tensor([0, 1, 15, 16, 18, 19, 26, 27, 45, 46, 76, 77, 112, 113, 127, 128, 129, 10_000])
+    expected = [0, 1, 15, 16, 16, 17, 19, 20, 23, 24, 27, 28, 30, 31, 31, 31, 31, 31]
+    assert T5Encoding.buckets(distances).tolist() == expected
+    assert T5Encoding.buckets(torch.arange(300)).tolist() == [reference.t5_bucket(d) for d in range(300)]
+
+
+def test_a_model_without_positions_sees_a_bag_of_tokens():
+    tokens, turned = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[4, 3, 2, 1, 5]])
+    for position, differs in (("none", False), ("alibi", True), ("t5", True)):
+        model = small_model(n_layers=1, **CHANGES[position])
+        last = [read_segments(model, one, [L], mem_len=0)[0][:, -1] for one in (tokens, turned)]
+        assert torch.allclose(*last) != differs
 
 
 def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
@@ -178,7 +237,7 @@ def test_a_segment_read_token_by_token_has_equal_positions(position):
     torch.testing.assert_close(by_token, by_segment, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned"])
+@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned", "alibi", "none"])
 @pytest.mark.parametrize("mem_len", [0, M])
 def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
     model, tokens = small_model(**CHANGES[position]).train(), draw_tokens(B, 2 * L)
@@ -204,6 +263,43 @@ def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
         assert parameter.grad.view(-1)[entry].item() == pytest.approx((slope[0] - slope[1]) / 2e-5, rel=1e-5), name
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+def test_the_biases_of_t5_get_their_gradient(backend, recompute):
+    # The derivative of the loss along each bias, exactly, by a complex step in the oracle's loops.
+    if recompute and backend != "auto":
+        pytest.skip("only auto recomputes")
+    model, tokens = small_model(vocab_size=11, n_layers=1, position="t5"), draw_tokens(1, 2 * 23, vocab_size=11)
+    model.recompute(recompute)
+    model.set_attention_backend(backend)
+    _, memory = model(tokens[:, :23], model.first_memory(1, 23), mem_len=23)
+    hidden, _ = model(tokens[:, 23:], memory, mem_len=23)
+    targets = draw_tokens(1, 23, vocab_size=11, seed=9)
+    model.losses(hidden, targets).sum().backward()
+    numbers = {name: array.astype(np.complex128) for name, array in oracle.numbers_of(model).items()}
+    weights, past = oracle.weights_of(numbers, model.settings), [memory[0][0].numpy()]
+    biases = numbers["encoding.bucket_biases"]
+    unchanged = biases.copy()
+
+    def loss(stepped):
+        biases[...] = stepped
+        log_probs, _ = reference.forward(tokens[0, 23:].tolist(), past, weights, mem_len=23, position="t5")
+        return reference.cross_entropy_nats(log_probs, targets[0].tolist()).sum()
+
+    grad = model.encoding.bucket_biases.grad
+    for bucket in (0, 1, 15, 16, 20, 23):  # distances up to 45
+        expected = reference.complex_step_gradient(loss, unchanged, (1, bucket))
+        assert expected != 0
+        assert grad[1, bucket].item() == pytest.approx(expected, rel=1e-9)
+    assert not grad[:, 24:].any()
+
+
+def test_the_biases_of_t5_are_trained_from_normal_weights():
+    torch.manual_seed(3)
+    biases = TransformerXL(model_settings(position="t5", init_std=0.05), V).encoding.bucket_biases
+    assert biases.std().item() == pytest.approx(0.05, rel=0.3)
+
+
 def test_parameter_counts_equal_a_calculation_by_hand():
     layer = 4 * 14 * H * D + 2 * 14 * 17 + 17 + 14 + 4 * 14
     shared = V * 14 + V + 2 * layer
@@ -212,6 +308,8 @@ def test_parameter_counts_equal_a_calculation_by_hand():
     assert count_parameters(settings["shaw"], V) == shared + 2 * 4 * H * D
     assert count_parameters(settings["sinusoid"], V) == shared
     assert count_parameters(settings["learned"], V) == shared + 2 * L * 14
+    assert count_parameters(settings["t5"], V) == shared + 32 * H
+    assert count_parameters(settings["alibi"], V) == count_parameters(settings["none"], V) == shared
 
 
 def test_sinusoids_of_a_distance_and_of_a_position_are_equal():

@@ -24,6 +24,9 @@ POSITIONS = {
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
     "rotary": {"position": "rotary", "d_head": 12},
+    "alibi": {"position": "alibi"},
+    "t5": {"position": "t5"},
+    "none": {"position": "none"},
 }
 
 

@@ -186,14 +186,16 @@ class AttentionProducts:
     """Position scores and their gradients; none without position keys."""
     skips_unseen: bool = False
     """True if the products by key leave out tiles of keys that no query of theirs sees."""
+    adds_bias: bool = False
+    """True if a bias by distance is added; others multiply with it, as one more column of queries and keys."""
 
 
 ATTENTION_PRODUCTS: dict[str, AttentionProducts] = {
     "auto": AttentionProducts(6, 3),
-    "reference": AttentionProducts(6, 3),
+    "reference": AttentionProducts(6, 3, adds_bias=True),
     "sdpa": AttentionProducts(7, 3),  # its backward pass computes the content scores again
     "flex": AttentionProducts(9, 3, skips_unseen=True),  # two backward passes: of keys and values, and of queries
-    "triton": AttentionProducts(9, 3, skips_unseen=True),  # the same
+    "triton": AttentionProducts(9, 3, skips_unseen=True, adds_bias=True),  # the same
 }
 """Products for each value of `train.attention`. Recomputation adds one of each kind to "auto"."""
 
@@ -214,9 +216,11 @@ def attention_flops_per_token(
     products = ATTENTION_PRODUCTS[backend]
     seen = seg_len * mem_len + seg_len * (seg_len + 1) // 2
     by_key = (products.by_key + recompute) * (seen if products.skips_unseen else scores)
-    positions = "b" in model.encoding.score_terms
-    by_distance = (products.by_distance + recompute) * scores if positions else 0
-    return 2.0 * model.n_layers * model.n_heads * model.d_head * (by_key + by_distance) / seg_len
+    terms = model.encoding.score_terms
+    has_bias_column = "d" in terms and "b" not in terms and not products.adds_bias
+    by_distance = (products.by_distance + recompute) * scores if "b" in terms or has_bias_column else 0
+    width = model.d_head + has_bias_column
+    return 2.0 * model.n_layers * model.n_heads * width * (by_key + by_distance) / seg_len
 
 
 def needed_attention_flops_per_token(model: TransformerSettings, *, seg_len: int, mem_len: int) -> float:

@@ -14,6 +14,7 @@ from outside the package.
 Axes: B batch, L segment, H heads, D head width, d model width, N layers, n distances.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -196,12 +197,63 @@ class RotaryEncoding(Encoding):
         return PairRotation(cosine, sine)
 
 
+class AlibiEncoding(Encoding):
+    """Press et al. (2022): a penalty that grows with the distance, at a fixed slope for each head."""
+
+    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
+        """Return the penalties (H, n); all layers share them."""
+        slopes = torch.tensor(alibi_slopes(self.settings.n_heads), dtype=torch.float64, device=like.device)
+        penalty = -slopes[:, None] * _distances(reach, max_distance, like)
+        return [ScoreTerms(reach, distance_bias=penalty.to(like.dtype))] * self.settings.n_layers
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Return the slope of each head: 2^(-8h/H) for h = 1 .. H if H is a power of two.
+
+    For another H, the slopes of the next smaller power of two come first, then every second one of the next larger.
+    """
+    power = 1 << (n_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * head / power) for head in range(1, power + 1)]
+    return slopes + [2.0 ** (-4 * head / power) for head in range(1, 2 * (n_heads - power), 2)]
+
+
+class T5Encoding(Encoding):
+    """Raffel et al. (2020): a learned bias per head and range of distances, shared by all layers.
+
+    Distances 0 to 15 have a bias of their own. Sixteen ranges follow, each 8^(1/16) times as long as the one before;
+    the last one also has the distances from 128 on. The bias is added to the scaled score; T5 does not scale scores.
+    """
+
+    BUCKETS = 32
+    FARTHEST = 128
+
+    def __init__(self, settings: TransformerSettings) -> None:
+        super().__init__(settings)
+        self.bucket_biases = nn.Parameter(torch.empty(settings.n_heads, self.BUCKETS))
+
+    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
+        """Return the biases (H, n) of the distances n - 1 .. 0; all layers share them."""
+        bias = self.bucket_biases[:, self.buckets(_distances(reach, max_distance, like))]
+        return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
+
+    @classmethod
+    def buckets(cls, distances: Tensor) -> Tensor:
+        """Return the number of the range (n,) to which each distance (n,) belongs."""
+        exact = cls.BUCKETS // 2
+        octaves = (distances.clamp(min=exact).to(torch.float64) / exact).log() / math.log(cls.FARTHEST / exact)
+        ranges = exact + (octaves * (cls.BUCKETS - exact)).to(torch.int64)
+        return torch.where(distances < exact, distances, ranges.clamp(max=cls.BUCKETS - 1))
+
+
 ENCODINGS: dict[str, type[Encoding]] = {
     "relative": RelativeEncoding,
     "shaw": ShawEncoding,
     "sinusoid": SinusoidEncoding,
     "learned": LearnedEncoding,
     "rotary": RotaryEncoding,
+    "alibi": AlibiEncoding,
+    "t5": T5Encoding,
+    "none": Encoding,
 }
 """Class for each value of `model.position`."""
 
