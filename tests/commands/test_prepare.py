@@ -347,6 +347,25 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 
+@pytest.mark.parametrize(("sp_type", "named"), [("unigram", 70_000), ("bpe", 90_000)])
+def test_sentencepiece_is_trained_on_a_sample_of_a_long_text_and_the_store_says_so(tmp_path, sp_type, named):
+    text = tmp_path / "my.txt"
+    text.write_text(BOOK * 4000 + "zq zq zq\n" * 5000)
+    sizes = WorkSizes(parallel_from=1 << 14, chunk=1 << 16, unigram_sample=70_000, bpe_sample=90_000)
+    options = {"tokenizer": "sentencepiece", "vocab_size": 285, "sp_type": sp_type, "split": "100,0,0"}
+    stores = [
+        prepare(str(text), tmp_path / f"data{workers}", PrepareOptions(**options, workers=workers), sizes=sizes)
+        for workers in (1, 2)
+    ]
+    assert stores[0].fingerprint == stores[1].fingerprint
+    note = f"SentencePiece was trained on {named:,} of the {text.stat().st_size:,} bytes of train, spread evenly"
+    assert [any(line.startswith(note) for line in store.notes) for store in stores] == [True, True]
+    assert not any("q" in stores[0].vocab.symbol(number) for number in range(stores[0].vocab.size))
+    whole = prepare(str(text), tmp_path / "whole", PrepareOptions(**options))
+    assert not any("SentencePiece" in line for line in whole.notes)
+    assert any("q" in whole.vocab.symbol(number) for number in range(whole.vocab.size))
+
+
 def test_an_error_in_a_worker_process_is_raised_in_the_parent(tmp_path):
     (tmp_path / "my.txt").write_bytes(b"good\n" * 9 + b"\xff\n")
     with pytest.raises(CorpusInputError, match="byte 45 is not valid UTF-8"):

@@ -28,7 +28,6 @@ from txlcli.workflows.preparation.symbol_counts import SpooledIds, SymbolCounts
 from txlcli.workflows.preparation.workers import mapping
 from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
-TRAINING_TEXT = 64 << 20  # bytes of train, spread evenly, on which SentencePiece is trained
 WORK_FOLDER = ".preparing-"
 """Beginning of the name of a temporary folder in the data folder."""
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
@@ -36,13 +35,17 @@ UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece
 
 @dataclass(frozen=True, kw_only=True)
 class WorkSizes:
-    """Sizes, in bytes, into which the work is divided; the store does not depend on them."""
+    """Sizes, in bytes, that bound the work; the store depends on the samples only."""
 
     parallel_from: int = 16 << 20
     """Smaller texts are read by one process: starting more takes longer than they save."""
     chunk: int = CHUNK
     word_chunk: int = 8 << 20
     """Chunk size for words. Each chunk lists its distinct words, and longer chunks repeat fewer of them."""
+    unigram_sample: int = 24 << 20
+    """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
+    bpe_sample: int = 64 << 20
+    """Most text on which byte-pair encoding is trained: it takes 5 bytes of memory per byte."""
 
 
 def prepare(
@@ -146,6 +149,7 @@ class _Preparation:
             counts = {split: self._counts(split, part, final, unknown) for split, part in encoded.items()}
             _refuse_without_tokens(counts)
             notes = (*text.notes, *notes, *rules.differences(plan, self._rule, text, vocab.size, counts))
+            notes += self._note_of_sample(splits)
             facts = _facts(plan, text, vocab, notes, source.result())
         with writing(plan.store, facts, vocab, work=self._work) as writer:
             self._write_all(writer, encoded, counts, final, vocab)
@@ -169,7 +173,25 @@ class _Preparation:
                 "or choose another --tokenizer"
             )
         with self._reporter.progress("training SentencePiece"):
-            return train_sentencepiece(_training_lines(splits["train"]), size=plan.vocab_size, bpe=plan.bpe)
+            lines = _training_lines(splits["train"], self._sample)
+            return train_sentencepiece(lines, size=plan.vocab_size, bpe=plan.bpe)
+
+    @property
+    def _sample(self) -> int:
+        """Most bytes of text on which SentencePiece is trained."""
+        return self._sizes.bpe_sample if self._plan.bpe else self._sizes.unigram_sample
+
+    def _note_of_sample(self, splits: dict[str, tuple[Slice, ...]]) -> tuple[str, ...]:
+        """Return a note that SentencePiece was trained on a part of the text, if it was."""
+        if self._plan.tokenizer != "sentencepiece" or self._plan.vocab is not None:
+            return ()
+        size = _size(splits["train"])
+        if size <= self._sample:
+            return ()
+        return (
+            f"SentencePiece was trained on {self._sample:,} of the {size:,} bytes of train, spread evenly, since its "
+            "memory grows with the text",
+        )
 
     def _read_all(self, splits: dict[str, tuple[Slice, ...]], encoder: ChunkEncoder) -> dict[str, _EncodedSplit]:
         total = sum(piece.size for pieces in splits.values() for piece in pieces)
@@ -245,9 +267,14 @@ def _refuse_without_tokens(counts: dict[str, SplitCounts]) -> None:
             raise CorpusInputError(f"the {split} split has only blanks; give more text, or another --split")
 
 
-def _training_lines(slices: tuple[Slice, ...]) -> Iterator[str]:
-    """Yield the lines of the train split, or of the first part of each chunk if the split is too long."""
-    share = min(1.0, TRAINING_TEXT / max(sum(piece.size for piece in slices), 1))
+def _size(slices: tuple[Slice, ...]) -> int:
+    """Return the number of bytes."""
+    return sum(piece.size for piece in slices)
+
+
+def _training_lines(slices: tuple[Slice, ...], sample: int) -> Iterator[str]:
+    """Yield the lines of the train split, or of the first part of each chunk if it has more bytes than `sample`."""
+    share = min(1.0, sample / max(_size(slices), 1))
     for chunk in cut_into_chunks(slices):
         text = "".join(decode(part) for part in read_chunk(chunk))
         yield from text[: int(len(text) * share) + 1].split("\n")
