@@ -23,7 +23,7 @@ def compress(
     lanes: Annotated[
         int | None,
         Option(
-            min=1, help="Parts coded side by side; more are faster and larger [default: one per 64 KiB, at most 64]."
+            min=1, help="Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64]."
         ),
     ] = None,
     dynamic: Annotated[

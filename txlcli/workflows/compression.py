@@ -33,7 +33,7 @@ from txlcli.workflows.evaluation.options import AdaptationSearch
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.workspace import Workspace
 
-BYTES_PER_LANE, MOST_LANES = 1 << 16, 64
+BYTES_PER_LANE, MOST_LANES = 1 << 13, 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class CompressionOptions:
     mem_len: int | None = None
     """Memory length M; None is the recipe's."""
     lanes: int | None = None
-    """Lanes that are coded side by side; None is one per 64 KiB, at most 64."""
+    """Lanes that are coded side by side; None is one per 8 KiB, at most 64."""
     dynamic: bool = False
     """Change the weights while coding, with parameters that are searched on the validation split."""
     lane_cost: bool = False
