@@ -219,6 +219,7 @@ def test_run_json_without_a_key_is_refused(runs_dir, key, error):
         ("recipe", 3, "recipe is 3, not a value of type str"),
         ("vocab_fingerprint", None, "vocab_fingerprint is null, not a value of type str"),
         ("vocab_size", 2.5, "vocab_size is 2.5, not a value of type int"),
+        ("vocab_size", -1, "vocab_size is -1"),
         ("parameters", float("nan"), "parameters is NaN, not a value of type int"),
         ("parameters", True, "parameters is true, not a value of type int"),
         ("metric", 0, "metric is 0, not a value of type str"),

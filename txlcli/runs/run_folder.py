@@ -132,6 +132,13 @@ class Run:
             _write_text(path, "".join(line + "\n" for line in kept))
 
 
+def _vocab_size(card: dict[str, Any]) -> int:
+    size = value_of(card, "vocab_size", int)
+    if size < 1:
+        raise ValueError(f"vocab_size is {size}")
+    return size
+
+
 def _metric(card: dict[str, Any]) -> str:
     metric = value_of(card, "metric", str)
     if metric not in METRICS_OF_LOSS:
@@ -457,7 +464,7 @@ def open_run(folder: Path) -> Run:
             recipe_name=value_of(card, "recipe", str),
             settings=recipe.resolve(_without_idle_limit(card["settings"]), where=str(path)),
             vocab_fingerprint=value_of(card, "vocab_fingerprint", str),
-            vocab_size=value_of(card, "vocab_size", int),
+            vocab_size=_vocab_size(card),
             parameters=value_of(card, "parameters", int),
             metric=_metric(card),
             changes=tuple(Change.from_entry(entry) for entry in card.get("changes", [])),

@@ -395,6 +395,8 @@ def test_lanes_that_were_not_saved_begin_with_zeros():
     assert [memory[0][:, 0, 0].tolist() for memory in memories] == [[1.0, 2.0], [0.0, 0.0]]
     with pytest.raises(ValueError, match="memory of 3 lanes instead of 4"):
         checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)], saved_lanes=4)
+    with pytest.raises(ValueError, match="memory of 3 lanes instead of 5"):
+        checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)])
 
 
 @pytest.mark.parametrize("error", [None, StoreError("the disk is full")])

@@ -243,6 +243,9 @@ def restore_memories(
         memories: of the micro-batches of this process; receive the saved ones.
         parts: lanes of `memories`.
         saved_lanes: number of lanes, from lane 0, if not all were saved; the others begin with zeros.
+
+    Raises:
+        ValueError: fewer lanes were saved than these parts need.
     """
     layers: dict[int, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
@@ -254,6 +257,8 @@ def restore_memories(
                 raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {saved_lanes}")
             missing = max(0, parts[-1].stop - saved_lanes)
             of_all_lanes = torch.cat([of_all_lanes, of_all_lanes.new_zeros(missing, *of_all_lanes.shape[1:])])
+        if len(of_all_lanes) < parts[-1].stop:
+            raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {parts[-1].stop}")
         for memory, part in zip(memories, parts, strict=True):
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
 
