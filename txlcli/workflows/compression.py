@@ -75,28 +75,12 @@ def compress(
     ids, others = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
     dynamic = _searched(opened, settings, options, workspace) if options.dynamic else None
-    coder, started = compression.Encoder(), time.perf_counter()
-    probe = b""
-    if len(ids):
-        lanes = Lanes.of(len(ids), settings)
-        predictor = _predictor(opened, settings, lanes, dynamic, workspace)
-        probe = predictor.probe()
-        text = CodedText(ids, others)
-        with workspace.reporter.progress(f"compressing {source}", total=len(ids), unit="tokens") as bar:
-            compression.code_text(predictor, coder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)
+    started = time.perf_counter()
+    coder, probe = _coded(opened, settings, CodedText(ids, others), dynamic, workspace, title=f"compressing {source}")
     seconds = time.perf_counter() - started
-    header = _conditions(torch.get_num_threads()) | {
-        "bytes": len(data),
-        "tokens": len(ids),
-        "lanes": settings.batch_size,
-        "seg_len": settings.seg_len,
-        "mem_len": settings.mem_len,
-        "max_distance": settings.max_distance,
-        "same_length": settings.same_length,
-        "dynamic": None if dynamic is None else [dynamic.lr, dynamic.decay],
-    }
-    digests = _digests(opened) | {"probe": probe.ljust(compressed_file.DIGEST_BYTES, b"\0")}
-    size = compressed_file.write(target, header, digests | {"content": compressed_file.digest(data)}, coder.words())
+    header = _header(settings, dynamic, size=len(data), tokens=len(ids))
+    digests = _digests(opened) | {"probe": probe, "content": compressed_file.digest(data)}
+    size = compressed_file.write(target, header, digests, coder.words())
     cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
     return {
         "run": str(opened.run.folder),
@@ -113,6 +97,41 @@ def compress(
         "mem_len": settings.mem_len,
         "dynamic": header["dynamic"],
         "seconds": seconds,
+    }
+
+
+def _coded(
+    opened: OpenRun,
+    settings: EvalSettings,
+    text: CodedText,
+    dynamic: DynamicSettings | None,
+    workspace: Workspace,
+    *,
+    title: str,
+) -> tuple[compression.Encoder, bytes]:
+    """Return the encoder of all of a text, and the probe of the predictor; an empty text has a probe of zeros."""
+    coder, count = compression.Encoder(), len(text.ids)
+    if not count:
+        return coder, bytes(compressed_file.DIGEST_BYTES)
+    lanes = Lanes.of(count, settings)
+    predictor = _predictor(opened, settings, lanes, dynamic, workspace)
+    probe = predictor.probe()
+    with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
+        compression.code_text(predictor, coder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)
+    return coder, probe
+
+
+def _header(settings: EvalSettings, dynamic: DynamicSettings | None, *, size: int, tokens: int) -> dict[str, Any]:
+    """Return the header of a file of `size` bytes."""
+    return _conditions(torch.get_num_threads()) | {
+        "bytes": size,
+        "tokens": tokens,
+        "lanes": settings.batch_size,
+        "seg_len": settings.seg_len,
+        "mem_len": settings.mem_len,
+        "max_distance": settings.max_distance,
+        "same_length": settings.same_length,
+        "dynamic": None if dynamic is None else [dynamic.lr, dynamic.decay],
     }
 
 
