@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal
+from tests.commands.novel import done, json_of, refusal, train
+from tests.commands.test_recurrent import recipe_of
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data import compressed_file
 
 NOVEL = "the fox jumps over lazy dogs\nnaïve 語 🦊\n" * 7
@@ -93,7 +96,22 @@ def test_dynamic_evaluation_is_undone_with_the_same_steps(here):
     text = written("file", NOVEL.encode())
     result, back = restored("byte", text, "--dynamic", "--lanes", 2)
     assert back == NOVEL.encode()
-    assert result["dynamic"] is None or result["dynamic"][0] > 0
+    assert result["dynamic"][0] > 0
+    assert result["bits_per_byte"] < json_of("compress", "byte", text, "fixed", "--lanes", 2)["bits_per_byte"]
+
+
+@pytest.mark.parametrize("mem_len", [0, 5])
+def test_absolute_positions_predict_too(here, mem_len):
+    train("model.position=sinusoid", name="absolute")
+    _, back = restored("absolute", written("file", NOVEL.encode()), "--mem-len", mem_len)
+    assert back == NOVEL.encode()
+
+
+def test_a_recurrent_state_predicts_too(here):
+    Path("lstm.toml").write_text(recipe_of("lstm"))
+    done("train", "lstm.toml", "--name", "lstm")
+    _, back = restored("lstm", written("file", NOVEL.encode()), "--lanes", 2, "--dynamic")
+    assert back == NOVEL.encode()
 
 
 def test_a_table_shows_the_sizes(here):
@@ -182,3 +200,32 @@ class TestRefusals:
         assert "there is no folder missing" in refusal("compress", "byte", "file", "missing/out")
         os.mkdir("folder")
         assert refusal("compress", "byte", "file", "folder") == "folder is a folder; name a file"
+
+    def test_dynamic_evaluation_of_absolute_positions(self, here):
+        train("model.position=sinusoid", name="absolute")
+        written("file", b"x")
+        assert refusal("compress", "absolute", "file", "out", "--dynamic") == (
+            "--dynamic: runs/absolute has absolute positions, which are lost token by token; leave out --dynamic"
+        )
+
+    def test_dynamic_evaluation_without_the_store(self, here):
+        written("file", NOVEL.encode())
+        Path("data/novel.h5").unlink()
+        assert "no token store at data/novel.h5" in refusal("compress", "byte", "file", "out", "--dynamic", code=1)
+
+    def test_a_memory_that_the_model_was_not_trained_with(self, here):
+        train("model.position=sinusoid", "train.mem_len=0", "eval.mem_len=0", name="windows")
+        written("file", b"x")
+        message = refusal("compress", "windows", "file", "out", "--mem-len", 3)
+        assert message.startswith("runs/windows was trained without memory")
+        assert message.endswith("give --mem-len 0")
+
+    def test_weights_that_have_diverged(self, here):
+        path = Path("runs/byte/best.safetensors")
+        saved = checkpoint.load(path)
+        tensors = {name: tensor * math.nan for name, tensor in saved.tensors.items() if tensor.is_floating_point()}
+        checkpoint.save(path, Checkpoint(saved.tensors | tensors, saved.state))
+        written("file", NOVEL.encode())
+        message = refusal("compress", "byte", "file", "out", code=1)
+        assert message.startswith("the model's probabilities are not numbers")
+        assert not os.path.exists("out")

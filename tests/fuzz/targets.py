@@ -21,6 +21,7 @@ from tests.faults.sample import state_of
 from tests.hdf5_files import unsealed
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
+from txlcli.data import compressed_file
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import TxlError
@@ -186,6 +187,27 @@ def _seeds_of_checkpoints(sample):
     return [json.dumps(state).encode(), content[:4096]]
 
 
+def _compressed(sample, work):
+    """Read a compressed file, given without its marker and its checksum."""
+
+    def read(data):
+        content = compressed_file.MAGIC + data
+        (work / "packed").write_bytes(content + compressed_file.digest(content))
+        compressed_file.read(work / "packed")
+
+    return refused(read)
+
+
+def _seeds_of_compressed_files(sample):
+    values = {str: "0", int: 1, list: [1.0, 2.0]}
+    header = {name: values[types[0]] for name, types in compressed_file.TYPES.items()}
+    digests = dict.fromkeys(compressed_file.DIGESTS, b"8 bytes.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "packed"
+        compressed_file.write(path, header, digests, np.arange(7, dtype=np.uint32))
+        return [path.read_bytes()[len(compressed_file.MAGIC) : -compressed_file.DIGEST_BYTES]]
+
+
 CHANGES = (b"train.lr=1e-4", b"model.n_layers=3", b"eval.max_distance=none", b"model.position=rotary", b"log.to=['x']")
 ALL = (
     Target("recipe", _files("tiny.toml", "foreign.toml"), _recipes),
@@ -200,6 +222,7 @@ ALL = (
     Target("pickle", _files("words.pkl"), _file_reader("words.pkl", vocabularies.read)),
     Target("pytorch", _files("state.pt"), _file_reader("state.pt", weights.read)),
     Target("npz", _files("tf.npz"), _file_reader("tf.npz", weights.read)),
+    Target("compressed", _seeds_of_compressed_files, _compressed),
     Target("safetensors", _files("hf/model.safetensors"), _file_reader("model.safetensors", weights.read)),
 )
 NAMES = tuple(target.name for target in ALL)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.ranges import MOST_COUNT
 from txlcli.errors import CompressedFileError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import MOST_TEXT, read_bytes
@@ -27,7 +28,7 @@ MAGIC = b"TXLZ1"
 DIGESTS = ("weights", "vocabulary", "probe", "content")
 """Digests of the header, in this order."""
 DIGEST_BYTES = 8
-MOST_HEADER_BYTES, MOST_THREADS = 4096, 4096
+MOST_HEADER_BYTES = 4096
 TYPES: dict[str, tuple[type, ...]] = {
     "txl": (str,),
     "torch": (str,),
@@ -44,6 +45,15 @@ TYPES: dict[str, tuple[type, ...]] = {
     "dynamic": (list, type(None)),
 }
 """Entries of the header, with the types of their values."""
+RANGES = {
+    "threads": (1, 4096),
+    "bytes": (0, MOST_TEXT),
+    "tokens": (0, MOST_TEXT),
+    "lanes": (1, MOST_TEXT),
+    "seg_len": (1, MOST_COUNT),
+    "mem_len": (0, MOST_COUNT),
+}
+"""Smallest and largest value of each number."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +123,11 @@ def _parse(content: bytes) -> CompressedFile:
         raise ValueError(f"it does not have {len(TYPES)} entries")
     entries = dict(zip(TYPES, values, strict=True))
     for name, types in TYPES.items():
-        if type(entries[name]) not in types or (type(entries[name]) is int and entries[name] < 0):
+        if type(entries[name]) not in types:
             raise ValueError(f"{name} is {entries[name]!r}")
-    if entries["tokens"] > MOST_TEXT or entries["bytes"] > MOST_TEXT or not 1 <= entries["threads"] <= MOST_THREADS:
-        raise ValueError("a number is too large")
+    for name, (least, most) in RANGES.items():
+        if not least <= entries[name] <= most:
+            raise ValueError(f"{name} is {entries[name]}")
     dynamic = entries["dynamic"]
     if dynamic is not None and not (len(dynamic) == 2 and all(type(value) is float for value in dynamic)):
         raise ValueError(f"dynamic is {dynamic!r}")

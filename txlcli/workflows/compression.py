@@ -25,6 +25,7 @@ from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressedFile
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
+from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_folder, replacing
 from txlcli.system.input_files import MOST_TEXT, read_bytes
@@ -38,7 +39,7 @@ BYTES_PER_LANE, MOST_LANES = 1 << 13, 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
-    """How a file is compressed."""
+    """Lengths, lanes and adaptation of a compression."""
 
     mem_len: int | None = None
     """Memory length M; None is the recipe's."""
@@ -215,11 +216,13 @@ def _encode(vocab: Vocab, data: bytes, source: Path) -> tuple[compression.Ids, d
     Raises:
         VocabularyError: a vocabulary of words or of SentencePiece does not restore the text exactly.
     """
-    if vocab.tokenizer in ("byte", "char"):
-        # Bytes that are no UTF-8 become single symbols, which `surrogateescape` restores.
-        text = data.decode("latin-1") if vocab.tokenizer == "byte" else data.decode("utf-8", errors="surrogateescape")
-        known = vocab.ids_of
-        ids = np.array([known.get(symbol, vocab.size) for symbol in text], dtype=np.int64)
+    if vocab.tokenizer == "byte":
+        ids_of_bytes = np.array([vocab.ids_of.get(chr(value), vocab.size) for value in range(256)], dtype=np.int64)
+        ids = ids_of_bytes[np.frombuffer(data, dtype=np.uint8)]
+        return ids, {int(at): data[at : at + 1] for at in np.flatnonzero(ids == vocab.size)}
+    if vocab.tokenizer == "char":
+        text = data.decode("utf-8", errors="surrogateescape")  # a byte that is no UTF-8 is one symbol
+        ids = np.array([vocab.ids_of.get(symbol, vocab.size) for symbol in text], dtype=np.int64)
         return ids, {int(at): _bytes_of(vocab, text[at]) for at in np.flatnonzero(ids == vocab.size)}
     try:
         ids = vocab.encode(data.decode("utf-8"))
@@ -314,7 +317,7 @@ def _lane_cost(opened: OpenRun, settings: EvalSettings, ids: compression.Ids, wo
         changed = dataclasses.replace(settings, batch_size=batch_size)
         with workspace.reporter.progress(f"{batch_size} lanes", total=len(targets), unit="tokens") as bar:
             nats.append(score_total(opened.model, inputs, targets, changed, on_tokens=bar.reach).nats)
-    return compression.bits(nats[0] - nats[1])
+    return metrics.bits(nats[0] - nats[1])
 
 
 def _conditions(threads: int) -> dict[str, Any]:

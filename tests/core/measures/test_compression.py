@@ -28,8 +28,13 @@ DYNAMIC = DynamicSettings(lr=0.01, decay=0.01)
 
 @pytest.fixture(scope="module")
 def model():
+    return model_with("relative")
+
+
+def model_with(position):
     torch.manual_seed(5)
-    return make_model(TransformerSettings(n_layers=2, d_model=16, n_heads=2, d_head=8, d_inner=23), VOCAB).eval()
+    settings = TransformerSettings(n_layers=2, d_model=16, n_heads=2, d_head=8, d_inner=23, position=position)
+    return make_model(settings, VOCAB).eval()
 
 
 def random_ids(size=VOCAB):
@@ -51,7 +56,16 @@ def decoded(predictor, words, lanes, *, escapes=False):
 @pytest.mark.parametrize("same_length", ["off", "m"])
 @pytest.mark.parametrize("mem_len", [0, 11])
 def test_tokens_one_by_one_have_the_bits_of_whole_segments(model, same_length, mem_len):
-    settings = dataclasses.replace(SETTINGS, same_length=same_length, mem_len=mem_len)
+    check_bits(model, dataclasses.replace(SETTINGS, same_length=same_length, mem_len=mem_len))
+
+
+@pytest.mark.parametrize("mem_len", [0, 11])
+@pytest.mark.parametrize("position", ["sinusoid", "rotary"])
+def test_positions_are_those_of_whole_segments(position, mem_len):
+    check_bits(model_with(position), dataclasses.replace(SETTINGS, mem_len=mem_len, max_distance=None))
+
+
+def check_bits(model, settings):
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()), lanes)
     expected = 0.0

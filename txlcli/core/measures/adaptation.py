@@ -259,14 +259,18 @@ def losses_and_memory(
     model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
+    with rnns_in_training_mode(model):
+        hidden, memory = model(inputs, memory, mem_len=settings.mem_len, **attention_limits(settings))
+    return model.losses(hidden, targets), memory
+
+
+def attention_limits(settings: EvalSettings) -> dict[str, int]:
+    """Return the limits that `TransformerXL.forward` takes; none of them is set for a model without attention."""
     limits = {
         "key_limit": key_limit(settings.same_length, settings.mem_len),
         "max_distance": settings.max_distance,
     }
-    limits = {name: limit for name, limit in limits.items() if limit is not None}  # only attention has them
-    with rnns_in_training_mode(model):
-        hidden, memory = model(inputs, memory, mem_len=settings.mem_len, **limits)
-    return model.losses(hidden, targets), memory
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

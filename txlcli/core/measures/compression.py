@@ -8,10 +8,9 @@ Axes: B batch (lanes), T tokens, V vocabulary, S symbols of one distribution.
 """
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import constriction
@@ -21,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.adaptation import DynamicSettings, DynamicSteps, losses_and_memory
+from txlcli.core.measures.adaptation import DynamicSettings, DynamicSteps, attention_limits, losses_and_memory
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.registry import make_token_reader, sized_for
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import RunError
@@ -148,12 +146,11 @@ class DynamicPredictor(Predictor):
         if len(self._segment) == self._settings.seg_len:
             self._adapt(tokens)
         self._segment.append(tokens)
-        longer = replace(self._settings, mem_len=self._settings.mem_len + len(self._segment))
-        limit = key_limit(self._settings.same_length, self._settings.mem_len)
-        limits = {"key_limit": limit, "max_distance": longer.max_distance}
-        limits = {name: value for name, value in limits.items() if value is not None}
+        mem_len = self._settings.mem_len + len(self._segment)  # the memory grows until the segment is complete
         with torch.no_grad():
-            hidden, self._growing = self._steps.model(tokens, self._growing, mem_len=longer.mem_len, **limits)
+            hidden, self._growing = self._steps.model(
+                tokens, self._growing, mem_len=mem_len, **attention_limits(self._settings)
+            )
             return self._steps.model.log_probs(hidden)[:, 0]
 
     def _adapt(self, following: Tensor) -> None:
@@ -315,8 +312,3 @@ def _code_escapes(
         text.others[place] = adaptive.code(coder, text.others.get(place))
         read[row] = int(probabilities[row].argmax())
     adaptive.count(len(places), len(rows))
-
-
-def bits(nats: float) -> float:
-    """Return nats in bits."""
-    return nats / math.log(2)

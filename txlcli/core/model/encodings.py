@@ -240,8 +240,8 @@ class T5Encoding(Encoding):
     def buckets(cls, distances: Tensor) -> Tensor:
         """Return the number of the range (n,) to which each distance (n,) belongs."""
         exact = cls.BUCKETS // 2
-        octaves = (distances.clamp(min=exact).to(torch.float64) / exact).log() / math.log(cls.FARTHEST / exact)
-        ranges = exact + (octaves * (cls.BUCKETS - exact)).to(torch.int64)
+        share = (distances.clamp(min=exact).to(torch.float64) / exact).log() / math.log(cls.FARTHEST / exact)
+        ranges = exact + (share * (cls.BUCKETS - exact)).to(torch.int64)
         return torch.where(distances < exact, distances, ranges.clamp(max=cls.BUCKETS - 1))
 
 

@@ -70,9 +70,11 @@ class DataParallel:
         kept = {} if self.world.is_rank_zero else {name: one.detach().clone() for name, one in weights.items()}
         for weight in weights.values():
             distributed.broadcast(weight.data, src=0, group=self.world.steps)
-        yield
-        for name, tensor in kept.items():
-            weights[name].data.copy_(tensor)
+        try:
+            yield
+        finally:
+            for name, tensor in kept.items():
+                weights[name].data.copy_(tensor)
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
