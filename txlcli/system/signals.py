@@ -19,8 +19,8 @@ SECONDS_TO_DELIVER_AGAIN = 0.01
 SECONDS_OF_IMPORT = 0.05
 """Time between two checks whether an import has ended."""
 
-_deferred: list[int] = []
-"""Signals that arrived during an import and have not been raised yet."""
+_deferred: dict[int, threading.Timer] = {}
+"""Signals that arrived during an import and have not been raised yet, and what will deliver each again."""
 
 
 class Terminated(SystemExit):
@@ -31,15 +31,15 @@ class Terminated(SystemExit):
 def raising() -> Iterator[None]:
     """Let the signals raise KeyboardInterrupt or Terminated while the block runs, so that it can clean up.
 
-    One that an import has deferred is raised at the end of the block at the latest.
+    One that an import has deferred is raised at the end of the block at the latest, and is not delivered again.
     """
-    _deferred.clear()
     before = {number: signal.signal(number, _raise) for number in handled()}
     try:
         yield
         if _deferred:
-            raise _exception_of(_deferred[0])
+            raise _exception_of(next(iter(_deferred)))
     finally:
+        _forget_deferred()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -50,11 +50,12 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def deliver_again(number: int, seconds: float = SECONDS_TO_DELIVER_AGAIN) -> None:
-    """Send a signal to this process again, a little later."""
+def deliver_again(number: int, seconds: float = SECONDS_TO_DELIVER_AGAIN) -> threading.Timer:
+    """Send a signal to this process again, a little later; return the timer, which can be cancelled."""
     again = threading.Timer(seconds, os.kill, (os.getpid(), number))
     again.daemon = True
     again.start()
+    return again
 
 
 def number_of(ended: BaseException) -> int:
@@ -70,11 +71,17 @@ def handled(*always: int) -> list[int]:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     if _imports(frame):  # an exception within the C code of a library may end the process, as in the import of torch
-        _deferred.append(number)
-        deliver_again(number, SECONDS_OF_IMPORT)
+        _deferred[number] = deliver_again(number, SECONDS_OF_IMPORT)
     else:
-        _deferred.clear()
+        _forget_deferred()
         raise _exception_of(number)
+
+
+def _forget_deferred() -> None:
+    """Cancel the deliveries of deferred signals."""
+    for again in _deferred.values():
+        again.cancel()
+    _deferred.clear()
 
 
 def _exception_of(number: int) -> BaseException:
