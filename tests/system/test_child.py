@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -106,3 +107,27 @@ def test_a_signal_at_the_moment_at_which_the_copy_has_ended_stays_that_signal():
     finally:
         sys.setprofile(None)
     assert raised
+
+
+WITHOUT_PROCESSES = """
+import os, resource, sys
+from txlcli.errors import TxlError
+from txlcli.system import child
+if os.getuid() == 0:  # root has no limit
+    os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+for function in (lambda: child.end_of(int), lambda: child.failure("builtins:len", b"")):
+    try:
+        function()
+    except TxlError as error:
+        print(error)
+"""
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_file():
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_PROCESSES], capture_output=True, text=True, check=True)
+    reason = "Resource temporarily unavailable"
+    assert (
+        ended.stdout.splitlines()
+        == [f"the system cannot start a process ({reason}); end other processes, or allow more"] * 2
+    )

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
+from txlcli.errors import TxlError
+
 MOST_SECONDS = 20
 MOST_MEMORY = 2 << 30  # bytes of address space
 _CODE = """
@@ -30,11 +32,16 @@ def failure(function: str, data: bytes, *, seconds: float = MOST_SECONDS, memory
         data: its argument.
         seconds: time limit.
         memory: limit of the child's address space, in bytes.
+
+    Raises:
+        TxlError: the system cannot start a process.
     """
     words = [sys.executable, "-P", "-c", _CODE, function, str(memory)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     try:
         child = subprocess.run(words, input=data, capture_output=True, env=environment, timeout=seconds, check=False)
+    except OSError as error:
+        raise _no_process(error) from error
     except subprocess.TimeoutExpired:
         return f"takes more than {seconds:g} seconds"
     if child.returncode < 0:
@@ -55,7 +62,7 @@ def end_of(function: Callable[[], object], *, cpu_seconds: int = 2, seconds: int
         seconds: limit of time.
 
     Raises:
-        OSError: the system cannot start a process.
+        TxlError: the system cannot start a process.
     """
     # Python drops exceptions of signal handlers that run while it forks, so the signals wait until then.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -63,7 +70,7 @@ def end_of(function: Callable[[], object], *, cpu_seconds: int = 2, seconds: int
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the copy uses no lock that another thread may hold
-            copy = os.fork()
+            copy = _fork()
         if copy == 0:
             _call_and_exit(function, cpu_seconds, seconds)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -78,6 +85,18 @@ def end_of(function: Callable[[], object], *, cpu_seconds: int = 2, seconds: int
         return None
     number = os.WTERMSIG(status)
     return "never ends" if number in (signal.SIGXCPU, signal.SIGALRM) else f"ends by signal {number}"
+
+
+def _fork() -> int:
+    """Call os.fork; an error is not one of the file that the copy would read."""
+    try:
+        return os.fork()
+    except OSError as error:
+        raise _no_process(error) from error
+
+
+def _no_process(error: OSError) -> TxlError:
+    return TxlError(f"the system cannot start a process ({error.strerror}); end other processes, or allow more")
 
 
 def _call_and_exit(function: Callable[[], object], cpu_seconds: int, seconds: int) -> NoReturn:
