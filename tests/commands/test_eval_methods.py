@@ -37,6 +37,19 @@ def test_one_window_over_the_whole_text_is_one_segment(here):
     assert window["loss_nats"] == pytest.approx(segment["loss_nats"], rel=1e-6)
 
 
+def test_a_run_with_a_window_sees_that_many_keys_at_most(here):
+    train("model.window=4", name="windowed")
+    rows = json_of("eval", "windowed", "--mem-len", "2,7,50", "--no-same-length", "--seg-len", 5, *SHORT)["rows"]
+    assert [(row["attn_len_min"], row["attn_len_max"]) for row in rows] == [(3, 4), (4, 4), (4, 4)]
+    assert rows[1]["loss_nats"] == pytest.approx(rows[2]["loss_nats"], rel=1e-6)  # neither sees more than W
+    windows = json_of("eval", "windowed", "--attn-len", "3,60", "--positions", 60, "--batch-size", 1)["rows"]
+    assert [(row["attn_len_min"], row["attn_len_max"]) for row in windows] == [(3, 3), (4, 4)]
+    one_lane = ["--mem-len", 7, "--no-same-length", "--seg-len", 5, "--positions", 60, "--batch-size", 1]
+    segments = json_of("eval", "windowed", *one_lane)["rows"][0]
+    assert windows[1]["loss_nats"] == pytest.approx(segments["loss_nats"], rel=1e-5)  # a memory changes nothing else
+    assert len(json_of("generate", "windowed", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
+
+
 @pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned"])
 def test_every_encoding_trains_evaluates_and_generates(here, position):
     learned = [] if position == "sinusoid" else ["model.n_positions=5"]

@@ -190,6 +190,21 @@ def test_a_length_beyond_the_learned_positions_is_refused_before_timing(here):
     )
 
 
+@pytest.mark.parametrize(("window", "lengths"), [(11, [11]), (1800, [800, 1800])])
+def test_table_9_is_limited_to_the_window(here, window, lengths):
+    output = json_of("speed", "tiny.toml", "--set", f"model.window={window}", "--repeat", 1)
+    assert [row["attn_len"] for row in output["slowdown"]] == lengths
+
+
+def test_a_length_beyond_the_window_is_refused_before_timing(here):
+    result = txl("speed", "tiny.toml", "--set", "model.window=11", "--attn-len", "7,12")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "error: --attn-len 12: recipe tiny.toml with random weights (V = 256) attends to the last 11 tokens "
+        "(model.window); give at most that\n"
+    )
+
+
 def test_timing_does_not_change_the_run(here):
     before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
     done("speed", "byte", "--attn-len", 7, "--repeat", 1)

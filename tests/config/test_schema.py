@@ -66,6 +66,15 @@ def test_the_schema_and_the_program_accept_the_same_values(section, key, value):
     recipe.resolve(table, where="x")
 
 
+def test_a_key_with_two_meanings_accepts_the_values_of_both():
+    assert errors(changed("model", "window", 1)) == []  # a QRNN's; the Transformer's are 2 or more
+    assert errors(changed("model", "window", 512)) == []
+    assert len(errors(changed("model", "window", 0))) == 1
+    described = schema.json_schema()["properties"]["model"]["properties"]["window"]["description"]
+    assert described.startswith("With arch = transformer: Largest number of keys W")
+    assert "With arch = lstm or qrnn: " in described
+
+
 def test_a_missing_section_or_key_is_an_error_of_the_schema():
     without = {name: keys for name, keys in BASE.items() if name != "train"}
     assert [error.message for error in errors(without)] == ["'train' is a required property"]

@@ -151,6 +151,7 @@ OUT_OF_RANGE = [
             "average_patience",
         )
     ],
+    *[("model", {"window": value}, f"window must be 2 or more, not {value}") for value in (-1, 0, 1)],
     ("train", {"seed": -1}, f"seed must be from 0 to {2**63 - 1}, not -1"),
     ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
     (
@@ -477,6 +478,12 @@ def test_memory_settings_are_refused_for_recurrent_models(section, key, value, e
             '[eval] mem_len must be 0 with position = "learned" and train.mem_len = 0, not 7',
         ),
         (
+            {"position": "learned", "n_positions": 6, "window": 7},
+            {"mem_len": 0},
+            {"mem_len": 0},
+            "[model] window must be at most model.n_positions (6) without memory: no segment is longer, not 7",
+        ),
+        (
             {"position": "sinusoid"},
             {"mem_len": 0},
             {},
@@ -490,6 +497,20 @@ def test_memory_and_lengths_must_suit_absolute_positions(model, train, evaluatio
         Settings(build("corpus"), build("model", **model), **parts)
     assert str(caught.value) == message
     Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere
+
+
+def test_a_window_fits_learned_positions_or_a_memory():
+    learned = {"position": "learned", "n_positions": 6}
+    for window, mem_len in ((6, 0), (2, 0), (7, 7)):  # with memory, a query may see more keys than positions
+        parts = build("train", mem_len=mem_len), build("eval", mem_len=mem_len)
+        settings = Settings(build("corpus"), build("model", **learned, window=window), *parts)
+        assert settings.model.attention_window == window
+
+
+def test_a_window_limits_the_memory_that_is_kept():
+    assert [build("model", window=4).visible_memory(mem_len) for mem_len in (0, 2, 3, 7)] == [0, 2, 3, 3]
+    assert build("model").visible_memory(7) == 7
+    assert (build("model").attention_window, build_rnn("qrnn", window=3).attention_window) == (None, None)
 
 
 def test_max_distance_defaults_to_the_trained_length_in_evaluation():

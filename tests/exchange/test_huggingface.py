@@ -227,6 +227,14 @@ def test_a_final_norm_cannot_be_exported():
     )
 
 
+def test_a_window_cannot_be_exported():
+    with pytest.raises(RunError) as caught:
+        written(model_settings(window=4), EvalSettings(seg_len=5, mem_len=7))
+    assert str(caught.value) == (
+        "model.window = 4: Hugging Face's TransfoXL has no window; to export, train without it"
+    )
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

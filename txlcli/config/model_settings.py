@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from txlcli.config.encodings import ENCODINGS, EncodingTraits
-from txlcli.config.ranges import MOST_PARTS, PartCount, PositiveFloat, PositiveInt, Rate, check_fields, require
+from txlcli.config.ranges import MOST_PARTS, PartCount, PositiveFloat, PositiveInt, Range, Rate, check_fields, require
 
 MemoryStart = Literal["empty", "zeros"]
+WindowLength = Annotated[int, Range("2 or more", least=2)]
 
 MODELS: "dict[str, type[ModelSettings]]" = {}
 """Class of the [model] section for each value of `arch`."""
@@ -84,6 +85,23 @@ class ModelSettings:
         return None
 
     @property
+    def attention_window(self) -> int | None:
+        """Largest number of keys that a query sees in training and evaluation, itself included; None: no limit."""
+        return None
+
+    def visible_memory(self, mem_len: int) -> int:
+        """Return how many of M remembered positions a query can see at most; a memory keeps no more."""
+        window = self.attention_window
+        return mem_len if window is None else min(mem_len, window - 1)
+
+    def mean_keys(self, *, seg_len: int, mem_len: int) -> float:
+        """Return the mean number of keys that the L queries of a segment see after M remembered positions."""
+        window = self.attention_window
+        growing = seg_len if window is None else min(seg_len, max(0, window - mem_len))
+        limited = seg_len - growing  # queries that see W keys; those before see M + 1, M + 2, ...
+        return (growing * mem_len + growing * (growing + 1) / 2 + limited * (window or 0)) / seg_len
+
+    @property
     def absolute_positions(self) -> bool:
         """True if positions count from the start of a segment, so that using a memory must be learned in training."""
         return False
@@ -134,6 +152,10 @@ class TransformerSettings(ModelSettings):
     tie_biases: bool = True
     """Share one pair of biases u, v among all layers (released PyTorch code) instead of one pair per layer (released TF
     code)."""
+    window: WindowLength | None = None
+    """Largest number of keys W that a query sees in training and in evaluation, its own position included: the last W
+    tokens at most. A query sees the smallest number of: those of memory and segment, those of eval.same_length, W. By
+    default there is no limit."""
     memory_start: MemoryStart = "empty"
     """Memory before the first token: empty, growing with the text (released PyTorch code), or M zero vectors that are
     attended to like others (released TF code, Hugging Face)."""
@@ -163,6 +185,11 @@ class TransformerSettings(ModelSettings):
     def longest_window(self) -> int | None:
         """Number of learned positions; None if positions are not learned."""
         return self.n_positions if self.absolute_positions else None
+
+    @property
+    def attention_window(self) -> int | None:
+        """W, `window`."""
+        return self.window
 
     @property
     def absolute_positions(self) -> bool:

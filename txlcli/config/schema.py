@@ -159,14 +159,23 @@ def _descriptions(cls: type) -> dict[str, str]:
     return descriptions
 
 
+def _schema_of_all(same: list[Key]) -> dict[str, Any]:
+    """Return the JSON Schema of keys of one name, which may differ by arch: that of the first, or any of them."""
+    schemas = [key.json_schema() for key in same]
+    limits = [{word: value for word, value in one.items() if word not in ("description", "default")} for one in schemas]
+    if all(one == limits[0] for one in limits):
+        return schemas[0]
+    described = " ".join(f"With arch = {' or '.join(key.architectures)}: {key.description}" for key in same)
+    return {"description": described, "anyOf": limits}
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 7) of a recipe, with which editors complete and check keys."""
     sections = {}
     for section in SECTIONS:
         of_section = keys(section)
-        properties: dict[str, Any] = {}
-        for key in of_section:
-            properties.setdefault(key.name, key.json_schema())
+        named = {key.name: [other for other in of_section if other.name == key.name] for key in of_section}
+        properties = {name: _schema_of_all(same) for name, same in named.items()}
         sections[section] = {
             "type": "object",
             "description": str(inspect.getdoc(SECTIONS[section])).splitlines()[0],

@@ -365,6 +365,9 @@ class Settings:
         valid_seg_len = self.train.valid_seg_len if self.train.mem_len else None  # without memory it is seg_len
         fits = n_positions is None or valid_seg_len is None or valid_seg_len <= n_positions
         require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({n_positions})")
+        fits = model.window is None or n_positions is None or self.train.mem_len > 0 or model.window <= n_positions
+        expected = f"at most model.n_positions ({n_positions}) without memory: no segment is longer"
+        require(fits, "model", "window", model.window, expected)
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
         require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
         max_distance = self.eval.max_distance

@@ -176,6 +176,10 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
             'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; '
             "to export, train with --set model.norm=post"
         )
+    if model.window is not None:
+        raise RunError(
+            f"model.window = {model.window}: Hugging Face's TransfoXL has no window; to export, train without it"
+        )
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0
     one_more = same_length and evaluation.same_length == "m_plus_one"

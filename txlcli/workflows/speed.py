@@ -73,7 +73,10 @@ def measure(subject: str | None, options: SpeedOptions, workspace: Workspace) ->
         _refuse_attention_options(title, options)
     else:
         settings.check_attn_lens(options.attn_lens or [], subject=title)
-        lengths = options.attn_lens or _lengths_of_table_9(settings.model.longest_window)
+        _check_window(settings.model.attention_window, options.attn_lens or [], title)
+        lengths = options.attn_lens or _lengths_of_table_9(
+            settings.model.longest_window, settings.model.attention_window
+        )
         settings = _with_attention(settings, model, options.attention)
     used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
@@ -115,8 +118,22 @@ def _open_subject(
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
-def _lengths_of_table_9(longest: int | None) -> list[int]:
-    """Return the attention lengths of Table 9 that the model's windows allow, or the longest window."""
+def _check_window(window: int | None, attn_lens: Sequence[int], title: str) -> None:
+    """Refuse attention lengths that the model does not have, with memory or without.
+
+    Raises:
+        UsageError: a length is larger than the window.
+    """
+    longest = max(attn_lens, default=0)
+    if window is not None and longest > window:
+        raise UsageError(
+            f"--attn-len {longest}: {title} attends to the last {window:,} tokens (model.window); give at most that"
+        )
+
+
+def _lengths_of_table_9(*limits: int | None) -> list[int]:
+    """Return the attention lengths of Table 9 that the model's limits allow, or the smallest limit."""
+    longest = min((limit for limit in limits if limit is not None), default=None)
     if longest is None:
         return list(SLOWDOWN_BY_ATTN_LEN)
     return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
@@ -288,7 +305,10 @@ class Bench:
     def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
         return decoding_flops_per_token(
-            self.settings.model, self.model.vocab_size, keys=keys_seen(settings), max_distance=settings.max_distance
+            self.settings.model,
+            self.model.vocab_size,
+            keys=keys_seen(self.settings.model, settings),
+            max_distance=settings.max_distance,
         )
 
     def _memory(self, section: EvalSettings | TrainSettings) -> str:

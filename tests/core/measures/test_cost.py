@@ -125,6 +125,35 @@ def test_a_step_with_a_backend_equals_the_count_of_pytorch(backend, recompute, c
     assert counted == pytest.approx(B * L * (others + of_attention), rel=1e-12)
 
 
+@pytest.mark.parametrize(("backend", "recompute"), [("auto", False), ("auto", True)])
+@pytest.mark.parametrize("changed", [{}, {"position": "none"}], ids=str)
+@pytest.mark.parametrize("window", [4, M + 1, M + 3])
+def test_a_step_with_a_window_equals_the_count_of_pytorch(window, changed, backend, recompute):
+    model = small_model(dtype=torch.float32, window=window, **changed)
+    lengths, kept = {"seg_len": L, "mem_len": M}, min(M, window - 1)
+    needed = training_flops_per_token(model.settings, V, **lengths, batch_size=B)
+    others = needed - needed_attention_flops_per_token(model.settings, **lengths)
+    of_attention = attention_flops_per_token(
+        model.settings,
+        backend,
+        **lengths,
+        scores=L * (kept + L),
+        position_scores=L * min(window, kept + L),
+        recompute=recompute,
+    )
+    others += recompute * softmax_flops_per_token(model.settings, V)
+    counted = count_step(model, backend=backend, recompute=recompute)
+    assert counted == pytest.approx(B * L * (others + of_attention), rel=1e-12)
+
+
+def test_a_window_for_one_prediction_with_few_keys_equals_a_calculation_by_hand():
+    # W = 2: five tokens see 1, 2, 2, 2 and 2 keys, 9 in all. The last layer projects all keys and values, too.
+    first = 5 * (4 * 14 * 33 + 2 * 14 * 17) + 3 * 9 * 33
+    second = 4 * 14 * 33 + 3 * 2 * 33 + 2 * 14 * 17 + 4 * 2 * 14 * 33
+    given = window_flops_per_prediction(model_settings(window=2), V, window=5)
+    assert given == pytest.approx(2 * (first + second + 14 * V), rel=1e-12)
+
+
 def products_of(kernel, source):
     """Count the products in a kernel of the source, with those of the functions of the module that it calls."""
     body = re.search(rf"^def {kernel}\(.*?(?=^@triton|\Z)", source, flags=re.MULTILINE | re.DOTALL)[0]

@@ -139,6 +139,10 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
             (model_settings(position="shaw", n_positions=5), {"seg_len": 97, "mem_len": 1700}),
             (model_settings(position="rotary", d_head=12), {"seg_len": 1300, "mem_len": 0}),
             (model_settings(), {"seg_len": 1301, "mem_len": 1031, "attention": "sdpa"}),
+            (model_settings(window=700), {"seg_len": 1300, "mem_len": 1100}),
+            (model_settings(position="alibi", window=1999, norm="pre"), {"seg_len": 1200, "mem_len": 1031}),
+            (model_settings(window=400), {"seg_len": 1100, "mem_len": 0, "attention": "sdpa"}),
+            (model_settings(window=5000), {"seg_len": 97, "mem_len": 1700}),
             (rnn_settings("lstm"), {"seg_len": 1500, "mem_len": 0}),
         ],
         ["fp32", "bf16"],
@@ -148,6 +152,14 @@ def test_long_segments_and_memories_are_extrapolated_exactly(model_and_lengths, 
     model, lengths = model_and_lengths
     train = train_settings(batch_size=2, precision=precision, **lengths)
     assert step_bytes(model, V, train) == step_bytes(model, V, train, extrapolate=False)
+
+
+@pytest.mark.parametrize(("window", "kept"), [(4, 3), (M + 1, M), (100, M)])
+def test_a_window_keeps_a_shorter_memory(window, kept):
+    needed = step_bytes(model_settings(window=window), V, train_settings())
+    assert needed["memory"] == 4 * 2 * B * kept * 14
+    settings = model_settings(window=window, dropout=0.5)
+    assert step_bytes(settings, V, train_settings())["activations"] == saved_by_a_real_step(settings, B, "fp32")
 
 
 @pytest.mark.parametrize(

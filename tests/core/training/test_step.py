@@ -24,6 +24,7 @@ MODELS = {
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
     "memory of zeros": {"memory_start": "zeros"},
+    "window": {"window": 4},
 }
 
 

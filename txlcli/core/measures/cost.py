@@ -143,8 +143,8 @@ class TransformerProducts(LayerProducts):
 
     def window(self, *, window: int, max_distance: int | None) -> float:
         """Return the products of all tokens; of the last layer only the last position, from the keys of all."""
-        below = self._layer(keys=(window + 1) / 2, max_distance=max_distance)
-        last = self._layer(keys=window, max_distance=max_distance)
+        below = self._layer(keys=self.model.mean_keys(seg_len=window, mem_len=0), max_distance=max_distance)
+        last = self._layer(keys=min(window, self.model.window or window), max_distance=max_distance)
         keys_before = 2 * (window - 1) * self.model.d_model * self._width
         return (self.model.n_layers - 1) * window * below + last + keys_before
 
@@ -156,12 +156,13 @@ class TransformerProducts(LayerProducts):
         since the weights change; distances are projected once for the whole batch.
         """
         model, width = self.model, self._width
-        keys = mem_len + (seg_len + 1) / 2  # on average
+        keys, mem_len = model.mean_keys(seg_len=seg_len, mem_len=mem_len), model.visible_memory(mem_len)
         terms = 3 if "b" in model.encoding.score_terms else 2  # content score, weighted values, position score
         per_token = 4 * model.d_model * width + terms * keys * width + 2 * model.d_model * model.d_inner
         memory = 2 * mem_len * model.d_model * width
         memory_passes = 2 if model.norm == "post" else 3
-        distances = (mem_len + seg_len) * model.d_model * width if model.encoding.projects_distances else 0
+        scored = min(mem_len + seg_len, model.window or mem_len + seg_len)  # distances
+        distances = scored * model.d_model * width if model.encoding.projects_distances else 0
         layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * batch_size)
         return model.n_layers * layer
 
@@ -201,7 +202,14 @@ ATTENTION_PRODUCTS: dict[str, AttentionProducts] = {
 
 
 def attention_flops_per_token(
-    model: TransformerSettings, backend: str, *, seg_len: int, mem_len: int, scores: int, recompute: bool = False
+    model: TransformerSettings,
+    backend: str,
+    *,
+    seg_len: int,
+    mem_len: int,
+    scores: int,
+    position_scores: int | None = None,
+    recompute: bool = False,
 ) -> float:
     """Return the operations between queries and keys per predicted token of a training step, with a backend.
 
@@ -210,15 +218,17 @@ def attention_flops_per_token(
         backend: name of the attention backend.
         seg_len: L.
         mem_len: M.
-        scores: scores of one head that are computed for a sequence; L K if none is left out.
+        scores: scores of one head by key that are computed for a sequence; L K if none is left out.
+        position_scores: scores of one head by distance; `scores` by default.
         recompute: compute content and position scores again in the backward pass.
     """
     products = ATTENTION_PRODUCTS[backend]
-    seen = seg_len * mem_len + seg_len * (seg_len + 1) // 2
+    seen = seg_len * model.mean_keys(seg_len=seg_len, mem_len=mem_len)
+    position_scores = scores if position_scores is None else position_scores
     by_key = (products.by_key + recompute) * (seen if products.skips_unseen else scores)
     terms = model.encoding.score_terms
     has_bias_column = "d" in terms and "b" not in terms and not products.adds_bias
-    by_distance = (products.by_distance + recompute) * scores if "b" in terms or has_bias_column else 0
+    by_distance = (products.by_distance + recompute) * position_scores if "b" in terms or has_bias_column else 0
     width = model.d_head + has_bias_column
     return 2.0 * model.n_layers * model.n_heads * width * (by_key + by_distance) / seg_len
 
@@ -226,7 +236,8 @@ def attention_flops_per_token(
 def needed_attention_flops_per_token(model: TransformerSettings, *, seg_len: int, mem_len: int) -> float:
     """Return the part of `training_flops_per_token` between queries and the keys that they see."""
     terms = 3 if "b" in model.encoding.score_terms else 2
-    return 2.0 * 3 * terms * model.n_layers * model.n_heads * model.d_head * (mem_len + (seg_len + 1) / 2)
+    keys = model.mean_keys(seg_len=seg_len, mem_len=mem_len)
+    return 2.0 * 3 * terms * model.n_layers * model.n_heads * model.d_head * keys
 
 
 ARCHITECTURES: dict[str, type[LayerProducts]] = {

@@ -6,10 +6,8 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 import contextlib
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +19,14 @@ from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
 from txlcli.core.measures.cost import softmax_columns
+from txlcli.core.measures.extrapolation import (
+    COUNTED_LENGTH,
+    SMALL_WIDTH,
+    Sizes,
+    at_lengths,
+    beyond_lengths,
+    linear,
+)
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.optimizer import state_bytes as optimizer_state_bytes
@@ -168,16 +174,6 @@ def snapshot_bytes(
     return whole["weights"] + whole["optimizer"] + whole["average"] + processes * needed["memory"]
 
 
-Count = Callable[[int], int]
-"""Bytes by a size."""
-SMALL_WIDTH = 500
-"""Columns of the smaller softmax from which larger ones are extrapolated."""
-COUNTED_LENGTH = 1024
-"""Longest segment and memory, in tokens, whose activations are counted without extrapolation."""
-SHORT_LENGTH = 64
-"""Unit of the segments and memories from which longer ones are extrapolated, in tokens."""
-
-
 def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU) -> int:
     """Return the part of the activations that grows with both the batch and the vocabulary: the logits of the softmax.
 
@@ -198,7 +194,7 @@ def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
         (low, low_wide), (high, high_wide) = sizes
         return (high_wide - high) - (low_wide - low)
 
-    of_one = _linear(by_layers, model.n_layers, (2, 3))  # auxiliary classifiers have logits in every layer
+    of_one = linear(by_layers, model.n_layers, (2, 3))  # auxiliary classifiers have logits in every layer
     width = round(softmax_columns(bands(model, vocab_size)))
     return of_one * (train.batch_size // train.accumulate) * width // SMALL_WIDTH
 
@@ -208,36 +204,22 @@ def with_plain_softmax(model: ModelSettings) -> ModelSettings:
     return dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
 
-class Sizes(NamedTuple):
-    """Sizes on which the activations of a step depend."""
-
-    seg_len: int
-    """L."""
-    mem_len: int
-    """M."""
-    batch_size: int
-    """B of a micro-batch."""
-    n_layers: int
-    """N."""
-    width: int
-    """Columns of the softmax."""
-
-
-SizedCount = Callable[[Sizes], int]
-"""Bytes, or scores, by sizes."""
-
-
 def _activation_bytes(
     model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device, *, extrapolate: bool
 ) -> int:
     """Count activations, with a plain softmax that has the mean number of columns of an adaptive one."""
     plain, width = with_plain_softmax(model), round(softmax_columns(bands(model, vocab_size)))
-    sizes = Sizes(train.seg_len, train.mem_len, train.batch_size // train.accumulate, model.n_layers, width)
+    mem_len, window = model.visible_memory(train.mem_len), model.attention_window
+    if window is not None and window >= mem_len + train.seg_len:
+        window = None
+    sizes = Sizes(train.seg_len, mem_len, train.batch_size // train.accumulate, model.n_layers, width, window)
 
     @functools.cache
     def count(at: Sizes) -> int:
         sized = dataclasses.replace(train, seg_len=at.seg_len, mem_len=at.mem_len, valid_seg_len=None)
         layered = dataclasses.replace(plain, n_layers=at.n_layers)
+        if isinstance(layered, TransformerSettings):
+            layered = dataclasses.replace(layered, window=at.window)
         return _saved_bytes(layered, at.width, sized, device, at.batch_size)
 
     def skipped(at: Sizes) -> int:
@@ -247,106 +229,40 @@ def _activation_bytes(
     if not extrapolate:
         return count(sizes)
     if max(train.seg_len, train.mem_len) <= COUNTED_LENGTH:
-        return _at_lengths(count, sizes)
-    return _beyond_lengths(count, skipped, sizes)
-
-
-def _at_lengths(count: SizedCount, sizes: Sizes) -> int:
-    """Extrapolate a count from small batches, numbers of layers and widths of the softmax: it is linear in each.
-
-    A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from those
-    between.
-    """
-
-    def by_batch_size(batch_size: int) -> int:
-        return _linear(lambda n_layers: by_layers(batch_size, n_layers), sizes.n_layers, (2, 3))
-
-    def by_layers(batch_size: int, n_layers: int) -> int:
-        small = sizes._replace(batch_size=batch_size, n_layers=n_layers)
-        return _linear(lambda width: count(small._replace(width=width)), sizes.width, (SMALL_WIDTH, 2 * SMALL_WIDTH))
-
-    return _linear(by_batch_size, sizes.batch_size, (2, 3))
-
-
-def _beyond_lengths(count: SizedCount, skipped: SizedCount, sizes: Sizes) -> int:
-    """Extrapolate a count from short segments and memories, too.
-
-    Args:
-        count: bytes of the activations.
-        skipped: scores of one head that blocks of queries leave out, in all sequences and layers.
-        sizes: where to count.
-    """
-    narrow = sizes._replace(width=min(sizes.width, SMALL_WIDTH))
-    total = _if_nothing_is_skipped(count, narrow)
-    if skipped(narrow):
-        small = narrow._replace(batch_size=min(sizes.batch_size, 2), n_layers=min(sizes.n_layers, 2))
-        lengths = (SHORT_LENGTH << power for power in itertools.count(2))
-        longer = (small._replace(seg_len=length, mem_len=min(length, sizes.mem_len)) for length in lengths)
-        divided = next(at for at in longer if skipped(at))
-        left_out = _if_nothing_is_skipped(count, divided) - count(divided)
-        total -= left_out * skipped(narrow) // skipped(divided)
-    return total + _logits_beyond(count, narrow, width=sizes.width)
-
-
-def _if_nothing_is_skipped(count: SizedCount, sizes: Sizes) -> int:
-    """Extrapolate a count from lengths so short that all scores are computed: it is linear in 1, L, M and L K."""
-    unit, seg_len, mem_len = SHORT_LENGTH, sizes.seg_len, sizes.mem_len
-
-    def at(segments: int, memories: int) -> int:
-        return _at_lengths(count, sizes._replace(seg_len=segments * unit, mem_len=memories * unit))
-
-    # Of lengths in units: constant + segment L + memory M + pair L (M + L).
-    if mem_len:
-        first = at(1, 1)
-        pair = at(2, 2) - at(2, 1) - at(1, 2) + first
-        memory = at(1, 2) - first - pair
-        segment = at(2, 1) - first - 4 * pair
-        constant = first - segment - memory - 2 * pair
-    else:
-        first, memory = at(1, 0), 0
-        pair = (at(3, 0) - 2 * at(2, 0) + first) // 2
-        segment = at(2, 0) - first - 3 * pair
-        constant = first - segment - pair
-    return constant + ((segment * seg_len + memory * mem_len) * unit + pair * seg_len * (mem_len + seg_len)) // unit**2
-
-
-def _logits_beyond(count: SizedCount, sizes: Sizes, *, width: int) -> int:
-    """Return how many more bytes a wider softmax saves: logits of B L tokens and, under autocast, casts of weights."""
-    if width <= sizes.width:
-        return 0
-
-    def by_seg_len(seg_len: int) -> int:
-        short = sizes._replace(seg_len=seg_len, mem_len=min(SHORT_LENGTH, sizes.mem_len))
-        return _at_lengths(lambda at: count(at._replace(width=2 * SMALL_WIDTH)) - count(at), short)
-
-    of_small = _linear(by_seg_len, sizes.seg_len, (SHORT_LENGTH, 2 * SHORT_LENGTH))
-    return of_small * (width - sizes.width) // SMALL_WIDTH
+        return at_lengths(count, sizes)
+    return beyond_lengths(count, skipped, sizes)
 
 
 def computed_scores(
-    model: ModelSettings, train: TrainSettings, device: torch.device, *, seg_len: int, mem_len: int
+    model: ModelSettings,
+    train: TrainSettings,
+    device: torch.device,
+    *,
+    seg_len: int,
+    mem_len: int,
+    most: int | None = None,
 ) -> int:
-    """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future."""
-    block = seg_len
+    """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future.
+
+    Args:
+        model: settings of the model.
+        train: settings of the training.
+        device: to train on.
+        seg_len: L.
+        mem_len: M.
+        most: largest number of scores of a query, as of those by distance in a window; all keys by default.
+    """
+    block, mem_len = seg_len, model.visible_memory(mem_len)
     if isinstance(model, TransformerSettings) and train.attention == "auto" and device.type == "cpu":
         row_bytes = model.n_heads * (mem_len + 2 * seg_len - 1) * _score_bytes(train)
         block = Workspace().block_of_queries(seg_len, row_bytes)
-    blocks, rest = divmod(seg_len, block)
-    left_out = block * (blocks * (blocks - 1) // 2 * block + blocks * rest)  # keys after each block
-    return seg_len * (mem_len + seg_len) - left_out
+    ends = np.arange(seg_len, 0, -block)  # of the blocks
+    keys = mem_len + ends
+    return int((np.minimum(ends, block) * np.minimum(keys, most or keys)).sum())
 
 
 def _score_bytes(train: TrainSettings) -> int:
     return DTYPES[train.precision].itemsize
-
-
-def _linear(count: Count, size: int, between: tuple[int, int]) -> int:
-    """Return the count at a size, extrapolated from two smaller sizes if it is beyond them."""
-    first, second = between
-    if size <= second:
-        return count(size)
-    smaller, larger = count(first), count(second)
-    return smaller + (larger - smaller) * (size - first) // (second - first)
 
 
 def _saved_bytes(

@@ -73,6 +73,10 @@ class LanguageModel(nn.Module, ABC):
         """True if the memory has its full length before the first token."""
         return False
 
+    def memory_size(self, mem_len: int) -> int:
+        """Return how many positions a memory of length M holds after a long text: those that some query sees."""
+        return self.settings.visible_memory(mem_len)
+
     @property
     def attention_backend(self) -> AttentionBackend | None:
         """The attention backend; None for a model without attention."""

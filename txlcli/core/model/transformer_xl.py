@@ -271,12 +271,12 @@ class TransformerXL(LanguageModel):
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
-        length = mem_len if self.memory_starts_full else 0
+        length = self.memory_size(mem_len) if self.memory_starts_full else 0
         return [self.softmax.biases[0].new_zeros(batch_size, length, self.settings.d_model) for _ in self.layers]
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return a memory of full length, (B, M, d) for each layer; only its shape and dtype matter."""
-        shape = (batch_size, mem_len, self.settings.d_model)
+        shape = (batch_size, self.memory_size(mem_len), self.settings.d_model)
         return [layer.memory_input(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
     def recompute(self, enabled: bool) -> None:
@@ -379,8 +379,9 @@ class TransformerXL(LanguageModel):
         Args:
             tokens: (B, L).
             memory: what the segment before left.
-            mem_len: M; how much of the layer inputs to keep for the next segment.
-            key_limit: the largest number of keys a query may see, itself included; all by default.
+            mem_len: M; how much of the layer inputs to keep for the next segment, at most W - 1 with a window.
+            key_limit: the largest number of keys a query may see, itself included; all by default. A window W is one
+                more limit.
             max_distance: distances beyond it share one encoding.
         Returns:
             The last hidden states (B, L, d) and the new memory.
@@ -399,14 +400,15 @@ class TransformerXL(LanguageModel):
         rotation, memory_rotation = (
             self.encoding.rotation(part) for part in (in_stream[n_remembered:], in_stream[:n_remembered])
         )
-        terms = rotated(self.score_terms(min(key_len, key_limit or key_len), max_distance=max_distance), rotation)
+        reach = min(key_len, key_limit or key_len, self.settings.window or key_len)
+        terms = rotated(self.score_terms(reach, max_distance=max_distance), rotation)
         pasts = (GrowingMemory(layer, past, memory_rotation) for layer, past in zip(self.layers, memory, strict=True))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        new_memory, outputs = [], []
+        new_memory, outputs, kept = [], [], self.memory_size(mem_len)
         layers = self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
         # Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2).
         for past, (hidden, layer_input) in zip(memory, layers, strict=True):
-            new_memory.append(update_memory(past, layer_input, mem_len=mem_len))
+            new_memory.append(update_memory(past, layer_input, mem_len=kept))
             outputs.append(hidden)
         return outputs, new_memory
 

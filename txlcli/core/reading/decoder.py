@@ -37,7 +37,8 @@ def graphs_enabled() -> bool:
 def key_limit(same_length: SameLength, mem_len: int) -> int | None:
     """Return the largest number of keys a query may see, itself included; None is all of memory and segment.
 
-    A model without memory reads each segment from its first token, so there is no length to make the same.
+    A window of the model is one more limit. A model without memory reads each segment from its first token, so there is
+    no length to make the same.
     """
     if same_length == "off" or mem_len == 0:
         return None
@@ -85,29 +86,27 @@ class Decoder(Reader):
     ) -> None:
         super().__init__(model, seg_len=settings.seg_len, precision=precision)
         mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
-        self.mem_len = mem_len
-        self._limit = key_limit(settings.same_length, mem_len)
+        self.mem_len = model.memory_size(mem_len)
+        """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
+        self._limit = _smallest(key_limit(settings.same_length, mem_len), model.settings.window)
         starts_full = (memory_start or model.settings.memory_start) == "zeros" and not in_windows
-        self._zeros = mem_len if starts_full else 0
+        self._zeros = self.mem_len if starts_full else 0
         backend, enabled = model.attention_backend, self.device.type == "cuda" and graphs_enabled()
         self._replay_steps = enabled and backend != "reference" if replay_steps is None else replay_steps
-        slack = max(seg_len, mem_len // 4)  # sliding moves M positions, once every `slack` positions
+        slack = max(seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
         phases = math.ceil(slack / seg_len)
         # FlexAttention caches its masks outside a graph and may free them.
         can_replay = enabled and backend not in ("reference", "flex") if replay_segments is None else replay_segments
         self._replay_segments = can_replay and phases <= MOST_PHASES
         if self._replay_segments:
             slack = phases * seg_len
-        self._range = BufferRange(mem_len + slack)
-        shape = (batch_size, model.settings.n_heads, self._range.capacity, model.settings.d_head)
-        dtype = product_dtype(precision, model.dtype)
-        check_free_memory(2 * len(model.layers) * math.prod(shape) * dtype.itemsize, model.device)  # keys and values
-        with torch.inference_mode():
-            self._buffers = [SlidingBuffer(shape, self._range, model.device, dtype) for _ in model.layers]
-            self.reach = min(mem_len + seg_len, self._limit or mem_len + seg_len)
-            """The largest number of keys that a query sees."""
-            with self._autocast:
-                terms = self.model.score_terms(self.reach, max_distance=max_distance)
+        self._range = BufferRange(self.mem_len + slack)
+        self._buffers = self._empty_buffers(batch_size, product_dtype(precision, model.dtype))
+        key_len = self.mem_len + seg_len
+        self.reach = min(key_len, self._limit or key_len)
+        """The largest number of keys that a query sees."""
+        with torch.inference_mode(), self._autocast:
+            terms = self.model.score_terms(self.reach, max_distance=max_distance)
             self._terms = [_contiguous(added.without_repetition(max_distance)) for added in terms]
         self._period = mem_len if in_windows else seg_len  # tokens after which absolute positions begin anew
         model.encoding.check_positions(self._period)
@@ -119,6 +118,14 @@ class Decoder(Reader):
         self._segment_graphs: SegmentGraphs | None = None  # made when the first segment after a full memory is read
         self._read_before = 0  # tokens, since the text began
         self.reset()
+
+    @torch.inference_mode()
+    def _empty_buffers(self, batch_size: int, dtype: torch.dtype) -> list[SlidingBuffer]:
+        """Allocate the keys and values of all layers."""
+        sizes = self.model.settings
+        shape = (batch_size, sizes.n_heads, self._range.capacity, sizes.d_head)
+        check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
+        return [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
 
     @property
     def capacity(self) -> int:
@@ -240,6 +247,11 @@ class Decoder(Reader):
         for buffer in self._buffers:
             buffer.slide()
         self._range.start, self._range.end = 0, self._range.end - self._range.start
+
+
+def _smallest(*limits: int | None) -> int | None:
+    """Return the smallest of the limits that are set, or None."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _contiguous(terms: ScoreTerms) -> ScoreTerms:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import key_limit
@@ -96,26 +97,33 @@ class Scores:
         return 1e3 * self.seconds / len(self.losses_nats)
 
 
-def attention_span(settings: EvalSettings) -> tuple[int, int]:
-    """Return the smallest and the largest number of keys that a query sees once the memory is full."""
+def attention_span(settings: EvalSettings, *, window: int | None = None) -> tuple[int, int]:
+    """Return the smallest and the largest number of keys that a query sees once the memory is full.
+
+    Args:
+        settings: L, M and same_length.
+        window: W of the model; None is no limit.
+    """
     limit = key_limit(settings.same_length, settings.mem_len)
-    if limit is not None:
-        return limit, limit
-    return settings.mem_len + 1, settings.mem_len + settings.seg_len
+    fewest, most = (settings.mem_len + 1, settings.mem_len + settings.seg_len) if limit is None else (limit, limit)
+    return (fewest, most) if window is None else (min(fewest, window), min(most, window))
 
 
 def attention_span_in(model: LanguageModel, settings: EvalSettings, count: int) -> tuple[int, int]:
     """Return `attention_span` in a text of T tokens: no query sees more than its lane, which may be short."""
-    fewest, most = attention_span(settings)
+    fewest, most = attention_span(settings, window=model.settings.attention_window)
     if model.memory_starts_full:
         return fewest, most
     lane_len = Lanes.of(count, settings).length
     return min(fewest, lane_len), min(most, lane_len)
 
 
-def keys_seen(settings: EvalSettings) -> float:
+def keys_seen(model: ModelSettings, settings: EvalSettings) -> float:
     """Return the mean number of keys that a query sees once the memory is full."""
-    return sum(attention_span(settings)) / 2
+    limit = key_limit(settings.same_length, settings.mem_len)
+    if limit is not None:
+        return min(limit, model.attention_window or limit)
+    return model.mean_keys(seg_len=settings.seg_len, mem_len=settings.mem_len)
 
 
 def score(

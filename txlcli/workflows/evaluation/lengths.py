@@ -56,7 +56,7 @@ def _slowdown(scoring: Scoring) -> dict[str, Any]:
     """
     opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
     one_lane = scoring.with_settings(batch_size=1, seg_len=min(settings.seg_len, tokens)).settings
-    _, attn_len = attention_span(one_lane)
+    _, attn_len = attention_span(one_lane, window=opened.model.settings.attention_window)
     longest = opened.run.settings.model.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return NO_SLOWDOWN
@@ -98,7 +98,13 @@ def over_windows(
                 max_distance=scoring.settings.max_distance,
             )
         fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
+        window = scoring.opened.model.settings.attention_window or most
         with scoring.world.failing_together():
             row = make_row(scoring.with_settings(mem_len=0, seg_len=length), scores)
-        spans = {"attn_len_min": fewest, "attn_len_max": most, "attn_len": length, "stride": stride}
+        spans = {
+            "attn_len_min": min(fewest, window),
+            "attn_len_max": min(most, window),
+            "attn_len": length,
+            "stride": stride,
+        }
         yield {**row, **NO_SLOWDOWN, **spans}, scores.losses_nats

@@ -203,8 +203,7 @@ def _by_attention(
         key = _counted_alike(backend, at, recompute=recompute)
         if key not in counted:
             counted[key] = sum(step_bytes(model, vocab_size, changed, device=at, processes=processes).values())
-        scores = computed_scores(model, changed, at, **lengths)
-        of_attention = attention_flops_per_token(model, backend, **lengths, scores=scores, recompute=recompute)
+        of_attention = _attention_flops(model, changed, at)
         yield {
             "attention": backend,
             "recompute": recompute,
@@ -213,6 +212,19 @@ def _by_attention(
             "flops_per_token": others + of_attention + recompute * logits,
             "refused": _reason_against(settings, backend, device, recompute=recompute),
         }
+
+
+def _attention_flops(model: TransformerSettings, train: TrainSettings, device: torch.device) -> float:
+    """Return the operations between queries and keys per predicted token of a step."""
+    lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len}
+    return attention_flops_per_token(
+        model,
+        train.attention,
+        **lengths,
+        scores=computed_scores(model, train, device, **lengths),
+        position_scores=computed_scores(model, train, device, **lengths, most=model.window),
+        recompute=train.recompute,
+    )
 
 
 def _counted_alike(backend: str, device: torch.device, *, recompute: bool) -> tuple[str, str, bool]:

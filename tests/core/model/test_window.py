@@ -1,0 +1,183 @@
+"""Attention to the last W tokens (`model.window`): the same function in segments with memory as in one long segment."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.core import oracle, tape
+from tests.core.attention_cases import OTHER_BACKENDS
+from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.core.model.test_memory import reached
+from tests.samples import sampled
+from txlcli.config.settings import EvalSettings
+from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.registry import make_token_reader, make_window_reader
+from txlcli.core.reading.scoring import attention_span, attention_span_in, keys_seen
+
+B, L, M, W, T = 2, 5, 7, 4, 23
+ENCODINGS = {
+    "relative": {"tie_biases": False},
+    "shaw": {"n_positions": 3},  # the farthest keys share a vector
+    "rotary": {"d_head": 12},
+    "alibi": {},
+    "t5": {},
+    "none": {},
+}
+"""Encodings that count through memory and segment, so that one long segment is the same function."""
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def windowed(position="relative", **changed):
+    return small_model(position=position, **ENCODINGS.get(position, {}), **{"window": W, **changed})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "norm", "position"),
+    sampled(2, TOLERANCE, ["auto", *OTHER_BACKENDS], ["post", "pre"], ENCODINGS),
+)
+def test_segments_with_memory_equal_one_long_segment(dtype, backend, norm, position):
+    # A memory of W - 1 tokens or more holds all that the first query of a segment sees.
+    model = windowed(position, norm=norm, dtype=dtype, std=0.1 if dtype == torch.float32 else 0.3)
+    model.set_attention_backend(backend)
+    tokens = draw_tokens(B, T)
+    whole, _ = read_segments(model, tokens, [T], mem_len=0)
+    for lengths, mem_len in itertools.product(([L, L, L, L, 3], [11, 11, 1], [1] * T), (W - 1, M, 100)):
+        parts, _ = read_segments(model, tokens, lengths, mem_len=mem_len)
+        torch.testing.assert_close(parts, whole, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [2, W, L + M - 1, L + M])
+@pytest.mark.parametrize("mem_len", [0, 2, M])
+def test_a_window_is_a_limit_of_keys_by_the_oracle(mem_len, window):
+    # The oracle keeps M rows and limits the distance, so a memory that is cut to W - 1 rows loses nothing.
+    tokens, lengths = draw_tokens(B, 18), [L, L, 3, L]
+    given, _ = read_segments(small_model(window=window), tokens, lengths, mem_len=mem_len)
+    expected, _ = oracle.read_segments(small_model(), tokens, lengths, mem_len=mem_len, key_limit=window)
+    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("window", "limit", "smallest"), [(W, M, W), (M, W, W), (W, 100, W), (100, W, W)])
+def test_of_a_window_and_a_limit_of_keys_the_smaller_counts(window, limit, smallest):
+    tokens, lengths = draw_tokens(B, 13), [L, L, 3]
+    given, _ = read_segments(small_model(window=window), tokens, lengths, mem_len=M, key_limit=limit)
+    expected, _ = oracle.read_segments(small_model(), tokens, lengths, mem_len=M, key_limit=smallest)
+    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
+
+
+def test_zeros_before_the_text_are_seen_through_the_window():
+    tokens, lengths = draw_tokens(B, 13), [L, L, 3]
+    model, plain = (small_model(memory_start="zeros", **changed) for changed in ({"window": W}, {}))
+    given, _ = read_segments(model, tokens, lengths, mem_len=M)
+    expected, _ = oracle.read_segments(plain, tokens, lengths, mem_len=M, key_limit=W)
+    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["auto", *OTHER_BACKENDS])
+def test_gradients_are_those_of_a_limit_of_keys(backend):
+    gradients = []
+    for changed, limits in (({"window": W}, {}), ({}, {"key_limit": W})):
+        model, tokens = small_model(tie_biases=False, **changed).train(), draw_tokens(B, 2 * L + 1)
+        model.set_attention_backend(backend)
+        memory = model.first_memory(B, M)
+        for at in (0, L):
+            hidden, memory = model(tokens[:, at : at + L], memory, mem_len=M, **limits)
+        model.losses(hidden, tokens[:, -L:]).mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for given, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("changed", [0, 3])
+@pytest.mark.parametrize("seg_len", [1, L])
+def test_a_change_reaches_n_times_w_minus_1_tokens(seg_len, changed, layers):
+    model, tokens = small_model(n_layers=layers, window=W), draw_tokens(1, 30)
+    other = tokens.clone()
+    other[:, changed] = (other[:, changed] + 1) % V
+    before, after = (read_segments(model, read, [seg_len] * (30 // seg_len), mem_len=M)[0] for read in (tokens, other))
+    expected = set(range(changed, changed + layers * (W - 1) + 1))
+    assert set((before != after).any(-1).nonzero()[:, 1].tolist()) == expected
+    assert reached(changed, total=30, layers=layers, seg_len=seg_len, mem_len=M, key_limit=W) == expected
+
+
+@pytest.mark.parametrize(("mem_len", "kept"), [(0, 0), (2, 2), (W - 1, W - 1), (M, W - 1)])
+def test_the_memory_keeps_only_what_a_query_sees(mem_len, kept):
+    model, tokens = small_model(window=W), draw_tokens(B, 3 * L)
+    _, memory = read_segments(model, tokens, [L] * 3, mem_len=mem_len)
+    shapes = [(B, kept, 14)] * 2
+    assert [past.shape for past in memory] == shapes
+    assert [past.shape for past in model.full_memory(B, mem_len)] == shapes
+    zeros = small_model(window=W, memory_start="zeros").first_memory(B, mem_len)
+    assert [past.shape for past in zeros] == shapes
+    assert model.memory_size(mem_len) == kept
+
+
+@torch.no_grad()
+def decoded(model, tokens, decoder, seg_len):
+    return torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "same_length", "memory_start", "position"),
+    sampled(
+        7,
+        [(L, M, W), (1, M, W), (11, 3, W), (L, 11, 9), (L, 0, 3)],
+        ["off", "m", "m_plus_one"],
+        ["empty", "zeros"],
+        [*ENCODINGS, "sinusoid"],
+    ),
+)
+def test_the_decoder_equals_the_model(lengths, same_length, memory_start, position):
+    seg_len, mem_len, window = lengths
+    model, tokens = windowed(position, window=window, memory_start=memory_start), draw_tokens(B, 53)
+    options = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
+    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
+    expected, _ = read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=key_limit(same_length, mem_len))
+    ways = [{}, {"replay_steps": True}, {"replay_segments": True, "capture_graph": tape.capture}]
+    for way in ways:
+        decoder = make_decoder(model, batch_size=B, **options, **way)
+        torch.testing.assert_close(decoded(model, tokens, decoder, seg_len), expected, rtol=0, atol=1e-10)
+
+
+def test_a_decoder_keeps_no_keys_that_the_window_hides():
+    decoder = make_decoder(small_model(window=W), batch_size=B, seg_len=L, mem_len=1000)
+    assert (decoder.mem_len, decoder.capacity, decoder.reach) == (W - 1, W - 1 + L, W)
+
+
+def test_tokens_read_one_by_one_see_what_they_see_in_a_segment():
+    model, tokens = windowed(dtype=torch.float32, std=0.1), draw_tokens(B, T)
+    settings = EvalSettings(seg_len=L, mem_len=M, same_length="off")
+    expected, _ = read_segments(model, tokens, [L, L, L, L, 3], mem_len=M)
+    reader = make_token_reader(model, settings, batch_size=B)
+    torch.testing.assert_close(decoded(model, tokens, reader, 1), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_window_of_text_is_read_as_one_segment():
+    model, tokens = windowed(), draw_tokens(B, T)
+    reader = make_window_reader(model, T, windows=B, precision="fp32")
+    last = reader.read_last(tokens, count=3)
+    whole, _ = read_segments(model, tokens, [T], mem_len=0)
+    torch.testing.assert_close(model.log_probs(last), whole[:, -3:], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("window", [2, W, M, M + 2, M + L, 100])
+@pytest.mark.parametrize(("seg_len", "mem_len"), [(L, M), (1, M), (L, 0), (M, 2)])
+def test_numbers_of_keys_are_those_of_a_count(seg_len, mem_len, window):
+    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length="off", batch_size=1)
+    counts = [min(mem_len + query + 1, window) for query in range(seg_len)]
+    model = model_settings(window=window)
+    assert attention_span(settings, window=window) == (min(counts), max(counts))
+    assert keys_seen(model, settings) == pytest.approx(sum(counts) / seg_len, rel=1e-12)
+    in_lane = attention_span_in(small_model(window=window), settings, 3)
+    assert in_lane == (min(3, *counts), min(3, max(counts)))
+
+
+@pytest.mark.parametrize(("same_length", "keys"), [("m", 7), ("m_plus_one", 8)])
+def test_same_length_and_window_give_the_smaller_number_of_keys(same_length, keys):
+    settings = EvalSettings(seg_len=L, mem_len=M, same_length=same_length)
+    for window in (2, 7, 8, 100):
+        expected = min(keys, window)
+        assert attention_span(settings, window=window) == (expected, expected)
+        assert keys_seen(model_settings(window=window), settings) == expected
