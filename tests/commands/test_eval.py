@@ -39,6 +39,7 @@ KEYS = {
     "loss_nats",
     "bpc",
     "ppl",
+    "ppl_per_word",
     "bits_per_byte",
     "ms_per_token",
     "one_lane_ms_per_token",

@@ -32,7 +32,7 @@ from txlcli.options import (
 from txlcli.runs import run_folder
 from txlcli.system import launcher, signals
 from txlcli.system.input_files import MOST_TEXT, read_bytes
-from txlcli.workflows.evaluation.options import AUTO, EvalOptions, Lengths, UserText
+from txlcli.workflows.evaluation.options import AUTO, PROTOCOLS, EvalOptions, Lengths, UserText
 
 if TYPE_CHECKING:
     from txlcli.workflows.evaluation.evaluate import Evaluation
@@ -53,7 +53,15 @@ def evaluate(
         str | None, Option(metavar="N,N,...|auto", help="Evaluate without memory, with windows of these lengths.")
     ] = None,
     stride: Annotated[
-        int | None, Option(min=1, help="Tokens predicted per window; only 1 is exact [default: 1].")
+        int | None,
+        Option(min=1, help="Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N]."),
+    ] = None,
+    protocols: Annotated[
+        str | None,
+        Option(
+            metavar="NAME,...|all",
+            help=f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
+        ),
     ] = None,
     seg_len: Annotated[
         int | None, Option(min=1, help="Segment length L; changes speed, and without memory the context.")
@@ -96,6 +104,7 @@ def evaluate(
 
     Reports perplexity or bits per character for each memory length, and the slowdown of a model without memory.
     --mem-len auto selects the shortest length beyond which perplexity on valid falls by less than 0.1 %.
+    --protocols all shows how much of a difference between two systems can come from the way of evaluation.
 
     Example: txl eval --mem-len 0,64,128,256
     """
@@ -107,6 +116,8 @@ def evaluate(
         loss_file.check_path(losses)
         if cache is not None or dynamic:
             raise UsageError("--losses writes the losses of the model alone; leave out --cache and --dynamic")
+        if protocols is not None:
+            raise UsageError("--losses writes the losses of one protocol; leave out --protocols")
     if text == "-" and processes > 1:
         raise UsageError("--text -: several processes cannot share stdin; give a file, or use one process")
     options = EvalOptions(
@@ -116,6 +127,7 @@ def evaluate(
         mem_len=_parse_lengths("--mem-len", mem_len, least=0),
         attn_len=_parse_lengths("--attn-len", attn_len, least=1),
         stride=stride,
+        protocols=_parse_protocols(protocols),
         seg_len=seg_len,
         max_distance=_parse_distance(max_distance),
         same_length=same_length,
@@ -146,11 +158,12 @@ def evaluate(
 
 def _show(evaluation: "Evaluation", losses: Path | None, plot: Path | None, *, verbose: bool, json: bool) -> None:
     """Record and show the result, and write the files."""
-    from txlcli.views import eval_table
+    from txlcli.views import eval_table, protocol_table
 
+    table = protocol_table if "lacking" in evaluation.result else eval_table
     evaluation.record()  # first, since stdout may have been closed
     try:
-        console.show_result(evaluation.result, partial(eval_table.show, verbose=verbose), json=json)
+        console.show_result(evaluation.result, partial(table.show, verbose=verbose), json=json)
         if losses is not None:  # after the result, which a full disk must not cost
             evaluation.write_losses(losses)
         if plot is not None:
@@ -207,6 +220,14 @@ def _parse_lengths(option: str, text: str | None, *, least: int) -> Lengths:
             f'{option} {text}: give "{AUTO}" alone, which searches for one length, or lengths like 160,640'
         )
     return tuple(parse_lengths(option, text, least=least))
+
+
+def _parse_protocols(text: str | None) -> tuple[str, ...]:
+    """Return the protocols in the order of the table, without repetitions; the options refuse unknown ones."""
+    if text is None:
+        return ()
+    names = PROTOCOLS if text == "all" else tuple(text.split(","))
+    return tuple(sorted(dict.fromkeys(names), key=(*PROTOCOLS, *names).index))
 
 
 def _parse_distance(text: str | None) -> int | Literal["none"] | None:

@@ -20,7 +20,7 @@ def show(result: dict[str, Any], *, verbose: bool = False) -> None:
     lines = [
         [
             f"{_label(row)} *" if row["best"] and len(rows) > 1 else _label(row),
-            _attention(row["attn_len_min"], row["attn_len_max"]),
+            attention_cell(row["attn_len_min"], row["attn_len_max"]),
             *(metrics.format_measure(row[name]) for name in names),
             f"{row['ms_per_token']:.3f}",
             *(_slowdown_cells(row) if timed else []),
@@ -56,7 +56,8 @@ def _label(row: dict[str, Any]) -> str:
     return "-" if row["attn_len_max"] is None else str(row["mem_len"])
 
 
-def _attention(fewest: int | None, most: int | None) -> str:
+def attention_cell(fewest: int | None, most: int | None) -> str:
+    """Return the number of keys per query; a recurrent state has none."""
     if most is None:
         return "state"
     return f"{most}" if fewest == most else f"{fewest}-{most}"

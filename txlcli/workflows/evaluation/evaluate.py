@@ -20,7 +20,7 @@ from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
 from txlcli.runs import run_folder
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.evaluation import record, texts
+from txlcli.workflows.evaluation import protocols, record, texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.lengths import RowAndLosses, lanes, over_memory, over_windows
 from txlcli.workflows.evaluation.options import EvalOptions, first_option
@@ -107,7 +107,7 @@ def evaluate_opened(
     """Evaluate an open run, in the processes of `world`; see `evaluate`."""
     with world.failing_together():
         text, settings = _prepare(opened, options, workspace)
-        if not options.adapts and options.attn_len is None:
+        if options.reads_lanes:
             check_lanes(len(text.targets), settings, world.size)
     if world.size > 1:
         world.agree(_common_facts(opened, text, options))
@@ -128,6 +128,8 @@ def evaluate_opened(
             raise
         ended_by = error
     result = record.make_result(scoring, rows, selected, complete=ended_by is None)
+    if options.protocols:
+        result["lacking"] = protocols.lacking(opened, options)
     return Evaluation(scoring, result, losses, ended_by)
 
 
@@ -168,6 +170,8 @@ def _common_facts(opened: OpenRun, text: ScoredText, options: EvalOptions) -> di
 def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[RowAndLosses]:
     """Yield a row for each setting, with the loss of each token."""
     mem_lens = options.mem_lens or (scoring.settings.mem_len,)
+    if options.protocols:
+        return protocols.protocol_rows(scoring, options)
     if options.adapts:
         return adapted_rows(scoring.with_settings(mem_len=mem_lens[0]), options, workspace)
     if options.windows:
@@ -183,7 +187,9 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
         options.same_length_option: options.same_length,
         "--attention": options.attention,
     }
-    of_memory = {"--mem-len": options.mem_len, "--attn-len": options.attn_len, "--plot": options.plotted or None}
+    of_memory = {"--mem-len": options.mem_len, "--plot": options.plotted or None}
+    if not options.protocols:  # which read a recurrent state in windows, too
+        of_memory["--attn-len"] = options.attn_len
     if settings.model.recurrent_state and (option := first_option(of_memory) or first_option(of_attention)):
         raise UsageError(
             f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
@@ -194,5 +200,7 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
         raise UsageError(f"{folder}: its encoding of positions has no such limit; leave out --max-distance")
     settings.check_memory(max(options.mem_lens, default=0), run=folder, instead="give --attn-len instead of --mem-len")
     settings.check_attn_lens(options.windows, subject=folder)
+    if options.protocols:
+        protocols.check(opened, options)
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32")

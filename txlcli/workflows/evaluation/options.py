@@ -10,6 +10,8 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 
 AUTO: Literal["auto"] = "auto"
+PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
+"""Protocols of `--protocols`, in the order of the table: the one that takes the longest is last."""
 Lengths = tuple[int, ...] | Literal["auto"] | None
 """Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
 
@@ -49,7 +51,7 @@ class EvalOptions:
 
     Raises:
         UsageError: a value is out of range, or two options exclude each other.
-        UnknownNameError: unknown split.
+        UnknownNameError: unknown split or protocol.
     """
 
     split: str | None = None
@@ -63,7 +65,9 @@ class EvalOptions:
     attn_len: Lengths = None
     """Window lengths of an evaluation without memory."""
     stride: int | None = None
-    """Tokens predicted per window; None is 1, which is exact."""
+    """Tokens predicted per window; None is 1, which is exact, or half of the window for the strided protocol."""
+    protocols: tuple[str, ...] = ()
+    """Protocols to compare, some of PROTOCOLS; empty for an evaluation by one."""
     seg_len: int | None = None
     """Segment length L."""
     max_distance: int | Literal["none"] | None = None
@@ -94,7 +98,10 @@ class EvalOptions:
         for name, count in (("seg-len", self.seg_len), ("batch-size", self.batch_size), ("stride", self.stride)):
             if count is not None and count > MOST_COUNT:
                 raise UsageError(f"--{name} {count}: give at most {MOST_COUNT}")
-        if self.stride is not None and self.attn_len is None:
+        for name in self.protocols:
+            if name not in PROTOCOLS:
+                raise UnknownNameError("protocol", name, PROTOCOLS)
+        if self.stride is not None and self.attn_len is None and not self.protocols:
             raise UsageError("--stride is the number of tokens predicted per window; add --attn-len, or leave it out")
         if self.stride is not None and self.windows and self.stride > min(self.windows):
             raise UsageError(f"--stride {self.stride} exceeds the window length {min(self.windows)}; give at most that")
@@ -104,9 +111,30 @@ class EvalOptions:
             raise UsageError(
                 "--plot plots a curve over lengths, but --cache and --dynamic take one length; leave it out"
             )
-        ignored = {"--mem-len": self.mem_len, "--seg-len": self.seg_len, self.same_length_option: self.same_length}
-        if self.attn_len is not None and (option := first_option(ignored)):
+        if self.protocols:
+            self._check_protocols()
+        elif self.attn_len is not None and (option := first_option(self._of_memory)):
             raise UsageError(f"--attn-len evaluates windows without memory; {option} has no effect there, leave it out")
+
+    def _check_protocols(self) -> None:
+        """Refuse options that have no effect, or no meaning, in a comparison of protocols."""
+        if self.adapts or self.searched or self.plotted:
+            method = "--cache" if self.cache else "--dynamic" if self.dynamic else "--plot"
+            unfit = f"{self.searched} {AUTO}" if self.searched else method
+            raise UsageError(f"--protocols compares evaluations of the model alone at given lengths; leave out {unfit}")
+        if self.stride is not None and "strided" not in self.protocols:
+            raise UsageError("--stride is that of strided windows; add strided to --protocols, or leave it out")
+        if 0 in self.mem_lens:
+            raise UsageError("--mem-len 0 is no recurrence; --protocols disjoint evaluates without memory")
+        if "recurrence" not in self.protocols and (option := first_option(self._of_memory)):
+            raise UsageError(f"{option} is a setting of recurrence; add recurrence to --protocols, or leave it out")
+        if self.protocols == ("recurrence",) and self.attn_len is not None:
+            raise UsageError("--attn-len is the length of windows; add disjoint to --protocols, or leave it out")
+
+    @property
+    def _of_memory(self) -> dict[str, object]:
+        """Values of the options that windows without memory have no use for."""
+        return {"--mem-len": self.mem_len, "--seg-len": self.seg_len, self.same_length_option: self.same_length}
 
     @property
     def mem_lens(self) -> tuple[int, ...]:
@@ -129,6 +157,13 @@ class EvalOptions:
     def same_length_option(self) -> str:
         """`--same-length` or `--no-same-length`, as given."""
         return "--no-same-length" if self.same_length is False else "--same-length"
+
+    @property
+    def reads_lanes(self) -> bool:
+        """True if lanes of the text are read with memory, which several processes divide."""
+        if self.protocols:
+            return "recurrence" in self.protocols
+        return not self.adapts and self.attn_len is None
 
     @property
     def adapts(self) -> bool:

@@ -75,7 +75,7 @@ def make_result(scoring: Scoring, rows: list[Row], search: dict[str, Any] | None
     opened, text, settings = scoring.opened, scoring.text, scoring.settings
     model = opened.run.settings.model
     has_attention = model.has_attention
-    in_segments = not any("stride" in row for row in rows)  # otherwise in windows, each of its own length
+    in_segments = not all("stride" in row for row in rows)  # otherwise in windows, each of its own length
     best = min(rows, key=lambda row: row["loss_nats"])
     return {
         "run": str(opened.run.folder),
@@ -133,8 +133,8 @@ def record(scoring: Scoring, result: dict[str, Any]) -> None:
         "whole": text.whole,
         **{key: result[key] for key in RECORDED},
     }
-    # "best" holds within one sweep only.
-    rows = [{**shared, **{key: row[key] for key in row if key != "best"}} for row in result["rows"]]
+    # "best" and "change" hold within one sweep only.
+    rows = [{**shared, **{key: row[key] for key in row if key not in ("best", "change")}} for row in result["rows"]]
     try:
         history.record(opened.run, rows)
     except OSError as error:

@@ -14,6 +14,7 @@ from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
 from txlcli.data.token_store import TokenStore
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
@@ -100,18 +101,18 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
-    predictable = len(ids) - 1 if store.vocab.boundary is None else len(ids)
+    whole = len(targets) == _predictable(len(ids), store.vocab)
     return ScoredText(
         title=f"{store.name} {split}",
         inputs=inputs,
         targets=targets,
-        scored=_scored(store, split, len(targets)),
+        scored=_scored(store, split, len(targets), whole=whole),
         unit=store.unit,
         conventions=store.conventions,
         paper=_published(opened.run, store, split),
         corpus=store.corpus,
         split=split,
-        whole=len(targets) == predictable,
+        whole=whole,
         digest=store.digest(split),
         may_be_trained_on=split == "train" or opened.trained_on_another(store),
     )
@@ -127,14 +128,23 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
     return getattr(published, split, None) if store.corpus == own else None
 
 
-def _scored(store: TokenStore, split: str, count: int) -> metrics.Scored:
-    """Return the words and bytes that the scored tokens stand for, where they are known: for whole splits."""
+def _predictable(tokens: int, vocab: Vocab) -> int:
+    """Return how many tokens of a text have a context: all, or all but the first without an implied boundary."""
+    return tokens if vocab.boundary is not None else tokens - 1
+
+
+def _scored(store: TokenStore, split: str, count: int, *, whole: bool) -> metrics.Scored:
+    """Return the words and bytes that the scored tokens stand for, where they are known.
+
+    Words are known for whole splits. So are bytes of characters and pieces, if the first token is scored as well.
+    """
     info = store.info(split)
-    whole = count == info.tokens
-    words = info.words if whole and info.words else None
-    if store.unit == "byte":
-        return metrics.Scored(tokens=count, words=words, bytes=count if store.every_byte_scored else None)
-    return metrics.Scored(tokens=count, words=words, bytes=info.bytes if whole and store.every_byte_scored else None)
+    size = count if store.unit == "byte" else info.bytes if count == info.tokens else None
+    return metrics.Scored(
+        tokens=count,
+        words=info.words if whole and info.words else None,
+        bytes=size if store.every_byte_scored else None,
+    )
 
 
 def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
@@ -157,11 +167,12 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
     unit = "piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer
     words = size = None
+    if len(targets) == _predictable(len(ids), vocab):  # the whole text
+        original = data.decode("utf-8", errors="replace") if text is None else text
+        words = len(original.split()) + original.count("\n")  # as in a store of the user's text
+        size = len(data) if unit == "piece" else None
     if text is None:
         size = None if vocab.dropped else len(targets)
-    elif len(targets) == len(ids):  # the whole text
-        words = len(text.split()) + text.count("\n") if vocab.boundary is not None else None
-        size = len(data) if unit == "piece" else None
     return ScoredText(
         title=printable(source.name),
         inputs=inputs,

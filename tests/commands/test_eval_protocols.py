@@ -1,0 +1,209 @@
+"""txl eval --protocols: the same weights and tokens by windows of each kind and with memory."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.commands.novel import cells, done, json_of, refusal, start, train, txl
+from tests.commands.processes import ended
+from tests.commands.test_eval import ending_at, headings
+from tests.commands.test_recurrent import recipe_of
+
+ORDER = ["disjoint", "strided", "recurrence", "sliding"]
+TIMES = {"ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown", "best"}
+VANILLA = ("train.mem_len=0", "eval.mem_len=0")
+
+
+def compared(*arguments):
+    return json_of("eval", *arguments, "--protocols", "all")
+
+
+def row_of(*arguments):
+    """Return the row that `txl eval` gives for one setting, without times and marks."""
+    (row,) = json_of("eval", *arguments)["rows"]
+    return {key: value for key, value in row.items() if key not in TIMES}
+
+
+def test_each_row_is_the_evaluation_of_its_own_options(here):
+    rows = compared("byte", "--positions", 211)["rows"]
+    expected = {
+        "disjoint": ["--attn-len", 5, "--stride", 5],
+        "strided": ["--attn-len", 5, "--stride", 2],
+        "recurrence": ["--mem-len", 5],
+        "sliding": ["--attn-len", 5],
+    }
+    assert [row["protocol"] for row in rows] == list(expected) == ORDER
+    for row, arguments in zip(rows, expected.values(), strict=True):
+        single = row_of("byte", "--positions", 211, *arguments)
+        assert {key: row[key] for key in single} == single
+
+
+def test_lengths_and_stride_can_be_given(here):
+    rows = compared("byte", "--attn-len", "7,4", "--stride", 3, "--mem-len", "3,11", "--positions", 97)["rows"]
+    settings = [
+        (row["protocol"], row.get("attn_len"), row.get("stride")) if "stride" in row else row["mem_len"] for row in rows
+    ]
+    assert settings == [
+        ("disjoint", 7, 7),
+        ("disjoint", 4, 4),
+        ("strided", 7, 3),
+        ("strided", 4, 3),
+        3,
+        11,
+        ("sliding", 7, 1),
+        ("sliding", 4, 1),
+    ]
+
+
+def test_windows_are_as_long_as_the_given_memory_by_default(here):
+    rows = compared("byte", "--mem-len", 9, "--positions", 97)["rows"]
+    assert [row["attn_len_max"] for row in rows] == [9, 9, 9, 9]
+
+
+def test_change_is_that_of_the_metric_from_the_first_row(here):
+    for run, metric in (("byte", "bpc"), ("word", "ppl")):
+        rows = compared(run, "--positions", 97)["rows"]
+        first = rows[0][metric]
+        assert [row["change"] for row in rows] == pytest.approx([row[metric] / first - 1 for row in rows], rel=1e-12)
+        assert rows[0]["change"] == 0
+
+
+@pytest.mark.parametrize("run", ["byte", "char", "word", "sentencepiece"])
+def test_results_are_per_token_per_original_word_and_per_byte(here, run):
+    text = (here / "novel/test.txt").read_text()
+    words = len(text.split()) + text.count("\n")  # line ends count, as for words, so that tokenizers can be compared
+    for row in json_of("eval", run, "--protocols", "disjoint,recurrence")["rows"]:
+        total_nats = row["loss_nats"] * row["tokens"]
+        assert row["ppl_per_word"] == pytest.approx(math.exp(total_nats / words), rel=1e-6)
+        assert ("bits_per_byte" in row) == (run in ("byte", "sentencepiece"))
+
+
+def test_the_table_shows_what_the_json_says(here):
+    table, output = done("eval", "byte", "--protocols", "all", "--verbose"), compared("byte")
+    assert headings(table) == ["protocol", "attention", "bpc", "ppl/word", "bits/byte", "change", "ms/token"]
+    assert [row[0].removesuffix(" *") for row in cells(table)] == [
+        "disjoint, N = 5",
+        "strided, N = 5, S = 2",
+        "recurrence, M = 5",
+        "sliding, N = 5",
+    ]
+    assert [row[1] for row in cells(table)] == ["1-5", "4-5", "5", "5"]
+    assert [row[2] for row in cells(table)] == [f"{row['bpc']:.3f}" for row in output["rows"]]
+    assert [row[5] for row in cells(table)] == ["-", *(f"{row['change']:+.1%}" for row in output["rows"][1:])]
+    assert [row[0].endswith(" *") for row in cells(table)] == [row["best"] for row in output["rows"]]
+    assert "* best. change: of bpc, from the first row; the same weights and tokens." in table.stdout
+    assert "recurrence: L = 5, same_length = m, max_distance = 10, fp32; 3 lanes" in table.stdout
+    assert "sliding windows of 5 read every token 5 times; Ctrl-C shows the rows before them" in table.stderr
+
+
+def test_measures_that_are_not_defined_are_explained(here):
+    table = done("eval", "word", "--protocols", "disjoint", "--positions", 50, "--verbose")
+    assert [row[2:5] for row in cells(table)] == [[cells(table)[0][2], "-", "-"]]
+    assert "ppl/word: only whole texts have a known number of words." in table.stdout
+    assert "bits/byte: not every byte of this text is scored." in table.stdout
+
+
+def test_rows_are_recorded_with_their_protocol(here):
+    done("eval", "byte", "--protocols", "recurrence,disjoint", "--positions", 97)
+    *_, disjoint, recurrence = map(json.loads, Path("runs/byte/evals.jsonl").read_text().splitlines())
+    assert (disjoint["protocol"], disjoint["attn_len"], disjoint["stride"]) == ("disjoint", 5, 5)
+    assert (disjoint["seg_len"], disjoint["same_length"]) == (None, None)
+    assert (recurrence["protocol"], recurrence["mem_len"], recurrence["seg_len"]) == ("recurrence", 5, 5)
+    assert recurrence["same_length"] == "m"
+    assert "change" not in disjoint
+
+
+def test_a_users_text_is_compared_as_the_same_split(here):
+    of_text = compared("byte", "--text", "novel/test.txt", "--batch-size", 3)["rows"]
+    of_split = compared("byte", "--batch-size", 3)["rows"]
+    names = ["protocol", "loss_nats", "ppl_per_word", "bits_per_byte"]
+    assert [[row[name] for name in names] for row in of_text] == [[row[name] for name in names] for row in of_split]
+
+
+def test_a_model_without_memory_lacks_recurrence(here):
+    train(*VANILLA, "model.position=learned", "model.n_positions=5", name="vanilla")
+    reason = "runs/vanilla was trained without memory and with absolute positions"
+    output = compared("vanilla", "--positions", 97)
+    assert [row["protocol"] for row in output["rows"]] == ["disjoint", "strided", "sliding"]
+    assert output["lacking"] == {"recurrence": reason}
+    assert f"no recurrence: {reason}." in done("eval", "vanilla", "--protocols", "all", "--positions", 97).stdout
+    message = refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
+    assert message == f"--protocols recurrence: {reason}; or leave recurrence out"
+
+
+def test_a_memory_can_be_given_to_a_model_without_one(here):
+    train(*VANILLA, name="vanilla")
+    reason = "runs/vanilla was trained without memory; --mem-len M evaluates it with one"
+    assert compared("vanilla", "--positions", 97)["lacking"] == {"recurrence": reason}
+    output = compared("vanilla", "--positions", 97, "--mem-len", 4)
+    assert output["lacking"] == {}
+    assert [row["mem_len"] for row in output["rows"] if row["protocol"] == "recurrence"] == [4]
+
+
+def test_a_recurrent_state_is_read_in_windows_and_along_the_text(here):
+    Path("lstm.toml").write_text(recipe_of("lstm"))
+    done("train", "lstm.toml")
+    output = compared("lstm", "--batch-size", 1)
+    assert [row["protocol"] for row in output["rows"]] == ORDER
+    assert output["lacking"] == {}
+    state, whole = output["rows"][2], json_of("eval", "lstm", "--batch-size", 1)["rows"][0]
+    assert state["loss_nats"] == whole["loss_nats"]
+    # A window of the whole text carries the state along it, too.
+    (window,) = json_of("eval", "lstm", "--protocols", "disjoint", "--attn-len", 10_000)["rows"]
+    assert window["loss_nats"] == pytest.approx(whole["loss_nats"], rel=1e-6)
+    assert "recurrence" in [row[0].removesuffix(" *") for row in cells(done("eval", "lstm", "--protocols", "all"))]
+
+
+def test_processes_divide_windows_and_lanes(here):
+    arguments = ["byte", "--protocols", "disjoint,recurrence", "--positions", 211, "--batch-size", 2, "--device", "cpu"]
+    stdout, _ = ended(start("eval", *arguments, "--processes", 2, "--json"), 0)
+    alone = json_of("eval", *arguments)["rows"]
+    assert [row["loss_nats"] for row in json.loads(stdout)["rows"]] == pytest.approx(
+        [row["loss_nats"] for row in alone], rel=1e-6
+    )
+
+
+USAGE = [
+    (["disjont"], 'unknown protocol "disjont"; did you mean "disjoint"? (known: disjoint, strided, recurrence, slid'),
+    ([""], 'unknown protocol ""'),
+    (["all", "--cache", 3], "alone at given lengths; leave out --cache"),
+    (["all", "--dynamic"], "alone at given lengths; leave out --dynamic"),
+    (["all", "--plot", "curve.png"], "alone at given lengths; leave out --plot"),
+    (["all", "--losses", "losses.h5"], "--losses writes the losses of one protocol; leave out --protocols"),
+    (["all", "--mem-len", "auto"], "alone at given lengths; leave out --mem-len auto"),
+    (["all", "--attn-len", "auto"], "alone at given lengths; leave out --attn-len auto"),
+    (["all", "--mem-len", "0,5"], "--mem-len 0 is no recurrence; --protocols disjoint evaluates without memory"),
+    (["disjoint", "--mem-len", 5], "--mem-len is a setting of recurrence; add recurrence to --protocols, or leave"),
+    (["disjoint", "--seg-len", 5], "--seg-len is a setting of recurrence; add recurrence to --protocols, or leave"),
+    (["sliding", "--no-same-length"], "--no-same-length is a setting of recurrence; add recurrence to --protocols"),
+    (["recurrence", "--attn-len", 5], "--attn-len is the length of windows; add disjoint to --protocols, or leave"),
+    (["disjoint", "--stride", 2], "--stride is that of strided windows; add strided to --protocols, or leave it out"),
+    (["strided", "--stride", 6], "--stride 6 exceeds the window length 5; give at most that"),
+    (["strided", "--stride", 6, "--attn-len", "7,4"], "--stride 6 exceeds the window length 4; give at most that"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(map(str, case[0])) for case in USAGE])
+def test_wrong_options_are_refused(here, arguments, message):
+    assert message in refusal("eval", "byte", "--protocols", *arguments)
+
+
+def test_a_window_longer_than_the_learned_positions_is_refused(here):
+    train(*VANILLA, "model.position=learned", "model.n_positions=5", name="vanilla")
+    message = refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
+    assert (
+        message == "--attn-len 6: runs/vanilla has learned 5 positions, so that no window is longer; give at most that"
+    )
+
+
+def test_an_interrupted_comparison_keeps_its_finished_rows(here, watched):
+    watched.on_terms = ending_at(13, KeyboardInterrupt())
+    arguments = ["watched", "--protocols", "all", "--attn-len", 5, "--mem-len", 13]
+    stopped = txl("eval", *arguments, "--json")
+    assert stopped.exit_code == 130
+    output = json.loads(stopped.stdout)
+    assert not output["complete"]
+    assert [row["protocol"] for row in output["rows"]] == ["disjoint", "strided"]
+    assert "Stopped before the last row." in txl("eval", *arguments, "--verbose").stdout
