@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, wait_for
+from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, text_of, wait_for
 from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
 from txlcli.core.training import checkpoint
 
@@ -228,6 +229,54 @@ def test_a_process_that_hangs_is_named_and_given_up(here):
     named = "no sign of life from rank 1 for 10 s; waiting for it, at most train.rank_timeout = 12 s"
     assert stderr.count(named) == 1
     assert any("error: the process of rank 1 has ended or does not answer; saved step " in line for line in stderr)
+
+
+def start_validations(*settings):
+    """Start a training in two processes that spends almost all of its time in long validations."""
+    Path("novel/valid.txt").write_text(text_of("valid") * 3_000, encoding="utf-8")
+    done("prepare", "novel", "--tokenizer", "byte", "--name", "long")
+    changes = ["corpus.store=long", "train.max_steps=1_000_000", "train.average=exponential", *settings]
+    return start("train", "tiny.toml", "--device", "cpu", "--processes", 2, *(w for c in changes for w in ("--set", c)))
+
+
+@pytest.mark.slow
+@on_linux
+def test_a_process_that_hangs_in_a_validation_is_named_and_given_up(here):
+    process = start_validations("train.valid_every=1", "train.rank_timeout=12")
+    wait_for((here / "runs/tiny/last.safetensors").exists)  # saved before the validation
+    hung_at = time.monotonic()
+    os.kill(processes_in(here)[1], signal.SIGSTOP)
+    named = "no sign of life from rank 1 for 10 s; waiting for it, at most train.rank_timeout = 12 s\n"
+    while process.stderr.readline() != named:
+        assert process.poll() is None
+    assert time.monotonic() - hung_at < 120
+    _, stderr = ended(process, 1)
+    assert stderr == [
+        "error: the process of rank 1 has ended or does not answer; every step up to 1 was saved before; resume from "
+        "runs/tiny/last.safetensors with --resume"
+    ]
+    wait_for(lambda: not processes_in(here))
+    assert reports("runs/tiny")[-1]["step"] == checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == 1
+
+
+@on_linux
+def test_a_process_without_memory_for_a_validation_ends_the_training(here):
+    process = start_validations("train.valid_every=100", "train.valid_batch_size=20_000", "model.d_model=32")
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
+    rank = processes_in(here)[1]
+    pages = int(Path(f"/proc/{rank}/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + (32 << 20)  # enough for steps
+    resource.prlimit(rank, resource.RLIMIT_AS, (limit, limit))
+    _, stderr = ended(process, 1)
+    errors = [line for line in stderr if line.startswith("error: ")]
+    assert len(errors) == 2
+    assert errors[0].startswith("error: out of memory (tried to allocate ")
+    assert errors[1] == (
+        "error: the process of rank 1 has ended or does not answer; every step up to 100 was saved before; resume from "
+        "runs/tiny/last.safetensors with --resume"
+    )
+    assert not any(line.startswith(("Traceback", "  File ")) for line in stderr)
+    wait_for(lambda: not processes_in(here))
 
 
 def test_processes_within_processes_are_refused(here):

@@ -12,6 +12,7 @@ from tests.core.training.test_loop import CPU, new_training, run, steps_of
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import join
 from txlcli.core.training.loop import new_model
+from txlcli.core.training.validation import ValidSplit
 from txlcli.errors import DisagreementError, StoreError, TrainingError
 
 WORLD = join(CPU)
@@ -58,6 +59,35 @@ def validated(folder, **changed):
         "change": float((_flat_weights(training) - before).abs().max()),
         "difference": _difference_of_weights(training),
     }
+
+
+class UnreadableTokens(list):
+    """Token ids that cannot be read."""
+
+    def __getitem__(self, part):
+        raise StoreError("the valid split cannot be read")
+
+
+def failed_validation(folder, **changed):
+    """Let a validation of averaged weights fail; return its error and how much the weights changed, by process."""
+    training = _training(folder, average_decay=0.99, **changed)
+    split = training.valid
+    training.valid = ValidSplit(UnreadableTokens(split.inputs), split.targets)
+    if training.average.weights or WORLD.is_rank_zero:
+        own = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
+        training.average.restore({"steps": 1000}, own)
+    before, error = _flat_weights(training), ""
+    try:
+        if WORLD.is_rank_zero:
+            with training.average.swapped_in():
+                training.score_validation(lambda: False, None)
+        else:
+            training.execute_commands()
+    except StoreError as raised:
+        error = str(raised)
+    of_all = [None] * WORLD.size
+    distributed.all_gather_object(of_all, (error, float((_flat_weights(training) - before).abs().max())))
+    return of_all
 
 
 def stopped_in_validation(folder, calls, **changed):
