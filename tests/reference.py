@@ -11,6 +11,8 @@ Weights are a plain dict; a matrix maps row vectors, y = x @ W, and head h owns 
     layers: N dicts of
         w_q, w_k_content, w_v, w_k_position (d, H*D)        w_o (H*D, d)
         attention_norm, ff_norm (gain (d,), bias (d,))      ff_1 (W (d, F), b (F,))      ff_2 (W (F, d), b (d,))
+A layer of another block may have ff_gate, as ff_1 (SwiGLU), and q_norm and k_norm (D,), gains of normalized queries and
+keys. The bias of an "rms" norm is not read; other biases that a layer lacks are zeros.
 That is one band of ids, embedded d wide, and a softmax tied to it. In general, in the order of the ids, the head first:
     embedding: list of bands, each (table (n, w), projection (w, d) or None)
     softmax: list of bands, each (table (n, w), projection (d, w) or None, bias (n,)), in place of softmax_bias
@@ -30,7 +32,7 @@ from numpy import ndarray
 
 LAYER_NORM_EPS = 1e-5
 COMPLEX_STEP = 1e-30
-SCORE_WEIGHTS = ("w_q", "w_k_content", "w_k_position", "content_bias", "position_bias")
+SCORE_WEIGHTS = ("w_q", "w_k_content", "w_k_position", "content_bias", "position_bias", "bucket_biases")
 
 
 class Scores(NamedTuple):
@@ -116,15 +118,15 @@ def attention_scores(
     extended = _concatenate(memory, hidden)
     L, M, K, d = len(hidden), len(memory), len(extended), extended.shape[1]
     H, D = layer["content_bias"].shape
-    kind = _kind(extended, *(layer[name] for name in SCORE_WEIGHTS))
+    kind = _kind_of_scores(extended, layer)
     a, c = np.zeros((H, L, K), dtype=kind), np.zeros((H, L, K), dtype=kind)
     b_term, d_term = np.full((H, L, K), np.nan, dtype=kind), np.full((H, L, K), np.nan, dtype=kind)
     for h in range(H):
         u, v = layer["content_bias"][h], layer["position_bias"][h]
         for i in range(L):
-            query = extended[M + i] @ _head(layer["w_q"], h, D)
+            query = _projected(extended[M + i], layer, "q", h, D)
             for j in range(K):
-                content_key = extended[j] @ _head(layer["w_k_content"], h, D)
+                content_key = _projected(extended[j], layer, "k", h, D)
                 a[h, i, j] = _dot(query, content_key)
                 c[h, i, j] = _dot(u, content_key)
                 distance = M + i - j
@@ -180,13 +182,13 @@ def content_scores(
     extended = _concatenate(memory, hidden)
     L, M, K = len(hidden), len(memory), len(extended)
     H, D = _heads(layer)
-    kind = _kind(extended, layer["w_q"], layer["w_k_content"], layer.get("bucket_biases", layer["w_q"]))
+    kind = _kind_of_scores(extended, layer)
     a, bias, nothing = (np.zeros((H, L, K), dtype=kind) for _ in range(3))
     for h in range(H):
         for i in range(L):
             for j in range(M + i + 1):
-                query = extended[M + i] @ _head(layer["w_q"], h, D)
-                key = extended[j] @ _head(layer["w_k_content"], h, D)
+                query = _projected(extended[M + i], layer, "q", h, D)
+                key = _projected(extended[j], layer, "k", h, D)
                 if position == "rotary":
                     query, key = turned(query, M + i), turned(key, j)
                 a[h, i, j] = _dot(query, key)
@@ -260,15 +262,42 @@ def layer_norm(x: ndarray, norm: tuple[ndarray, ndarray], *, eps: float = LAYER_
     return normed
 
 
+def rms_norm(x: ndarray, gain: ndarray, *, eps: float = LAYER_NORM_EPS) -> ndarray:
+    """Each row of x (rows, d) divided by its root mean square, times gain (d,) (Zhang & Sennrich 2019)."""
+    x = _numbers(x)
+    d = x.shape[1]
+    normed = np.zeros(x.shape, dtype=_kind(x, gain))
+    for i in range(len(x)):
+        mean_square = sum(x[i, e] ** 2 for e in range(d)) / d
+        for e in range(d):
+            normed[i, e] = x[i, e] / np.sqrt(mean_square + eps) * gain[e]
+    return normed
+
+
+def normed(x: ndarray, norm: tuple[ndarray, ndarray], *, norm_type: str, eps: float) -> ndarray:
+    """Each row of x (rows, d) normalized: norm_type is "layer", or "rms" without the bias."""
+    if norm_type == "rms":
+        return rms_norm(x, norm[0], eps=eps)
+    return layer_norm(x, norm, eps=eps)
+
+
 def feed_forward(x: ndarray, layer: dict) -> ndarray:
-    """ReLU(x W1 + b1) W2 + b2 for each row of x (L, d); no residual and no norm."""
+    """ReLU(x W1 + b1) W2 + b2 for each row of x (L, d); no residual and no norm.
+
+    With "ff_gate" (W, b), SwiGLU (Shazeer 2020): (s(x W + b) (x W1 + b1)) W2 + b2, where s(y) = y sigmoid(y).
+    """
     w_1, b_1 = layer["ff_1"]
     w_2, b_2 = layer["ff_2"]
     rows = []
     for row in _numbers(x):
         inner = row @ w_1 + b_1
-        positive = np.array([entry if entry.real > 0 else 0.0 for entry in inner])
-        rows.append(positive @ w_2 + b_2)
+        if "ff_gate" in layer:
+            w, b = layer["ff_gate"]
+            gate = row @ w + b
+            active = np.array([gate[f] * sigmoid(gate[f]) * inner[f] for f in range(len(inner))])
+        else:
+            active = np.array([entry if entry.real > 0 else 0.0 for entry in inner])
+        rows.append(active @ w_2 + b_2)
     return np.stack(rows)
 
 
@@ -278,6 +307,7 @@ def attention_layer(
     layer: dict,
     *,
     norm: str = "post",
+    norm_type: str = "layer",
     norm_eps: float = LAYER_NORM_EPS,
     **options: Any,
 ) -> ndarray:
@@ -286,14 +316,16 @@ def attention_layer(
     norm="post" is the paper's LN(x + f(x)); "pre" and "pre_released" are x + f(LN(x)), where the memory, kept as raw
     layer inputs, passes through the same LN as the segment before it is projected. `options` are those of `attention`.
     """
+    how = {"norm_type": norm_type, "eps": norm_eps}
+    layer = layer | {"eps": norm_eps}
     if norm == "post":
         attended = attention(hidden, memory, layer, **options)
-        hidden = layer_norm(hidden + attended, layer["attention_norm"], eps=norm_eps)
-        return layer_norm(hidden + feed_forward(hidden, layer), layer["ff_norm"], eps=norm_eps)
+        hidden = normed(hidden + attended, layer["attention_norm"], **how)
+        return normed(hidden + feed_forward(hidden, layer), layer["ff_norm"], **how)
     if norm in ("pre", "pre_released"):
-        normed, normed_memory = (layer_norm(x, layer["attention_norm"], eps=norm_eps) for x in (hidden, memory))
-        hidden = hidden + attention(normed, normed_memory, layer, **options)
-        return hidden + feed_forward(layer_norm(hidden, layer["ff_norm"], eps=norm_eps), layer)
+        read, remembered = (normed(x, layer["attention_norm"], **how) for x in (hidden, memory))
+        hidden = hidden + attention(read, remembered, layer, **options)
+        return hidden + feed_forward(normed(hidden, layer["ff_norm"], **how), layer)
     raise ValueError(f'norm is "post", "pre" or "pre_released", not {norm!r}')
 
 
@@ -402,6 +434,7 @@ def forward(
     *,
     mem_len: int,
     norm: str = "post",
+    norm_type: str = "layer",
     norm_eps: float = LAYER_NORM_EPS,
     **options: Any,
 ) -> tuple[ndarray, list[ndarray]]:
@@ -417,9 +450,9 @@ def forward(
     for n in range(len(weights["layers"])):
         new_memory.append(update_memory(hidden, memory[n], mem_len=mem_len))
         layer = layer_weights(weights, n)
-        hidden = attention_layer(hidden, memory[n], layer, norm=norm, norm_eps=norm_eps, **options)
+        hidden = attention_layer(hidden, memory[n], layer, norm=norm, norm_type=norm_type, norm_eps=norm_eps, **options)
     if norm == "pre":
-        hidden = layer_norm(hidden, weights["final_norm"], eps=norm_eps)
+        hidden = normed(hidden, weights["final_norm"], norm_type=norm_type, eps=norm_eps)
     return np.stack([token_log_probs(row, weights) for row in hidden]), new_memory
 
 
@@ -491,6 +524,19 @@ def _numbers(array: ndarray) -> ndarray:
 
 def _kind(*arrays: ndarray) -> np.dtype:
     return np.result_type(np.float64, *arrays)
+
+
+def _kind_of_scores(extended: ndarray, layer: dict) -> np.dtype:
+    return _kind(extended, *(layer[name] for name in (*SCORE_WEIGHTS, "q_norm", "k_norm") if name in layer))
+
+
+def _projected(row: ndarray, layer: dict, which: str, h: int, head_width: int) -> ndarray:
+    """The query ("q") or key ("k") of head h, (D,), normalized by "q_norm" or "k_norm" where the layer has it."""
+    projected = row @ _head(layer["w_q" if which == "q" else "w_k_content"], h, head_width)
+    gain = layer.get(f"{which}_norm")
+    if gain is None:
+        return projected
+    return rms_norm(projected[None], gain, eps=layer.get("eps", LAYER_NORM_EPS))[0]
 
 
 def _concatenate(memory: ndarray, hidden: ndarray) -> ndarray:

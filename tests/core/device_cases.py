@@ -32,6 +32,7 @@ CASES = {
     "sinusoid": ("stdlib", "model.position=sinusoid"),
     "learned": ("stdlib", "model.position=learned", "model.n_positions=128"),
     "vanilla": ("vanilla-stdlib",),
+    "modern": ("stdlib", *EVERY_DROPOUT, "model.block=modern", "model.norm=pre", "model.window=40"),
     "lstm": ("lstm-ptb",),
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),

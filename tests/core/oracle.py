@@ -23,13 +23,22 @@ def numbers_of(model):
 def weights_of(numbers, settings):
     """The oracle's weights as views of a model's parameters: changing an entry of one changes the other."""
 
+    def bias_of(name):
+        return numbers.get(f"{name}.bias", np.zeros(len(numbers[f"{name}.weight"])))
+
     def pair(name):
-        return numbers[f"{name}.weight"], numbers[f"{name}.bias"]
+        return numbers[f"{name}.weight"], bias_of(name)
 
     def matrix_and_bias(name):
-        return numbers[f"{name}.weight"].T, numbers[f"{name}.bias"]
+        return numbers[f"{name}.weight"].T, bias_of(name)
 
-    relative = settings.position == "relative"
+    def optional(n):
+        found = {"ff_gate": matrix_and_bias(f"layers.{n}.feed_forward.ff_gate")} if gated else {}
+        for name in ("q_norm", "k_norm") if settings.parts.qk_norm == "rms" else ():
+            found[name] = numbers[f"layers.{n}.attention.{name}.weight"]
+        return found
+
+    relative, gated = settings.position == "relative", settings.parts.feed_forward == "swiglu"
 
     def layer(n):
         return {
@@ -39,6 +48,7 @@ def weights_of(numbers, settings):
             "ff_norm": pair(f"layers.{n}.ff_norm"),
             "ff_1": matrix_and_bias(f"layers.{n}.feed_forward.ff_1"),
             "ff_2": matrix_and_bias(f"layers.{n}.feed_forward.ff_2"),
+            **optional(n),
         }
 
     weights = {"layers": [layer(n) for n in range(settings.n_layers)]}
@@ -91,6 +101,7 @@ def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distan
             mem_len=mem_len,
             memory_start=model.settings.memory_start,
             norm=model.settings.norm,
+            norm_type=model.settings.parts.norm_type,
             norm_eps=model.settings.norm_eps,
             position=model.settings.position,
             key_limit=key_limit,

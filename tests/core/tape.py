@@ -14,7 +14,11 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run an operation and record it; a view needs no repetition."""
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        composite, own = (
+            torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+            for key in ("CompositeImplicitAutograd", "CPU")
+        )
+        if composite and not own:  # an operation with both, as silu_backward, would be rounded otherwise
             with self:  # only in inference mode; such an operation may return a view or a copy
                 return func.decompose(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))

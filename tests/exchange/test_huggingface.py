@@ -227,6 +227,15 @@ def test_a_final_norm_cannot_be_exported():
     )
 
 
+@pytest.mark.parametrize("changed", [{"block": "modern"}, {"qk_norm": "rms"}, {"biases": "none"}], ids=str)
+def test_layers_of_another_block_cannot_be_exported(changed):
+    with pytest.raises(RunError) as caught:
+        written(model_settings(**changed), EvalSettings(seg_len=5, mem_len=7))
+    assert str(caught.value) == (
+        "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\"); to export, train with them"
+    )
+
+
 def test_a_window_cannot_be_exported():
     with pytest.raises(RunError) as caught:
         written(model_settings(window=4), EvalSettings(seg_len=5, mem_len=7))

@@ -1,9 +1,11 @@
 """The [model] section of a recipe: one class per architecture."""
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from txlcli.config.blocks import BLOCKS, OF_BLOCK, Biases, Block, FeedForwardType, NormType, QkNorm
 from txlcli.config.encodings import ENCODINGS, EncodingTraits
 from txlcli.config.ranges import MOST_PARTS, PartCount, PositiveFloat, PositiveInt, Range, Rate, check_fields, require
 
@@ -131,16 +133,31 @@ class TransformerSettings(ModelSettings):
     d_head: PositiveInt
     """Width D of one head; H x D may differ from d."""
     d_inner: PositiveInt
-    """Inner width F of the feed-forward block."""
+    """Inner width F of the feed-forward sublayer. With feed_forward = "swiglu" it has three matrices instead of two,
+    whose width is 2/3 of this, rounded, so that the number of weights stays the same."""
+    block: Annotated[str, BLOCKS] = "paper"
+    """Parts of a layer: those of the paper (layer normalization, ReLU, biases), or later ones ("modern": RMSNorm,
+    SwiGLU, normalized queries and keys, no biases). Each of the four settings below replaces one part."""
+    norm_type: NormType = "block"
+    """Normalization of the hidden states: that of the block; layer normalization; or RMSNorm (Zhang & Sennrich 2019),
+    which divides by the root mean square and has gains only. For its place see norm."""
+    feed_forward: FeedForwardType = "block"
+    """Feed-forward sublayer: that of the block; ReLU; or SwiGLU (Shazeer 2020)."""
+    qk_norm: QkNorm = "block"
+    """Normalization of queries and keys before they are rotated and scored: that of the block; RMSNorm of each head,
+    with gains that all heads of a layer share ("rms"); or none. Position keys W_kR R are not normalized."""
+    biases: Biases = "block"
+    """Biases of the feed-forward sublayer and of layer normalization: as in the block, all or none. The biases u and v
+    and those of the softmax are no part of a block."""
     attention_dropout: Rate = 0.0
     """Dropout rate of the attention probabilities."""
     inner_dropout: Rate | None = None
     """Dropout rate of the feed-forward activations; by default the value of dropout."""
     norm: Literal["post", "pre", "pre_released"] = "post"
-    """Place of layer normalization: after each residual sum (the paper); before each sublayer, with one more at the
+    """Place of normalization: after each residual sum (the paper); before each sublayer, with one more at the
     end; or the latter without the last one (released code)."""
     norm_eps: PositiveFloat = 1e-5
-    """Constant that layer normalization adds to the variance; 1e-12 in the released TF code."""
+    """Constant that normalization adds to the variance, or to the mean square; 1e-12 in the released TF code."""
     position: Annotated[str, ENCODINGS] = "relative"
     """Position encoding: Transformer-XL's relative encoding; Shaw et al.'s (a learned vector per distance); Vaswani et
     al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); rotary positions (Su et
@@ -170,6 +187,19 @@ class TransformerSettings(ModelSettings):
     def encoding(self) -> EncodingTraits:
         """Traits of the position encoding."""
         return ENCODINGS[self.position]
+
+    @property
+    def parts(self) -> Block:
+        """Parts of a layer: those of the block with the single settings in their place."""
+        values = {part.name: getattr(self, part.name) for part in dataclasses.fields(Block)}
+        return dataclasses.replace(
+            BLOCKS[self.block], **{name: value for name, value in values.items() if value != OF_BLOCK}
+        )
+
+    @property
+    def inner_width(self) -> int:
+        """Width of the matrices of the feed-forward sublayer."""
+        return round(2 * self.d_inner / 3) if self.parts.feed_forward == "swiglu" else self.d_inner
 
     @property
     def is_transformer_xl(self) -> bool:

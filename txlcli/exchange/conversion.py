@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import Band, bands
+from txlcli.config.blocks import BLOCKS
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RecipeError, RunError
@@ -146,6 +147,18 @@ def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torc
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
+def _check_block(settings: TransformerSettings) -> None:
+    """Refuse layers that the released code and Hugging Face do not have.
+
+    Raises:
+        RecipeError: the parts of a layer are not those of the paper.
+    """
+    for name, expected in dataclasses.asdict(BLOCKS["paper"]).items():
+        given = getattr(settings.parts, name)
+        if given != expected:
+            raise RecipeError(f'[model] {name} = "{given}" is not in these weights; set it to "{expected}"')
+
+
 def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_face: bool) -> Layout:
     """Return the layout of the released PyTorch code's state dict, or of Hugging Face's.
 
@@ -155,6 +168,7 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
     Raises:
         RecipeError: such weights do not exist for these settings, or a cutoff lies beyond the vocabulary.
     """
+    _check_block(settings)
     if settings.norm == "pre":
         raise RecipeError('[model] norm = "pre" needs a final norm that these weights do not have; use "pre_released"')
     body = "transformer." if hugging_face else ""
@@ -264,6 +278,7 @@ def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
     Raises:
         RecipeError: that code does not have such a model, or a cutoff lies beyond the vocabulary.
     """
+    _check_block(settings)
     if settings.norm != "post":
         raise RecipeError(f'[model] norm = "{settings.norm}" is not in the released TF code; set it to "post"')
     if not settings.tie_embeddings:

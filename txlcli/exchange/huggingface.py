@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
+from txlcli.config.blocks import BLOCKS
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
@@ -179,6 +180,10 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
     if model.window is not None:
         raise RunError(
             f"model.window = {model.window}: Hugging Face's TransfoXL has no window; to export, train without it"
+        )
+    if model.parts != BLOCKS["paper"]:
+        raise RunError(
+            "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\"); to export, train with them"
         )
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0

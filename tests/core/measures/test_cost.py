@@ -39,6 +39,12 @@ def test_one_token_with_kept_keys_equals_a_calculation_by_hand():
     assert decoding_flops_per_token(model_settings(), 19, keys=12) == expected == 14_580
 
 
+def test_one_token_through_swiglu_equals_a_calculation_by_hand():
+    # Three matrices 14 x 11 instead of two 14 x 17: 34 / 3 is 11.
+    expected = 2 * (2 * (4 * 14 * 33 + 3 * 12 * 33 + 3 * 14 * 11) + 14 * 19)
+    assert decoding_flops_per_token(model_settings(block="modern"), 19, keys=12) == expected
+
+
 def test_distances_that_share_an_encoding_are_scored_once():
     # Of 12 keys at distances 0 .. 11, those from 4 on share one encoding: 5 products with distances instead of 12.
     model = model_settings()
@@ -85,6 +91,8 @@ def test_absolute_positions_have_no_product_with_queries():
         {"position": "sinusoid"},
         {"position": "none"},
         {"position": "shaw", "n_positions": 5},
+        {"feed_forward": "swiglu"},
+        {"block": "modern", "norm": "pre"},
     ],
     ids=str,
 )

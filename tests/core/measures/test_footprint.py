@@ -42,7 +42,7 @@ def test_parameters_by_part_equal_a_calculation_by_hand():
         "positions": 2 * 14 * 33 + 2 * 2 * 33,
         "attention": 2 * 4 * 14 * 33,
         "feed-forward": 2 * (2 * 14 * 17 + 17 + 14),
-        "layer norms": 2 * 2 * 2 * 14 + 2 * 14,
+        "norms": 2 * 2 * 2 * 14 + 2 * 14,
     }
 
 
@@ -142,6 +142,7 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
             (model_settings(window=700), {"seg_len": 1300, "mem_len": 1100}),
             (model_settings(position="alibi", window=1999, norm="pre"), {"seg_len": 1200, "mem_len": 1031}),
             (model_settings(window=400), {"seg_len": 1100, "mem_len": 0, "attention": "sdpa"}),
+            (model_settings(block="modern", norm="pre", dropout=0.1), {"seg_len": 1100, "mem_len": 64}),
             (model_settings(window=5000), {"seg_len": 97, "mem_len": 1700}),
             (rnn_settings("lstm"), {"seg_len": 1500, "mem_len": 0}),
         ],
@@ -152,6 +153,14 @@ def test_long_segments_and_memories_are_extrapolated_exactly(model_and_lengths, 
     model, lengths = model_and_lengths
     train = train_settings(batch_size=2, precision=precision, **lengths)
     assert step_bytes(model, V, train) == step_bytes(model, V, train, extrapolate=False)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_activations_of_a_modern_block_equal_those_of_a_real_step(norm, precision):
+    settings = model_settings(block="modern", norm=norm, dropout=0.5)
+    needed = step_bytes(settings, V, train_settings(precision=precision))
+    assert needed["activations"] == saved_by_a_real_step(settings, B, precision)
 
 
 @pytest.mark.parametrize(("window", "kept"), [(4, 3), (M + 1, M), (100, M)])

@@ -28,6 +28,14 @@ KINDS = {
     "div_val_2_untied": {"cutoffs": CUTOFFS, "div_val": 2, "tie_embeddings": False, "tie_projections": (False,) * 3},
     "div_val_2_head_as_wide_as_the_model": {"cutoffs": CUTOFFS, "div_val": 2, "project_same_width": False},
 }
+KINDS |= {
+    "modern": {"block": "modern"},
+    "modern_pre": {"block": "modern", "norm": "pre", "position": "none", "norm_eps": 0.1},
+    "rms": {"norm_type": "rms", "norm": "pre"},
+    "swiglu": {"feed_forward": "swiglu"},
+    "qk_norm": {"qk_norm": "rms", "tie_biases": False},
+    "no_biases": {"biases": "none"},
+}
 LIMITS = {
     "max_distance": {"max_distance": 2},
     "key_limit": {"key_limit": M},
@@ -47,7 +55,15 @@ def exact_gradients(model, memory, **limits):
         def loss(stepped):
             array[index] = stepped[index]
             log_probs, _ = reference.forward(
-                READ, past, weights, mem_len=M, norm=settings.norm, norm_eps=settings.norm_eps, **limits
+                READ,
+                past,
+                weights,
+                mem_len=M,
+                norm=settings.norm,
+                norm_type=settings.parts.norm_type,
+                norm_eps=settings.norm_eps,
+                position=settings.position,
+                **limits,
             )
             return reference.cross_entropy_nats(log_probs, TARGETS).sum()
 

@@ -144,24 +144,28 @@ def test_every_attention_backend_trains_the_same(tmp_path, attention):
 
 
 @pytest.mark.parametrize(
-    ("dropout", "attention"),
+    ("dropout", "attention", "shape"),
     [
-        pytest.param(0.0, "auto", marks=pytest.mark.slow),
-        pytest.param(0.3, "auto", marks=pytest.mark.slow),
-        pytest.param(0.0, "reference", marks=pytest.mark.slow),
-        (0.0, "sdpa"),
+        pytest.param(0.0, "auto", {}, marks=pytest.mark.slow),
+        pytest.param(0.3, "auto", {}, marks=pytest.mark.slow),
+        pytest.param(0.0, "reference", {}, marks=pytest.mark.slow),
+        (0.0, "sdpa", {}),
+        pytest.param(0.0, "sdpa", {"block": "modern", "norm": "pre", "window": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_compiled_layers_train_the_same(tmp_path, dropout, attention):
-    eager = new_training(tmp_path / "eager", dropout=dropout, valid=False)
+def test_compiled_layers_train_the_same(tmp_path, dropout, attention, shape):
+    eager = new_training(tmp_path / "eager", dropout=dropout, valid=False, shape=shape)
     expected = [report.loss_nats for report in run(eager)]
     torch._dynamo.utils.counters.clear()
-    compiled = new_training(tmp_path / "compiled", dropout=dropout, attention=attention, compile=True, valid=False)
+    compiled = new_training(
+        tmp_path / "compiled", dropout=dropout, attention=attention, compile=True, valid=False, shape=shape
+    )
     assert [report.loss_nats for report in run(compiled)] == pytest.approx(expected, rel=1e-5)
     graphs = 2 if attention == "auto" else 1  # txl's own attention breaks the graph of a layer
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= graphs
     for name, weight in weights(eager).items():
-        torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=1e-5)
+        # Adam divides tiny gradients, such as those of normalized queries and keys, by their size: rounding shows.
+        torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=5e-5 if shape else 1e-5)
 
 
 def test_while_memory_grows_layers_run_eagerly_and_without_flex_attention():

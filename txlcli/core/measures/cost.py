@@ -130,12 +130,18 @@ class TransformerProducts(LayerProducts):
     def _width(self) -> int:
         return self.model.n_heads * self.model.d_head
 
+    @property
+    def _feed_forward(self) -> int:
+        """Products of the feed-forward sublayer for one token."""
+        matrices = 3 if self.model.parts.feed_forward == "swiglu" else 2
+        return matrices * self.model.d_model * self.model.inner_width
+
     def _layer(self, *, keys: float, max_distance: int | None) -> float:
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
         projections = 4 * self.model.d_model * self._width  # query, key, value, output
         distances = keys if max_distance is None else min(keys, max_distance + 1)
         attention = (2 * keys + (distances if "b" in self.model.encoding.score_terms else 0)) * self._width
-        return projections + attention + 2 * self.model.d_model * self.model.d_inner
+        return projections + attention + self._feed_forward
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
         """Return the products of one token."""
@@ -158,7 +164,7 @@ class TransformerProducts(LayerProducts):
         model, width = self.model, self._width
         keys, mem_len = model.mean_keys(seg_len=seg_len, mem_len=mem_len), model.visible_memory(mem_len)
         terms = 3 if "b" in model.encoding.score_terms else 2  # content score, weighted values, position score
-        per_token = 4 * model.d_model * width + terms * keys * width + 2 * model.d_model * model.d_inner
+        per_token = 4 * model.d_model * width + terms * keys * width + self._feed_forward
         memory = 2 * mem_len * model.d_model * width
         memory_passes = 2 if model.norm == "post" else 3
         scored = min(mem_len + seg_len, model.window or mem_len + seg_len)  # distances

@@ -40,7 +40,7 @@ PARTS = {
     "encoding.": "positions",
     ".attention.": "attention",
     ".feed_forward.": "feed-forward",
-    "norm.": "layer norms",
+    "norm.": "norms",
     "layers.": "recurrent layers",  # parameters of layers with no other name
 }
 

@@ -192,6 +192,15 @@ def split_heads(projected: Tensor, n_heads: int) -> Tensor:
     return projected.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of the queries or keys of each head, with gains (D,) that all heads share."""
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Normalize (B, H, x, D) in float32 at least; return the dtype of the input."""
+        dtype = torch.promote_types(heads.dtype, torch.float32)
+        return super().forward(heads.to(dtype)).to(heads.dtype)
+
+
 class Attention(nn.Module):
     """The multi-head attention sublayer, without its residual and norm (section 3.3).
 
@@ -205,10 +214,18 @@ class Attention(nn.Module):
         d_head: D.
         dropout: probability of dropping an attention weight in training.
         linear: class of the four matrices, which have no biases.
+        qk_norm_eps: constant of the RMSNorm of queries and keys; None does not normalize them, as in the paper.
     """
 
     def __init__(
-        self, *, d_model: int, n_heads: int, d_head: int, dropout: float, linear: type[nn.Linear] = nn.Linear
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        dropout: float,
+        linear: type[nn.Linear] = nn.Linear,
+        qk_norm_eps: float | None = None,
     ) -> None:
         super().__init__()
         self.n_heads = n_heads
@@ -218,6 +235,9 @@ class Attention(nn.Module):
         self.w_k_content = linear(d_model, n_heads * d_head, bias=False)
         self.w_v = linear(d_model, n_heads * d_head, bias=False)
         self.w_o = linear(n_heads * d_head, d_model, bias=False)
+        self.q_norm, self.k_norm = (
+            nn.Identity() if qk_norm_eps is None else HeadNorm(d_head, qk_norm_eps) for _ in range(2)
+        )
         self.attend: Attend = attend
         """Backend; all backends compute the same function."""
         self.product: Product = plain_product
@@ -230,16 +250,17 @@ class Attention(nn.Module):
         if self.project_all is None:
             return self.project_queries(segment), self.project_keys_values(segment)
         query, key, value = (split_heads(projected, self.n_heads) for projected in self.project_all(segment))
-        return query, (key, value)
+        return self.q_norm(query), (self.k_norm(key), value)
 
     def project_queries(self, segment: Tensor) -> Tensor:
-        """Return W_q h, (B, H, L, D), of the segment (B, L, d)."""
-        return split_heads(self.product(self.w_q, segment), self.n_heads)
+        """Return W_q h, (B, H, L, D), normalized if the model does so, of the segment (B, L, d)."""
+        query: Tensor = self.q_norm(split_heads(self.product(self.w_q, segment), self.n_heads))
+        return query
 
     def project_keys_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Return W_kE h and W_v h, (B, H, K, D) each, of the context (B, K, d)."""
+        """Return W_kE h, normalized likewise, and W_v h, (B, H, K, D) each, of the context (B, K, d)."""
         key, value = self.product(self.w_k_content, context), self.product(self.w_v, context)
-        return split_heads(key, self.n_heads), split_heads(value, self.n_heads)
+        return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
 
     def forward(
         self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None

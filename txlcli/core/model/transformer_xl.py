@@ -20,7 +20,6 @@ from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.kernels.private import compile_across_ddp_buckets
-from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attend, Attention, Rotation, ScoreTerms
@@ -29,22 +28,7 @@ from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.losses import AuxiliaryLosses, counted_positions
 from txlcli.core.model.module_list import ModuleList
-
-
-class FeedForward(nn.Module):
-    """The position-wise sublayer, without its residual and norm."""
-
-    def __init__(self, settings: TransformerSettings) -> None:
-        super().__init__()
-        self.ff_1 = Linear(settings.d_model, settings.d_inner)
-        self.ff_2 = Linear(settings.d_inner, settings.d_model)
-        self.dropout = Dropout(settings.dropout_rate("inner_dropout"), variational=settings.variational_dropout)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(B, L, d) -> (B, L, d)."""
-        inner = relu_dropout(self.ff_1(hidden, wide=True), self.dropout)  # (B, L, F), or wider, then zeros
-        projected: Tensor = self.ff_2(inner)
-        return projected
+from txlcli.core.model.sublayers import make_feed_forward, make_norm
 
 
 class Past(ABC):
@@ -70,25 +54,24 @@ class Layer(nn.Module):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        d_model = settings.d_model
         self.pre_norm = settings.norm != "post"
         self.attention = Attention(
-            d_model=d_model,
+            d_model=settings.d_model,
             n_heads=settings.n_heads,
             d_head=settings.d_head,
             dropout=settings.attention_dropout,
             linear=Linear,
+            qk_norm_eps=settings.norm_eps if settings.parts.qk_norm == "rms" else None,
         )
-        self.attention_norm = nn.LayerNorm(d_model, settings.norm_eps)
-        self.feed_forward = FeedForward(settings)
-        self.ff_norm = nn.LayerNorm(d_model, settings.norm_eps)
+        self.attention_norm = make_norm(settings)
+        self.feed_forward = make_feed_forward(settings)
+        self.ff_norm = make_norm(settings)
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this layer."""
         backends.pack(self.attention, dtype)
-        self.feed_forward.ff_1.pack(dtype)
-        self.feed_forward.ff_2.pack(dtype)
+        self.feed_forward.pack(dtype)
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return layer inputs (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
@@ -225,7 +208,7 @@ class TransformerXL(LanguageModel):
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
-        self.final_norm = nn.LayerNorm(settings.d_model, settings.norm_eps) if final else nn.Identity()
+        self.final_norm = make_norm(settings) if final else nn.Identity()
         variational = settings.variational_dropout
         self.embedding_dropout = Dropout(settings.dropout_rate("embedding_dropout"), variational=variational)
         self.output_dropout = Dropout(settings.dropout_rate("output_dropout"), variational=variational)

@@ -243,7 +243,7 @@ def _shard_layer(layer: nn.Module, mesh: DeviceMesh, *, bf16: bool) -> None:
     policy, modules = MixedPrecisionPolicy(), list(layer.modules())
     if bf16 and not any(isinstance(module, nn.RNNBase) for module in modules):
         for module in modules:
-            if isinstance(module, nn.LayerNorm):
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 fully_shard(module, mesh=mesh)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     fully_shard(layer, mesh=mesh, mp_policy=policy)

@@ -1,0 +1,158 @@
+"""Parts of later blocks (RMSNorm, SwiGLU, normalized queries and keys, no biases), each and together."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.core import oracle, tape
+from tests.core.attention_cases import OTHER_BACKENDS
+from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.samples import sampled
+from txlcli.core.kernels.device import autocast
+from txlcli.core.model.attention import HeadNorm
+from txlcli.core.model.registry import count_parameters
+from txlcli.core.model.transformer_xl import TransformerXL
+
+B, L, M = 2, 5, 7
+PARTS = {
+    "rms": {"norm_type": "rms"},
+    "swiglu": {"feed_forward": "swiglu"},
+    "qk_norm": {"qk_norm": "rms"},
+    "no biases": {"biases": "none"},
+    "modern": {"block": "modern"},
+}
+NORMS = ["post", "pre", "pre_released"]
+POSITIONS = {"relative": {"tie_biases": False}, "rotary": {"d_head": 12}, "alibi": {}, "t5": {}, "none": {}}
+ALL = 1 - 2**-20  # a rate that drops every entry
+
+
+def make(part, *, position="relative", **changed):
+    return small_model(**PARTS[part], position=position, **POSITIONS[position], **changed)
+
+
+@pytest.mark.parametrize(("part", "norm", "position"), sampled(3, PARTS, NORMS, POSITIONS))
+def test_segments_with_growing_memory_equal_the_oracle(part, norm, position):
+    model, tokens = make(part, norm=norm, position=position), draw_tokens(B, 14)
+    lengths = [L, L, 3, 1]
+    given, memory = read_segments(model, tokens, lengths, mem_len=M)
+    expected, expected_memory = oracle.read_segments(model, tokens, lengths, mem_len=M)
+    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
+    for kept, wanted in zip(memory, expected_memory, strict=True):
+        torch.testing.assert_close(kept, torch.from_numpy(wanted), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize(("position", "backend"), list(itertools.product(POSITIONS, ["auto", *OTHER_BACKENDS])))
+def test_memory_gives_the_predictions_of_one_long_segment(position, backend, dtype, tolerance):
+    model = make("modern", norm="pre", position=position, dtype=dtype, std=0.1 if dtype == torch.float32 else 0.3)
+    model.set_attention_backend(backend)
+    tokens = draw_tokens(B, 12)
+    whole, _ = read_segments(model, tokens, [12], mem_len=0)
+    parts, _ = read_segments(model, tokens, [L, 1, 6], mem_len=11)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("part", "norm", "memory_start", "position", "seg_len"),
+    sampled(5, PARTS, NORMS, ["empty", "zeros"], POSITIONS, [L, 1]),
+)
+def test_the_decoder_equals_the_model(part, norm, memory_start, position, seg_len):
+    model, tokens = make(part, norm=norm, position=position, memory_start=memory_start), draw_tokens(B, 23)
+    segments = tokens.split(seg_len, dim=1)
+    expected, _ = read_segments(model, tokens, [segment.shape[1] for segment in segments], mem_len=M)
+    for way in ({}, {"replay_steps": True}, {"replay_segments": True, "capture_graph": tape.capture}):
+        decoder = make_decoder(model, batch_size=B, seg_len=seg_len, mem_len=M, **way)
+        given = torch.cat([model.log_probs(decoder.read(segment)) for segment in segments], dim=1)
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+
+
+def test_queries_and_keys_have_the_root_mean_square_of_their_gains():
+    attention = small_model(qk_norm="rms", d_head=12).layers[0].attention
+    query, (key, value) = attention.project(torch.randn(B, L, 14, dtype=torch.float64))
+    for heads, norm in ((query, attention.q_norm), (key, attention.k_norm)):
+        assert norm.weight.shape == (12,)
+        root_mean_square = (heads / norm.weight).square().mean(-1).sqrt()
+        torch.testing.assert_close(root_mean_square, torch.ones_like(root_mean_square), rtol=0, atol=1e-3)
+    assert not hasattr(value, "weight")
+    assert (value.square().mean(-1).sqrt() - 1).abs().max() > 0.1
+
+
+def test_a_norm_of_heads_in_16_bits_is_computed_in_float32():
+    norm = HeadNorm(12, 1e-5)
+    heads = torch.randn(B, 3, L, 12)
+    given = norm(heads.bfloat16())
+    assert given.dtype == torch.bfloat16
+    torch.testing.assert_close(given, norm(heads.bfloat16().float()).bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_bf16_rounds_what_fp32_computes(norm):
+    model, tokens = make("modern", norm=norm, dtype=torch.float32, std=0.1), draw_tokens(B, 2 * L)
+    exact, _ = read_segments(model, tokens, [L, L], mem_len=M)
+    with autocast(torch.device("cpu"), "bf16"):
+        rounded, _ = read_segments(model, tokens, [L, L], mem_len=M)
+    torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.05)
+
+
+def test_swiglu_drops_its_activations():
+    feed_forward = small_model(block="modern").train().layers[0].feed_forward
+    hidden = torch.randn(B, L, 14, dtype=torch.float64)
+    expected = F.linear(
+        F.silu(F.linear(hidden, feed_forward.ff_gate.weight)) * F.linear(hidden, feed_forward.ff_1.weight),
+        feed_forward.ff_2.weight,
+    )
+    torch.testing.assert_close(feed_forward(hidden), expected, rtol=0, atol=1e-12)
+    feed_forward.dropout.rate = ALL
+    assert not feed_forward(hidden).count_nonzero()
+
+
+@pytest.mark.parametrize(
+    ("changed", "removed", "added"),
+    [
+        ({"norm_type": "rms"}, 5 * 14, 0),  # the biases of two norms per layer, and of the last one
+        ({"biases": "none"}, 5 * 14 + 2 * (17 + 14), 0),
+        ({"norm_type": "rms", "biases": "none"}, 5 * 14 + 2 * (17 + 14), 0),
+        ({"qk_norm": "rms"}, 0, 2 * 2 * 11),
+        ({"feed_forward": "swiglu"}, 2 * (2 * 14 * 17 + 17), 2 * (3 * 14 * 11 + 2 * 11)),  # 34 / 3 is 11
+        ({"block": "modern"}, 5 * 14 + 2 * (2 * 14 * 17 + 17 + 14), 2 * (3 * 14 * 11 + 2 * 11)),
+    ],
+    ids=str,
+)
+def test_parameters_equal_a_calculation_by_hand(changed, removed, added):
+    count = count_parameters(model_settings(norm="pre"), V)
+    assert count_parameters(model_settings(norm="pre", **changed), V) == count - removed + added
+
+
+def test_the_inner_width_of_swiglu_keeps_the_number_of_weights():
+    for d_inner, width in ((2048, 1365), (2052, 1368), (4096, 2731), (1, 1), (17, 11)):
+        settings = model_settings(feed_forward="swiglu", d_inner=d_inner)
+        assert settings.inner_width == width
+        assert abs(3 * width - 2 * d_inner) <= 1
+        assert model_settings(d_inner=d_inner).inner_width == d_inner
+
+
+@pytest.mark.parametrize("init", ["pytorch", "tf"])
+def test_all_gains_begin_around_1_and_there_are_no_biases(init):
+    torch.manual_seed(3)
+    settings = model_settings(block="modern", norm="pre", d_model=114, d_head=61, init_std=0.05, init=init)
+    for name, parameter in TransformerXL(settings, V).named_parameters():
+        if "norm." in name:
+            assert parameter.mean().item() == pytest.approx(1, abs=0.05), name
+            assert parameter.std().item() == pytest.approx(0 if init == "tf" else 0.05, rel=0.4), name
+        elif name.startswith("layers."):
+            assert name.endswith("weight")
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.1), name
+
+
+def test_single_settings_replace_parts_of_the_block():
+    modern = model_settings(block="modern").parts
+    assert (modern.norm_type, modern.feed_forward, modern.qk_norm, modern.biases) == ("rms", "swiglu", "rms", "none")
+    mixed = model_settings(block="modern", norm_type="layer", qk_norm="none").parts
+    assert (mixed.norm_type, mixed.feed_forward, mixed.qk_norm, mixed.biases) == ("layer", "swiglu", "none", "none")
+    by_parts = model_settings(norm_type="rms", feed_forward="swiglu", qk_norm="rms", biases="none").parts
+    assert by_parts == modern
+    paper = model_settings(block="modern", norm_type="layer", feed_forward="relu", qk_norm="none", biases="all").parts
+    assert paper == model_settings().parts

@@ -1,0 +1,69 @@
+"""Parts of a layer beside attention: normalization and the feed-forward sublayer, of the paper's block and later ones.
+
+Axes: B batch, L segment, d model width, F inner width.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.kernels.linear import Linear
+from txlcli.core.kernels.relu_dropout import relu_dropout
+from txlcli.core.model.dropout import Dropout
+
+
+def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:
+    """Return a normalization of hidden states: layer normalization, or RMSNorm (Zhang & Sennrich 2019)."""
+    if settings.parts.norm_type == "rms":
+        return nn.RMSNorm(settings.d_model, settings.norm_eps)
+    return nn.LayerNorm(settings.d_model, settings.norm_eps, bias=settings.parts.biases == "all")
+
+
+class FeedForward(nn.Module):
+    """The position-wise sublayer of the paper, without its residual and norm: W_2 relu(W_1 h + b_1) + b_2."""
+
+    def __init__(self, settings: TransformerSettings) -> None:
+        super().__init__()
+        bias, width = settings.parts.biases == "all", settings.inner_width
+        self.ff_1 = Linear(settings.d_model, width, bias=bias)
+        self.ff_2 = Linear(width, settings.d_model, bias=bias)
+        self.dropout = Dropout(settings.dropout_rate("inner_dropout"), variational=settings.variational_dropout)
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """`LanguageModel.pack` for this sublayer."""
+        self.ff_1.pack(dtype)
+        self.ff_2.pack(dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, L, d) -> (B, L, d)."""
+        inner = relu_dropout(self.ff_1(hidden, wide=True), self.dropout)  # (B, L, F), or wider, then zeros
+        projected: Tensor = self.ff_2(inner)
+        return projected
+
+
+class SwigluFeedForward(FeedForward):
+    """SwiGLU (Shazeer 2020): W_2 (silu(W_gate h) * W_1 h), with two thirds of the inner width, so equally many weights.
+
+    Its activation is PyTorch's; the fused operation of `core.kernels.relu_dropout` is the paper's.
+    """
+
+    def __init__(self, settings: TransformerSettings) -> None:
+        super().__init__(settings)
+        self.ff_gate = Linear(settings.d_model, settings.inner_width, bias=settings.parts.biases == "all")
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """`LanguageModel.pack` for this sublayer."""
+        super().pack(dtype)
+        self.ff_gate.pack(dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, L, d) -> (B, L, d)."""
+        gate, inner = self.ff_gate(hidden, wide=True), self.ff_1(hidden, wide=True)  # (B, L, F), or wider, then zeros
+        projected: Tensor = self.ff_2(self.dropout(F.silu(gate) * inner))
+        return projected
+
+
+def make_feed_forward(settings: TransformerSettings) -> FeedForward:
+    """Return the feed-forward sublayer of a layer."""
+    return (SwigluFeedForward if settings.parts.feed_forward == "swiglu" else FeedForward)(settings)
