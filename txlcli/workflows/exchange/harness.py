@@ -1,0 +1,277 @@
+"""A run as a model of lm-evaluation-harness (the package lm_eval): log-likelihoods and greedy continuations.
+
+Each document is read from an empty memory, which is carried along it. Only this module imports lm_eval.
+"""
+
+import dataclasses
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.settings import EvalSettings
+from txlcli.core.reading import sampling
+from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
+from txlcli.core.reading.sampling import Sampling
+from txlcli.core.reading.scoring import scored_stream
+from txlcli.errors import UnknownNameError, UsageError
+from txlcli.runs.loading import OpenRun, open_run
+
+LOGGER = logging.getLogger(__name__)
+LEAST = {"mem_len": 0, "seg_len": 1, "attn_len": 1, "batch_size": 1}
+"""Arguments of the model that are whole numbers, with the smallest value."""
+ARGUMENTS = ("run", "runs_dir", "precision", "device", *LEAST)
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names of the largest number of generated tokens, the first one given counts."""
+GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS)
+MOST_GENERATED = 256
+"""Largest number of generated tokens if a task names none, as in other models of the harness."""
+SEED = 1111
+
+
+class HarnessModel(LM):
+    """A run, as lm-evaluation-harness uses it.
+
+    Args:
+        run: name or folder of the run; None is the most recent one.
+        runs_dir: folder of the runs.
+        precision: of matrix products; None is that of training.
+        device: cpu, or cuda, which is the CPU on a machine without a GPU.
+        counts: `mem_len` and `seg_len`, M and L, by default those of the recipe; `attn_len`, disjoint windows
+            of N tokens instead of a memory, by default the trained L if there is no memory; `batch_size`, the number of
+            documents that are read side by side, by default 1.
+
+    Raises:
+        UsageError: an argument is unknown, out of range, or does not fit the run.
+        RunError, UnknownNameError: the run does not exist or cannot be opened.
+    """
+
+    def __init__(
+        self,
+        run: object = None,
+        *,
+        runs_dir: object = "runs",
+        precision: str | None = None,
+        device: str | None = None,
+        **counts: object,
+    ) -> None:
+        super().__init__()
+        if unknown := [key for key in counts if key not in LEAST]:
+            raise UnknownNameError("argument of the model", unknown[0], ARGUMENTS)
+        changes = {key: _count(key, counts.get(key), least=least) for key, least in LEAST.items()}
+        changes["batch_size"] = changes["batch_size"] or 1
+        window = changes.pop("attn_len")
+        name = None if run is None else str(run)
+        self._opened = open_run(name, Path(str(runs_dir)), device=_device(device), precision=precision)
+        self._vocab = self._opened.vocab
+        self._settings = _settings(self._opened, changes, window)
+        self._attn_len = _window(self._opened, self._settings, window)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name of the vocabulary in the harness's cache of requests."""
+        return f"txl-{self._vocab.fingerprint}"
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what the harness writes into its results about the model."""
+        opened, settings = self._opened, self._settings
+        lengths = {"attn_len": self._attn_len} if self._attn_len else {"mem_len": settings.mem_len}
+        return {
+            "model_run": str(opened.run.folder),
+            "model_step": opened.checkpoint.state["step"],
+            "model_num_parameters": opened.run.parameters,
+            "model_precision": opened.precision,
+            **{f"model_{name}": length for name, length in lengths.items()},
+            "model_seg_len": settings.seg_len,
+        }
+
+    def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
+        """Return the log-likelihood of each continuation, and True if it is the greedy one.
+
+        Blanks at the end of the context belong to the continuation, as in other models of the harness.
+        """
+        unpredicted, documents = [], []
+        for context, continuation in (request.args for request in requests):
+            ids = self._encode(context + continuation)
+            count = len(ids) - len(self._encode(context.rstrip()))
+            document = self._document(ids, count)
+            unpredicted.append(count > document.compared)  # the first symbol of a text without a boundary
+            documents.append(document)
+        self._report_unknown(documents)
+        scores = self._score(documents)
+        return [
+            (
+                -self._total_nats(score.losses_nats[len(score.losses_nats) - document.compared :], first),
+                score.is_likeliest and not first,
+            )
+            for document, score, first in zip(documents, scores, unpredicted, strict=True)
+        ]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
+        """Return the log-likelihood of each whole document."""
+        texts = [self._encode(request.args[0]) for request in requests]
+        documents = [self._document(ids, 0) for ids in texts]
+        self._report_unknown(documents)
+        return [
+            -self._total_nats(score.losses_nats, len(ids) > len(document.targets))
+            for ids, document, score in zip(texts, documents, self._score(documents), strict=True)
+        ]
+
+    def generate_until(self, requests: Sequence[Instance]) -> list[str]:
+        """Return the continuation of each context, up to the first stop sequence or the largest number of tokens."""
+        opened = self._opened
+        settings = self._settings
+        if self._attn_len:
+            settings = dataclasses.replace(settings, mem_len=0, seg_len=self._attn_len)
+        reader = sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
+        texts = []
+        for context, options in tqdm([request.args for request in requests], desc="generating", disable=None):
+            stops, most, how = _generation(options)
+            ids = self._encode(context)
+            if self._vocab.boundary is not None:
+                ids = np.concatenate([[self._vocab.boundary], ids])
+            if not len(ids):
+                raise UsageError("a context to continue is empty; give the task a prompt")
+            tokens = sampling.generate(reader, torch.from_numpy(ids), how, seed=SEED)
+            pieces = self._vocab.spell(itertools.islice(tokens, most), after=int(ids[-1]))
+            texts.append(_until(pieces, stops))
+        return texts
+
+    def _encode(self, text: str) -> NDArray[np.int64]:
+        return self._vocab.encode(text)
+
+    def _document(self, ids: NDArray[np.int64], compared: int) -> Document:
+        inputs, targets = scored_stream(ids, self._vocab.boundary)
+        return Document(inputs, targets, min(compared, len(targets)))
+
+    def _total_nats(self, losses: NDArray[np.float32], has_first: bool) -> float:
+        """Sum the losses; a first symbol that nothing predicts costs log V, as if all symbols were equally likely."""
+        return float(losses.sum(dtype=np.float64)) + (math.log(self._vocab.size) if has_first else 0.0)
+
+    def _report_unknown(self, documents: Sequence[Document]) -> None:
+        if self._vocab.unknown is None:
+            return
+        tokens = sum(len(document.targets) for document in documents)
+        unknown = sum(int((document.targets == self._vocab.unknown).sum()) for document in documents)
+        if unknown:
+            LOGGER.warning(
+                f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as <unk>, which is easier to "
+                "predict than the words that it stands for"
+            )
+
+    def _score(self, documents: Sequence[Document]) -> list[DocumentScore]:
+        opened, settings = self._opened, self._settings
+        if self._attn_len is None:
+            # In parts, for the progress; documents of similar length meet within a part.
+            part = 32 * settings.batch_size
+            parts = [documents[first : first + part] for first in range(0, len(documents), part)]
+            return [
+                score
+                for some in tqdm(parts, desc="scoring", disable=None)
+                for score in score_documents(opened.model, some, settings, precision=opened.precision)
+            ]
+        for document in documents:
+            if document.compared > self._attn_len:
+                raise UsageError(
+                    f"attn_len={self._attn_len}: a continuation has {document.compared} tokens; give at least that"
+                )
+        return [
+            score_in_windows(
+                opened.model,
+                document,
+                attn_len=self._attn_len,
+                max_distance=settings.max_distance,
+                precision=opened.precision,
+            )
+            for document in tqdm(documents, desc="scoring", disable=None)
+        ]
+
+
+def _settings(opened: OpenRun, changes: Mapping[str, int | None], window: int | None) -> EvalSettings:
+    """Return the run's evaluation settings with the given changes."""
+    given = {key: value for key, value in changes.items() if value is not None}
+    settings, folder = opened.run.settings, opened.run.folder
+    if window is not None and (option := next((key for key in ("mem_len", "seg_len") if key in given), None)):
+        raise UsageError(f"attn_len reads windows without memory; {option} has no effect there, leave it out")
+    if "mem_len" in given and settings.model.recurrent_state:
+        raise UsageError(f"{folder} has a recurrent state, which is its memory; leave out mem_len")
+    settings.check_memory(given.get("mem_len", 0), run=folder, instead="give attn_len instead of mem_len")
+    settings.check_attn_lens([window or 0], subject=folder)
+    return settings.evaluation_settings(**given)
+
+
+def _window(opened: OpenRun, settings: EvalSettings, window: int | None) -> int | None:
+    """Return the length of the windows in which documents are read; None with memory or a recurrent state."""
+    if window is None and settings.mem_len == 0 and not opened.run.settings.model.recurrent_state:
+        return opened.run.settings.train.seg_len
+    return window
+
+
+def _count(name: str, value: object, *, least: int = 1) -> int | None:
+    """Return a whole number that the harness read from its command line.
+
+    Raises:
+        UsageError: it is none, or out of range.
+    """
+    if value is None:
+        return None
+    text = str(value)
+    if not text.isdecimal() or not least <= int(text) <= MOST_COUNT:
+        raise UsageError(f"{name}={text}: give a whole number from {least} to {MOST_COUNT}")
+    return int(text)
+
+
+def _device(device: str | None) -> str:
+    """Return the device in txl's words.
+
+    The command line of the harness always names one, cuda by default; as for its other models, that is the CPU on a
+    machine without a GPU.
+
+    Raises:
+        UsageError: it is another device.
+    """
+    if device not in (None, "auto", "cpu", "cuda", "cuda:0"):
+        raise UsageError(f"device={device}: give cpu or cuda; select a GPU with CUDA_VISIBLE_DEVICES")
+    return "cpu" if device == "cpu" else "auto"
+
+
+def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
+    """Return the stop sequences, the largest number of tokens, and how to sample.
+
+    Raises:
+        UsageError: an option is unknown or out of range.
+    """
+    for name in options:
+        if name not in GENERATION:
+            raise UnknownNameError("option of generation", name, GENERATION)
+    until = options.get("until") or []
+    stops = [until] if isinstance(until, str) else list(until)
+    given = [name for name in LENGTHS if options.get(name) is not None]
+    most = _count(given[0], options[given[0]]) if given else MOST_GENERATED
+    temperature = float(options.get("temperature") or 0.0)
+    if not options.get("do_sample", temperature > 0):
+        return stops, most or MOST_GENERATED, Sampling(greedy=True)
+    top_k = options.get("top_k")
+    how = Sampling(temperature=temperature or 1.0, top_k=int(top_k) if top_k else None, top_p=options.get("top_p"))
+    return stops, most or MOST_GENERATED, how
+
+
+def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
+    """Return a text that arrives in pieces, up to the first stop sequence in it."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        ends = [text.find(stop) for stop in stops if stop and stop in text]
+        if ends:
+            return text[: min(ends)]
+    return text
