@@ -47,7 +47,7 @@ def assert_same(result, expected):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["word", "--split", "valid", "--batch-size", 5],
+        pytest.param(["word", "--split", "valid", "--batch-size", 5], marks=pytest.mark.slow),
         pytest.param(["byte", "--text", "novel/test.txt", "--batch-size", 4], marks=pytest.mark.slow),
         ["byte", "--attn-len", "3,7", "--stride", 2, "--positions", 301, "--batch-size", 4],
     ],
@@ -124,7 +124,12 @@ def test_a_loss_that_is_not_finite_is_one_line(here):
 @pytest.mark.parametrize(
     ("change", "code", "error"),
     [
-        (["--mem-len", "0,7"], 2, "error: --mem-len is (0, 5) on rank 0 and (0, 7) on rank 1 ("),
+        pytest.param(
+            ["--mem-len", "0,7"],
+            2,
+            "error: --mem-len is (0, 5) on rank 0 and (0, 7) on rank 1 (",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["--data-dir", "nowhere"], 1, "error: rank 1 on ", marks=pytest.mark.slow),
         (["--runs-dir", "other"], 2, "error: the checkpoint is step 7 with weights "),
     ],

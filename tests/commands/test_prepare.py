@@ -347,11 +347,11 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 
-@pytest.mark.parametrize(("sp_type", "named"), [("unigram", 70_000), ("bpe", 90_000)])
+@pytest.mark.parametrize(("sp_type", "named"), [("unigram", 17_500), ("bpe", 22_500)])
 def test_sentencepiece_is_trained_on_a_sample_of_a_long_text_and_the_store_says_so(tmp_path, sp_type, named):
     text = tmp_path / "my.txt"
-    text.write_text(BOOK * 4000 + "zq zq zq\n" * 5000)
-    sizes = WorkSizes(parallel_from=1 << 14, chunk=1 << 16, unigram_sample=70_000, bpe_sample=90_000)
+    text.write_text(BOOK * 1000 + "zq zq zq\n" * 1250)
+    sizes = WorkSizes(parallel_from=1 << 12, chunk=1 << 14, unigram_sample=17_500, bpe_sample=22_500)
     options = {"tokenizer": "sentencepiece", "vocab_size": 285, "sp_type": sp_type, "split": "100,0,0"}
     stores = [
         prepare(str(text), tmp_path / f"data{workers}", PrepareOptions(**options, workers=workers), sizes=sizes)

@@ -68,7 +68,8 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
 def test_a_finished_run_is_used_again(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     small_recipe(untouched)
-    done("quickstart")
+    done("prepare", "stdlib")
+    done("train", "stdlib")
     again = done("quickstart")
     assert "using runs/stdlib, which is finished" in again.stderr
     assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]

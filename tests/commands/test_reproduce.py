@@ -297,7 +297,7 @@ def test_the_list_shows_missing_trainings_and_makes_nothing(shrunk):
     done("reproduce", "table7")
     again = json_of("reproduce", "table7", "--list")["items"][0]
     assert (again["missing"], again["training_flops"]) == (0, 0)
-    table = done("reproduce", "--list").stdout
+    table = done("reproduce", "table7", "--list").stdout
     assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 80
 
 

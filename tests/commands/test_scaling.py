@@ -99,9 +99,9 @@ def test_a_recipe_is_scaled_in_powers_of_two_as_far_as_its_batch_divides(untouch
     options = [*GPU, "--set", "train.batch_size=20"]
     alone = json_of("train", "ptb", "--dry-run", "--devices", 8, *options)
     assert {key: alone[key] for key in rows[3]} == rows[3]
-    lines = cells(done("recipes", "scale", "ptb", *options))
-    assert [line[:2] for line in lines] == [["1", "20"], ["2", "10"], ["4", "5"], ["8", "3"], ["16", "2"]]
-    assert [line[-1] for line in lines] == ["yes"] * 5
+    lines = cells(done("recipes", "scale", "ptb", *GPU, "--set", "train.batch_size=2"))
+    assert [line[:2] for line in lines] == [["1", "2"], ["2", "1"]]
+    assert [line[-1] for line in lines] == ["yes", "yes"]
 
 
 @pytest.mark.slow

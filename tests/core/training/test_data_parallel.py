@@ -160,7 +160,7 @@ def one_validation(tmp_path_factory):
     return validated(tmp_path_factory.mktemp("one"), **VALIDATED)
 
 
-@pytest.mark.parametrize("processes", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path, one_validation, processes):
     modes = {mode: {"folder": str(tmp_path / mode), "parallel": mode, **VALIDATED} for mode in ("ddp", "zero", "fsdp")}
     few = {"folder": str(tmp_path / "few"), **VALIDATED, "valid_batch_size": 1}

@@ -18,7 +18,7 @@ MODEL = recipe.resolve_text(RECIPE, "tiny.toml").model
 CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which ..."
 
 
-def reading(*, batch_size=8, mem_len=200, precision="bf16", device=GPU, **changes):
+def reading(*, batch_size=8, mem_len=40, precision="bf16", device=GPU, **changes):
     run = SimpleNamespace(settings=SimpleNamespace(model=MODEL), vocab_size=300)
     opened = SimpleNamespace(run=run, precision=precision, model=SimpleNamespace(device=device))
     settings = EvalSettings(seg_len=10, mem_len=mem_len, batch_size=batch_size)
@@ -55,7 +55,7 @@ def test_windows_have_no_memory_to_shorten():
 
 
 def test_only_options_of_the_command_are_suggested():
-    advice = advise(reading(precision="fp32", batch_size=1, can_change=("--precision",)), available=None)
+    advice = advise(reading(precision="fp32", batch_size=1, mem_len=200, can_change=("--precision",)), available=None)
     assert "--precision bf16" in advice
     assert "--mem-len" not in advice
 
