@@ -88,7 +88,7 @@ def end_of(function: Callable[[], object], *, cpu_seconds: int = 2, seconds: int
 
 
 def _fork() -> int:
-    """Call os.fork; an error is not one of the file that the copy would read."""
+    """Fork. A failure is reported as one of the system, not of the file that the copy would read."""
     try:
         return os.fork()
     except OSError as error:

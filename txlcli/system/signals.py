@@ -20,7 +20,7 @@ SECONDS_OF_IMPORT = 0.05
 """Time between two checks whether an import has ended."""
 
 _deferred: dict[int, threading.Timer] = {}
-"""Signals that arrived during an import and have not been raised yet, and what will deliver each again."""
+"""Signals that arrived during an import and have not been raised yet, each with the timer that delivers it again."""
 
 
 class Terminated(SystemExit):

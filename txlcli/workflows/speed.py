@@ -22,6 +22,7 @@ from txlcli.core.measures.timing import (
     time_vanilla,
 )
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.decoder import smallest_limit
 from txlcli.core.reading.scoring import keys_seen
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
@@ -133,7 +134,7 @@ def _check_window(window: int | None, attn_lens: Sequence[int], title: str) -> N
 
 def _lengths_of_table_9(*limits: int | None) -> list[int]:
     """Return the attention lengths of Table 9 that the model's limits allow, or the smallest limit."""
-    longest = min((limit for limit in limits if limit is not None), default=None)
+    longest = smallest_limit(*limits)
     if longest is None:
         return list(SLOWDOWN_BY_ATTN_LEN)
     return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]

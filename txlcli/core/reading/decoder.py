@@ -88,7 +88,7 @@ class Decoder(Reader):
         mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
         self.mem_len = model.memory_size(mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
-        self._limit = _smallest(key_limit(settings.same_length, mem_len), model.settings.window)
+        self._limit = smallest_limit(key_limit(settings.same_length, mem_len), model.settings.window)
         starts_full = (memory_start or model.settings.memory_start) == "zeros" and not in_windows
         self._zeros = self.mem_len if starts_full else 0
         backend, enabled = model.attention_backend, self.device.type == "cuda" and graphs_enabled()
@@ -249,8 +249,8 @@ class Decoder(Reader):
         self._range.start, self._range.end = 0, self._range.end - self._range.start
 
 
-def _smallest(*limits: int | None) -> int | None:
-    """Return the smallest of the limits that are set, or None."""
+def smallest_limit(*limits: int | None) -> int | None:
+    """Return the smallest of the limits that are set, or None if none is."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 

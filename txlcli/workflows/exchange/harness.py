@@ -102,8 +102,8 @@ class HarnessModel(LM):
         """
         unpredicted, documents = [], []
         for context, continuation in (request.args for request in requests):
-            ids = self._encode(context + continuation)
-            count = len(ids) - len(self._encode(context.rstrip()))
+            ids = self._vocab.encode(context + continuation)
+            count = len(ids) - len(self._vocab.encode(context.rstrip()))
             document = self._document(ids, count)
             unpredicted.append(count > document.compared)  # the first symbol of a text without a boundary
             documents.append(document)
@@ -119,7 +119,7 @@ class HarnessModel(LM):
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Return the log-likelihood of each whole document."""
-        texts = [self._encode(request.args[0]) for request in requests]
+        texts = [self._vocab.encode(request.args[0]) for request in requests]
         documents = [self._document(ids, 0) for ids in texts]
         self._report_unknown(documents)
         return [
@@ -136,19 +136,16 @@ class HarnessModel(LM):
         reader = sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
         texts = []
         for context, options in tqdm([request.args for request in requests], desc="generating", disable=None):
-            stops, most, how = _generation(options)
-            ids = self._encode(context)
+            stops, max_tokens, sampling_options = _generation(options)
+            ids = self._vocab.encode(context)
             if self._vocab.boundary is not None:
                 ids = np.concatenate([[self._vocab.boundary], ids])
             if not len(ids):
                 raise UsageError("a context to continue is empty; give the task a prompt")
-            tokens = sampling.generate(reader, torch.from_numpy(ids), how, seed=SEED)
-            pieces = self._vocab.spell(itertools.islice(tokens, most), after=int(ids[-1]))
+            tokens = sampling.generate(reader, torch.from_numpy(ids), sampling_options, seed=SEED)
+            pieces = self._vocab.spell(itertools.islice(tokens, max_tokens), after=int(ids[-1]))
             texts.append(_until(pieces, stops))
         return texts
-
-    def _encode(self, text: str) -> NDArray[np.int64]:
-        return self._vocab.encode(text)
 
     def _document(self, ids: NDArray[np.int64], compared: int) -> Document:
         inputs, targets = scored_stream(ids, self._vocab.boundary)
@@ -246,7 +243,7 @@ def _device(device: str | None) -> str:
 
 
 def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
-    """Return the stop sequences, the largest number of tokens, and how to sample.
+    """Return the stop sequences, the largest number of tokens, and the options of sampling.
 
     Raises:
         UsageError: an option is unknown or out of range.
@@ -257,13 +254,13 @@ def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
     until = options.get("until") or []
     stops = [until] if isinstance(until, str) else list(until)
     given = [name for name in LENGTHS if options.get(name) is not None]
-    most = _count(given[0], options[given[0]]) if given else MOST_GENERATED
+    max_tokens = (_count(given[0], options[given[0]]) if given else None) or MOST_GENERATED
     temperature = float(options.get("temperature") or 0.0)
     if not options.get("do_sample", temperature > 0):
-        return stops, most or MOST_GENERATED, Sampling(greedy=True)
+        return stops, max_tokens, Sampling(greedy=True)
     top_k = options.get("top_k")
-    how = Sampling(temperature=temperature or 1.0, top_k=int(top_k) if top_k else None, top_p=options.get("top_p"))
-    return stops, most or MOST_GENERATED, how
+    sampled = Sampling(temperature=temperature or 1.0, top_k=int(top_k) if top_k else None, top_p=options.get("top_p"))
+    return stops, max_tokens, sampled
 
 
 def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
