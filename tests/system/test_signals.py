@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from txlcli.errors import UsageError
 from txlcli.system import signals
 
 
@@ -33,9 +34,22 @@ def import_and_wait(module, seconds):
     time.sleep(seconds)
 
 
+def import_and_fail(module):
+    importlib.import_module(module)
+    raise UsageError("no such recipe")
+
+
 def test_a_signal_during_the_last_import_of_a_command_arrives_once(received, module_with_signal):
     with pytest.raises(signals.Terminated), signals.raising():
         importlib.import_module(module_with_signal)
+    time.sleep(3 * signals.SECONDS_OF_IMPORT)
+    assert received == []
+
+
+def test_a_signal_during_the_last_import_before_an_error_is_raised(received, module_with_signal):
+    with pytest.raises(signals.Terminated) as ended, signals.raising():
+        import_and_fail(module_with_signal)
+    assert isinstance(ended.value.__context__, UsageError)
     time.sleep(3 * signals.SECONDS_OF_IMPORT)
     assert received == []
 

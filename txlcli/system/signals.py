@@ -31,13 +31,16 @@ class Terminated(SystemExit):
 def raising() -> Iterator[None]:
     """Let the signals raise KeyboardInterrupt or Terminated while the block runs, so that it can clean up.
 
-    One that an import has deferred is raised at the end of the block at the latest, and is not delivered again.
+    One that an import has deferred is raised at the end of the block at the latest, even if the block fails by then,
+    and is not delivered again.
     """
     before = {number: signal.signal(number, _raise) for number in handled()}
     try:
-        yield
-        if _deferred:
-            raise _exception_of(next(iter(_deferred)))
+        try:
+            yield
+        finally:
+            if _deferred:
+                raise _exception_of(next(iter(_deferred)))
     finally:
         _forget_deferred()
         for number, handler in before.items():
