@@ -11,8 +11,9 @@ Weights are a plain dict; a matrix maps row vectors, y = x @ W, and head h owns 
     layers: N dicts of
         w_q, w_k_content, w_v, w_k_position (d, H*D)        w_o (H*D, d)
         attention_norm, ff_norm (gain (d,), bias (d,))      ff_1 (W (d, F), b (F,))      ff_2 (W (F, d), b (d,))
-A layer of another block may have ff_gate, as ff_1 (SwiGLU), and q_norm and k_norm (D,), gains of normalized queries and
-keys. The bias of an "rms" norm is not read; other biases that a layer lacks are zeros.
+A layer of another block may have ff_gate, as ff_1 (SwiGLU); q_norm and k_norm (D,), gains of normalized queries and
+keys; attention_gate and feed_forward_gate, dicts of w_r, w_z, w_g, u_r, u_z, u_g (d, d) and update_bias (d,). The bias
+of an "rms" norm is not read; other biases that a layer lacks are zeros.
 That is one band of ids, embedded d wide, and a softmax tied to it. In general, in the order of the ids, the head first:
     embedding: list of bands, each (table (n, w), projection (w, d) or None)
     softmax: list of bands, each (table (n, w), projection (d, w) or None, bias (n,)), in place of softmax_bias
@@ -324,9 +325,28 @@ def attention_layer(
         return normed(hidden + feed_forward(hidden, layer), layer["ff_norm"], **how)
     if norm in ("pre", "pre_released"):
         read, remembered = (normed(x, layer["attention_norm"], **how) for x in (hidden, memory))
-        hidden = hidden + attention(read, remembered, layer, **options)
-        return hidden + feed_forward(normed(hidden, layer["ff_norm"], **how), layer)
+        attended = attention(read, remembered, layer, **options)
+        hidden = joined(hidden, attended, layer.get("attention_gate"))
+        fed = feed_forward(normed(hidden, layer["ff_norm"], **how), layer)
+        return joined(hidden, fed, layer.get("feed_forward_gate"))
     raise ValueError(f'norm is "post", "pre" or "pre_released", not {norm!r}')
+
+
+def joined(hidden: ndarray, branch: ndarray, gate: dict | None) -> ndarray:
+    """Hidden states x plus the output y of a sublayer, (L, d) each; with a gate, GTrXL's (Parisotto et al. 2020).
+
+    r = s(W_r y + U_r x), z = s(W_z y + U_z x - b), g = tanh(W_g y + U_g (r x)), all of max(y, 0): (1 - z) x + z g.
+    """
+    if gate is None:
+        return hidden + branch
+    rows = []
+    for x, output in zip(hidden, branch, strict=True):
+        y = np.array([entry if entry.real > 0 else 0.0 for entry in output])
+        r = sigmoid(y @ gate["w_r"] + x @ gate["u_r"])
+        z = sigmoid(y @ gate["w_z"] + x @ gate["u_z"] - gate["update_bias"])
+        g = np.tanh(y @ gate["w_g"] + (r * x) @ gate["u_g"])
+        rows.append((1 - z) * x + z * g)
+    return np.stack(rows)
 
 
 def sigmoid(x: complex) -> complex:

@@ -152,6 +152,9 @@ OUT_OF_RANGE = [
         )
     ],
     *[("model", {"window": value}, f"window must be 2 or more, not {value}") for value in (-1, 0, 1)],
+    ("model", {"gating": "gru"}, """gating must be "residual" unless norm = "pre" or "pre_released", not 'gru'"""),
+    ("model", {"gate_bias": 3.0}, 'gate_bias must be left out unless gating = "gru", not 3.0'),
+    ("model", {"gating": "gru", "norm": "pre", "gate_bias": -1.0}, "gate_bias must be 0 or more, not -1.0"),
     ("train", {"seed": -1}, f"seed must be from 0 to {2**63 - 1}, not -1"),
     ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
     (
@@ -252,6 +255,8 @@ def test_a_value_out_of_range_is_refused(section, changed, message):
         ("train", {"average": "asgd", "average_patience": 0}),
         ("train", {"average": "exponential", "average_decay": 0.5}),
         ("model", {"word_dropout": 0.0, "embedding_dropout": 0.0, "inner_dropout": 0.99, "output_dropout": None}),
+        ("model", {"gating": "gru", "norm": "pre", "gate_bias": 0.0}),
+        ("model", {"gating": "gru", "norm": "pre_released"}),
         ("eval", {"mem_len": 0, "max_distance": 1}),
     ],
     ids=str,

@@ -33,6 +33,7 @@ CASES = {
     "learned": ("stdlib", "model.position=learned", "model.n_positions=128"),
     "vanilla": ("vanilla-stdlib",),
     "modern": ("stdlib", *EVERY_DROPOUT, "model.block=modern", "model.norm=pre", "model.window=40"),
+    "gated": ("stdlib", *EVERY_DROPOUT, "model.gating=gru", "model.norm=pre"),
     "lstm": ("lstm-ptb",),
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),

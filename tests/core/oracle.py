@@ -6,6 +6,7 @@ import numpy as np
 
 from tests import reference
 
+GATE = ("w_r", "w_z", "w_g", "u_r", "u_z", "u_g")
 ATTENTION = ("w_q", "w_k_content", "w_v", "w_o")
 
 
@@ -36,6 +37,9 @@ def weights_of(numbers, settings):
         found = {"ff_gate": matrix_and_bias(f"layers.{n}.feed_forward.ff_gate")} if gated else {}
         for name in ("q_norm", "k_norm") if settings.parts.qk_norm == "rms" else ():
             found[name] = numbers[f"layers.{n}.attention.{name}.weight"]
+        for name in ("attention_gate", "feed_forward_gate") if settings.gating == "gru" else ():
+            gate = {key: numbers[f"layers.{n}.{name}.{key}.weight"].T for key in GATE}
+            found[name] = gate | {"update_bias": numbers[f"layers.{n}.{name}.update_bias"]}
         return found
 
     relative, gated = settings.position == "relative", settings.parts.feed_forward == "swiglu"

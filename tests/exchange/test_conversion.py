@@ -337,6 +337,11 @@ def test_the_vocabulary_size_is_read_from_the_embedding(system):
             {"feed_forward": "swiglu"},
             'feed_forward = "swiglu" is not in these weights; set it to "relu"',
         ),
+        (
+            "pytorch",
+            {"gating": "gru", "norm": "pre_released"},
+            'gating = "gru" is not in these weights; set it to "residual"',
+        ),
         ("tf", {"qk_norm": "rms"}, 'qk_norm = "rms" is not in these weights; set it to "none"'),
         ("tf", {"biases": "none"}, 'biases = "none" is not in these weights; set it to "all"'),
         ("tf", {"norm": "pre"}, 'norm = "pre" is not in the released TF code; set it to "post"'),

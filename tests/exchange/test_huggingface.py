@@ -227,12 +227,16 @@ def test_a_final_norm_cannot_be_exported():
     )
 
 
-@pytest.mark.parametrize("changed", [{"block": "modern"}, {"qk_norm": "rms"}, {"biases": "none"}], ids=str)
+OTHER_LAYERS = [{"block": "modern"}, {"qk_norm": "rms"}, {"biases": "none"}, {"gating": "gru", "norm": "pre_released"}]
+
+
+@pytest.mark.parametrize("changed", OTHER_LAYERS, ids=str)
 def test_layers_of_another_block_cannot_be_exported(changed):
     with pytest.raises(RunError) as caught:
         written(model_settings(**changed), EvalSettings(seg_len=5, mem_len=7))
     assert str(caught.value) == (
-        "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\"); to export, train with them"
+        "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\", without gates); to export, "
+        "train with them"
     )
 
 

@@ -7,7 +7,17 @@ from typing import Annotated, ClassVar, Literal
 
 from txlcli.config.blocks import BLOCKS, OF_BLOCK, Biases, Block, FeedForwardType, NormType, QkNorm
 from txlcli.config.encodings import ENCODINGS, EncodingTraits
-from txlcli.config.ranges import MOST_PARTS, PartCount, PositiveFloat, PositiveInt, Range, Rate, check_fields, require
+from txlcli.config.ranges import (
+    MOST_PARTS,
+    NotNegativeFloat,
+    PartCount,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Rate,
+    check_fields,
+    require,
+)
 
 MemoryStart = Literal["empty", "zeros"]
 WindowLength = Annotated[int, Range("2 or more", least=2)]
@@ -158,6 +168,12 @@ class TransformerSettings(ModelSettings):
     end; or the latter without the last one (released code)."""
     norm_eps: PositiveFloat = 1e-5
     """Constant that normalization adds to the variance, or to the mean square; 1e-12 in the released TF code."""
+    gating: Literal["residual", "gru"] = "residual"
+    """How the output of a sublayer joins the hidden states: it is added to them; or ("gru", only with norm = "pre" or
+    "pre_released") a gated recurrent unit per position combines both, after a ReLU of the output (GTrXL, Parisotto et
+    al. 2020). A layer then has 12 more matrices of d x d."""
+    gate_bias: NotNegativeFloat = 2.0
+    """gating = "gru": initial bias of the update gates; the larger, the more a layer begins as the identity."""
     position: Annotated[str, ENCODINGS] = "relative"
     """Position encoding: Transformer-XL's relative encoding; Shaw et al.'s (a learned vector per distance); Vaswani et
     al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); rotary positions (Su et
@@ -238,6 +254,10 @@ class TransformerSettings(ModelSettings):
         learned = self.encoding.learned_vectors
         expected = "the number of vectors to learn" if learned else f'left out with position = "{self.position}"'
         require((self.n_positions is not None) == learned, "model", "n_positions", self.n_positions, expected)
+        pre = self.gating == "residual" or self.norm != "post"  # GTrXL's identity map reordering
+        require(pre, "model", "gating", self.gating, '"residual" unless norm = "pre" or "pre_released"')
+        used = self.gating == "gru" or self.gate_bias == type(self).gate_bias
+        require(used, "model", "gate_bias", self.gate_bias, 'left out unless gating = "gru"')
         with_biases = " or ".join(f'"{name}"' for name, traits in ENCODINGS.items() if traits.has_biases)
         applies = self.tie_biases or self.encoding.has_biases
         require(applies, "model", "tie_biases", self.tie_biases, f"left out unless position = {with_biases}")

@@ -181,9 +181,10 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
         raise RunError(
             f"model.window = {model.window}: Hugging Face's TransfoXL has no window; to export, train without it"
         )
-    if model.parts != BLOCKS["paper"]:
+    if model.parts != BLOCKS["paper"] or model.gating != "residual":
         raise RunError(
-            "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\"); to export, train with them"
+            "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\", without gates); to export, "
+            "train with them"
         )
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0

@@ -245,7 +245,15 @@ def read(decoder, tokens, lengths):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize(
-    "changed", [{"norm": "post"}, {"norm": "pre"}, {"position": "sinusoid"}, {"block": "modern"}], ids=str
+    "changed",
+    [
+        {"norm": "post"},
+        {"norm": "pre"},
+        {"position": "sinusoid"},
+        {"block": "modern"},
+        {"gating": "gru", "norm": "pre"},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize(("batch_size", "lengths"), [(1, [1] * 29), (B, [L, L, L, 14])], ids=["tokens", "segments"])
 def test_packed_matrices_do_not_change_what_a_decoder_returns(changed, dtype, tolerance, batch_size, lengths):

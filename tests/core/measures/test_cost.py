@@ -93,6 +93,7 @@ def test_absolute_positions_have_no_product_with_queries():
         {"position": "shaw", "n_positions": 5},
         {"feed_forward": "swiglu"},
         {"block": "modern", "norm": "pre"},
+        {"gating": "gru", "norm": "pre"},
     ],
     ids=str,
 )

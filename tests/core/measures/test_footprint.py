@@ -143,6 +143,7 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
             (model_settings(position="alibi", window=1999, norm="pre"), {"seg_len": 1200, "mem_len": 1031}),
             (model_settings(window=400), {"seg_len": 1100, "mem_len": 0, "attention": "sdpa"}),
             (model_settings(block="modern", norm="pre", dropout=0.1), {"seg_len": 1100, "mem_len": 64}),
+            (model_settings(gating="gru", norm="pre", dropout=0.1), {"seg_len": 1100, "mem_len": 64}),
             (model_settings(window=5000), {"seg_len": 97, "mem_len": 1700}),
             (rnn_settings("lstm"), {"seg_len": 1500, "mem_len": 0}),
         ],
@@ -156,9 +157,13 @@ def test_long_segments_and_memories_are_extrapolated_exactly(model_and_lengths, 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_activations_of_a_modern_block_equal_those_of_a_real_step(norm, precision):
-    settings = model_settings(block="modern", norm=norm, dropout=0.5)
+@pytest.mark.parametrize(
+    "changed",
+    [{"block": "modern"}, {"block": "modern", "norm": "pre"}, {"gating": "gru", "norm": "pre"}],
+    ids=str,
+)
+def test_activations_of_other_layers_equal_those_of_a_real_step(changed, precision):
+    settings = model_settings(dropout=0.5, **changed)
     needed = step_bytes(settings, V, train_settings(precision=precision))
     assert needed["activations"] == saved_by_a_real_step(settings, B, precision)
 

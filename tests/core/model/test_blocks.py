@@ -1,4 +1,4 @@
-"""Parts of later blocks (RMSNorm, SwiGLU, normalized queries and keys, no biases), each and together."""
+"""Parts of later blocks (RMSNorm, SwiGLU, normalized queries and keys, no biases, gates), each and together."""
 
 import itertools
 
@@ -11,9 +11,9 @@ from tests.core.attention_cases import OTHER_BACKENDS
 from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.core.kernels.device import autocast
-from txlcli.core.model.attention import HeadNorm
+from txlcli.core.model.attention import HeadNorm, ScoreTerms
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.model.transformer_xl import GrowingMemory, TransformerXL
 
 B, L, M = 2, 5, 7
 PARTS = {
@@ -22,6 +22,8 @@ PARTS = {
     "qk_norm": {"qk_norm": "rms"},
     "no biases": {"biases": "none"},
     "modern": {"block": "modern"},
+    "gru": {"gating": "gru"},
+    "modern gru": {"block": "modern", "gating": "gru"},
 }
 NORMS = ["post", "pre", "pre_released"]
 POSITIONS = {"relative": {"tie_biases": False}, "rotary": {"d_head": 12}, "alibi": {}, "t5": {}, "none": {}}
@@ -29,6 +31,8 @@ ALL = 1 - 2**-20  # a rate that drops every entry
 
 
 def make(part, *, position="relative", **changed):
+    if PARTS[part].get("gating") == "gru" and changed["norm"] == "post":
+        changed["norm"] = "pre"  # gates need it
     return small_model(**PARTS[part], position=position, **POSITIONS[position], **changed)
 
 
@@ -118,6 +122,7 @@ def test_swiglu_drops_its_activations():
         ({"qk_norm": "rms"}, 0, 2 * 2 * 11),
         ({"feed_forward": "swiglu"}, 2 * (2 * 14 * 17 + 17), 2 * (3 * 14 * 11 + 2 * 11)),  # 34 / 3 is 11
         ({"block": "modern"}, 5 * 14 + 2 * (2 * 14 * 17 + 17 + 14), 2 * (3 * 14 * 11 + 2 * 11)),
+        ({"gating": "gru"}, 0, 2 * 2 * (6 * 14 * 14 + 14)),
     ],
     ids=str,
 )
@@ -145,6 +150,31 @@ def test_all_gains_begin_around_1_and_there_are_no_biases(init):
         elif name.startswith("layers."):
             assert name.endswith("weight")
             assert parameter.std().item() == pytest.approx(0.05, rel=0.1), name
+
+
+@pytest.mark.parametrize(("gate_bias", "bias"), [({}, 2), ({"gate_bias": 0.0}, 0), ({"gate_bias": 30.0}, 30)], ids=str)
+@pytest.mark.parametrize("init", ["pytorch", "tf"])
+def test_update_gates_begin_with_their_bias_and_large_ones_with_the_identity(gate_bias, bias, init):
+    torch.manual_seed(3)
+    settings = model_settings(gating="gru", norm="pre", init=init, **gate_bias)
+    model = TransformerXL(settings, V).double()
+    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("_gate.update_bias")]
+    assert [tensor.tolist() for tensor in biases] == [[bias] * 14] * (2 * 2)
+    hidden, branch = (torch.randn(B, L, 14, dtype=torch.float64) for _ in range(2))
+    joined = model.layers[0].attention_gate(hidden, branch)
+    assert torch.allclose(joined, hidden, rtol=0, atol=1e-10) == (bias == 30)
+
+
+def test_a_gate_reads_a_positive_branch_after_dropout():
+    layer = small_model(gating="gru", norm="pre").layers[0].train()
+    layer.attention_gate.register_forward_hook(lambda _module, inputs, _output: read.append(inputs[1]))
+    for rate in (0.0, ALL):
+        read = []
+        layer.dropout.rate = rate
+        memory = GrowingMemory(layer, torch.zeros(B, 0, 14, dtype=torch.float64))
+        layer(torch.randn(B, L, 14, dtype=torch.float64), memory, ScoreTerms(reach=L))
+        assert read[0].min() == 0
+        assert bool(read[0].count_nonzero()) == (rate == 0)
 
 
 def test_single_settings_replace_parts_of_the_block():

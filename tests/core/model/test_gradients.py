@@ -35,6 +35,7 @@ KINDS |= {
     "swiglu": {"feed_forward": "swiglu"},
     "qk_norm": {"qk_norm": "rms", "tie_biases": False},
     "no_biases": {"biases": "none"},
+    "gru": {"gating": "gru", "norm": "pre", "tie_biases": False, "biases": "none"},
 }
 LIMITS = {
     "max_distance": {"max_distance": 2},

@@ -132,9 +132,10 @@ class TransformerProducts(LayerProducts):
 
     @property
     def _feed_forward(self) -> int:
-        """Products of the feed-forward sublayer for one token."""
+        """Products of the feed-forward sublayer, and of the gates of a layer, for one token."""
         matrices = 3 if self.model.parts.feed_forward == "swiglu" else 2
-        return matrices * self.model.d_model * self.model.inner_width
+        gates = 12 * self.model.d_model**2 if self.model.gating == "gru" else 0
+        return matrices * self.model.d_model * self.model.inner_width + gates
 
     def _layer(self, *, keys: float, max_distance: int | None) -> float:
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""

@@ -41,6 +41,7 @@ PARTS = {
     ".attention.": "attention",
     ".feed_forward.": "feed-forward",
     "norm.": "norms",
+    "_gate.": "gates",
     "layers.": "recurrent layers",  # parameters of layers with no other name
 }
 

@@ -1,4 +1,4 @@
-"""Parts of a layer beside attention: normalization and the feed-forward sublayer, of the paper's block and later ones.
+"""Parts of a layer beside attention, those of the paper and later ones: normalization, feed-forward sublayer, gates.
 
 Axes: B batch, L segment, d model width, F inner width.
 """
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.model.dropout import Dropout
@@ -67,3 +68,31 @@ class SwigluFeedForward(FeedForward):
 def make_feed_forward(settings: TransformerSettings) -> FeedForward:
     """Return the feed-forward sublayer of a layer."""
     return (SwigluFeedForward if settings.parts.feed_forward == "swiglu" else FeedForward)(settings)
+
+
+class GruGate(nn.Module):
+    """A gated recurrent unit in place of a residual sum (GTrXL, Parisotto et al. 2020).
+
+    Of hidden states x and the output y of a sublayer: r = sigmoid(W_r y + U_r x), z = sigmoid(W_z y + U_z x - b),
+    g = tanh(W_g y + U_g (r * x)); the result is (1 - z) * x + z * g.
+    """
+
+    def __init__(self, settings: TransformerSettings) -> None:
+        super().__init__()
+        d_model = settings.d_model
+        self.w_r, self.w_z, self.w_g = (Linear(d_model, d_model, bias=False) for _ in range(3))
+        self.u_r, self.u_z, self.u_g = (Linear(d_model, d_model, bias=False) for _ in range(3))
+        self.update_bias = nn.Parameter(torch.empty(d_model))
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """`LanguageModel.pack` for this gate."""
+        for matrix in (self.w_r, self.w_z, self.w_g, self.u_r, self.u_z, self.u_g):
+            matrix.pack(dtype)
+
+    def forward(self, hidden: Tensor, branch: Tensor) -> Tensor:
+        """Combine x and y, (B, L, d) each, in the dtype of x."""
+        dtype, read = hidden.dtype, cast_for_products(hidden)
+        reset = torch.sigmoid((self.w_r(branch) + self.u_r(read)).to(dtype))
+        update = torch.sigmoid((self.w_z(branch) + self.u_z(read)).to(dtype) - self.update_bias)
+        candidate = torch.tanh((self.w_g(branch) + self.u_g(cast_for_products(reset * hidden))).to(dtype))
+        return hidden + update * (candidate - hidden)

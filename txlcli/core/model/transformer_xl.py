@@ -20,6 +20,7 @@ from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.kernels.private import compile_across_ddp_buckets
+from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attend, Attention, Rotation, ScoreTerms
@@ -28,7 +29,7 @@ from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.losses import AuxiliaryLosses, counted_positions
 from txlcli.core.model.module_list import ModuleList
-from txlcli.core.model.sublayers import make_feed_forward, make_norm
+from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
 
 
 class Past(ABC):
@@ -66,12 +67,16 @@ class Layer(nn.Module):
         self.attention_norm = make_norm(settings)
         self.feed_forward = make_feed_forward(settings)
         self.ff_norm = make_norm(settings)
+        gated = settings.gating == "gru"
+        self.attention_gate, self.feed_forward_gate = (GruGate(settings) if gated else None for _ in range(2))
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def pack(self, dtype: torch.dtype) -> None:
         """`LanguageModel.pack` for this layer."""
         backends.pack(self.attention, dtype)
-        self.feed_forward.pack(dtype)
+        for part in (self.feed_forward, self.attention_gate, self.feed_forward_gate):
+            if part is not None:
+                part.pack(dtype)
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return layer inputs (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
@@ -111,19 +116,22 @@ class Layer(nn.Module):
         return hidden, layer_input.detach()  # SG(h) of section 3.2
 
     def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Add the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
+        """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
 
         Returns (B, L, d); `attended` is overwritten.
         """
-        hidden = self._add_residual(attended, hidden)
+        hidden = self._join(attended, hidden, self.attention_gate)
         if self.pre_norm:
-            return self._add_residual(self.feed_forward(self.ff_norm(hidden)), hidden)
+            return self._join(self.feed_forward(self.ff_norm(hidden)), hidden, self.feed_forward_gate)
         hidden = self.attention_norm(hidden)
-        normed: Tensor = self.ff_norm(self._add_residual(self.feed_forward(hidden), hidden))
+        normed: Tensor = self.ff_norm(self._join(self.feed_forward(hidden), hidden, self.feed_forward_gate))
         return normed
 
-    def _add_residual(self, branch: Tensor, hidden: Tensor) -> Tensor:
-        """Apply dropout to the branch and add the residual (B, L, d); in place if the dtypes match."""
+    def _join(self, branch: Tensor, hidden: Tensor, gate: GruGate | None) -> Tensor:
+        """Apply dropout to the branch and add the residual (B, L, d), in place if the dtypes match; or gate both."""
+        if gate is not None:
+            gated: Tensor = gate(hidden, relu_dropout(branch, self.dropout))
+            return gated
         dropped: Tensor = self.dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 
@@ -244,6 +252,8 @@ class TransformerXL(LanguageModel):
         for name, parameter in self.named_parameters():
             if "norm." in name and name.endswith("weight"):
                 nn.init.normal_(parameter, 1.0, 0.0 if tf_init else std)
+            elif name.endswith(".update_bias"):
+                nn.init.constant_(parameter, self.settings.gate_bias)
             elif ".projections." in name:
                 nn.init.normal_(parameter, 0.0, self.settings.proj_init_std)
             elif parameter.dim() == 1 or (tf_init and name.endswith("cluster_weight")):
