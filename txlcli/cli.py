@@ -20,7 +20,7 @@ from txlcli import __version__, console
 from txlcli.commands import (
     attention,
     compress,
-    export_run,
+    export,
     generate,
     import_run,
     info,
@@ -315,7 +315,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     FILES: {
         "recipes": recipes.app,
         "import": import_run.import_run,
-        "export": export_run.export_run,
+        "export": export.export,
         "compress": compress.compress,
         "decompress": compress.decompress,
     },

@@ -36,6 +36,11 @@ def stores(context: Context, incomplete: str) -> list[str]:
     return _matching(sorted(path.stem for path in folder.glob("*.h5")), incomplete)
 
 
+def exports(context: Context, incomplete: str) -> list[str]:
+    """Return what `txl export` accepts: runs and token stores."""
+    return list(dict.fromkeys(runs(context, incomplete) + stores(context, incomplete)))
+
+
 def benchmarks(incomplete: str) -> list[str]:
     """Return the names of the corpora."""
     return _matching(list(corpora.CORPORA), incomplete)

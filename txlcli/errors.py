@@ -8,6 +8,7 @@ TxlError                    the request failed                           exit co
 ├── VocabularyError         a text and a vocabulary, or two vocabularies, do not match
 ├── CompressedFileError     a compressed file is damaged, or needs other weights, releases or processors
 ├── CorpusInputError        a corpus could not be downloaded, unpacked, read or split
+├── ExportError             the folder of an export is in use, or cannot be written
 ├── RunError                a run folder or checkpoint is missing, damaged, or not of txl
 │   └── BusyError           another process writes a run, a report or a file of losses
 ├── TrainingError           training cannot continue: non-finite loss, text too short, process lost
@@ -75,6 +76,10 @@ class CompressedFileError(TxlError):
 
 class CorpusInputError(TxlError):
     """A corpus could not be downloaded, unpacked, read or split."""
+
+
+class ExportError(TxlError):
+    """The folder of an export is in use, or cannot be written."""
 
 
 class RunError(TxlError):

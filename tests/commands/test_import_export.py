@@ -513,8 +513,8 @@ def test_no_code_of_a_hostile_folder_is_run(foreign, name, case):
 
 
 def test_a_folder_that_is_not_a_run_is_refused(here):
-    assert refusal("export", "novel", "hf", code=1) == (
-        "novel is not a run: it has no run.json; name a folder that txl train wrote"
+    assert refusal("export", "data", "hf", code=1) == (
+        "data is not a run: it has no run.json; name a folder that txl train wrote"
     )
     assert refusal("export", "nosuch", "hf").startswith('unknown run "nosuch"')
     assert not (here / "hf").exists()

@@ -31,7 +31,7 @@ def test_a_store_is_trained_with_the_small_recipe_of_its_unit(untouched, tokeniz
 
 
 def test_every_unit_has_a_recipe_that_is_packaged():
-    assert set(own_text.RECIPES) == {"byte", "char", "word", "piece"}
+    assert set(own_text.RECIPES) == {"byte", "char", "word", "piece", "id"}
     assert set(own_text.RECIPES.values()) <= set(recipe.packaged_names())
 
 

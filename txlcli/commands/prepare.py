@@ -51,6 +51,10 @@ def prepare(
             help="Give up a download that is slower, in bytes per second; 0 never does [default: 1000].",
         ),
     ] = None,
+    dtype: Annotated[
+        Literal["uint16", "uint32"] | None,
+        Option(help="Type of the ids of a .bin file without a header [default: uint16]."),
+    ] = None,
     force: Force = False,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
     verify: Annotated[bool, Option("--verify", help="Compare an existing store with its checksums.")] = False,
@@ -60,6 +64,7 @@ def prepare(
     """Turn a corpus, or your own text, into a token store.
 
     Corpora: enwik8, text8, wt103, lm1b, ptb (downloaded, or read from --source), stdlib (part of every Python).
+    Token ids of nanoGPT, llm.c and Megatron (.bin, .idx) are kept as they are.
 
     Example: txl prepare stdlib
     """
@@ -79,6 +84,7 @@ def prepare(
         vocab=vocab,
         workers=workers,
         min_rate=min_rate,
+        dtype=dtype,
     )
     if verify:
         if what is None or listed or options != PrepareOptions() or force:
@@ -94,7 +100,8 @@ def prepare(
         raise UsageError('prepare what? Name a corpus or a path, e.g. "txl prepare stdlib"')
     plan = make_plan(what, data_dir, options, force=force)
     origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
-    console.say(f"preparing {plan.corpus.title} ({plan.tokenizer}), {origin}, into {plan.store}")
+    title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
+    console.say(f"preparing {title}, {origin}, into {plan.store}")
     store = run_plan(plan, console.TerminalReporter())
     if json:
         console.show_json(store_table.store_as_json(store))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from txlcli.config import recipe
 
-RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "ptb-small"}
+RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "ptb-small", "id": "ptb-small"}
 """Small packaged recipe for each unit of a store."""
 
 

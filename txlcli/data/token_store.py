@@ -64,7 +64,7 @@ class StoreFacts:
     corpus: str
     tokenizer: str
     unit: str
-    """Meaning of one token: byte, char, word or piece."""
+    """Meaning of one token: byte, char, word, piece, or id if it is not known."""
     metric: str
     """Either bpc or ppl."""
     conventions: Mapping[str, str]

@@ -1,4 +1,7 @@
-"""Vocabularies: the mapping between text and ids of bytes, characters, words or SentencePiece models."""
+"""Vocabularies: the mapping between text and ids of bytes, characters, words or SentencePiece models.
+
+A vocabulary of ids alone belongs to token files of other systems, which state no text.
+"""
 
 import base64
 import codecs
@@ -6,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +20,11 @@ from txlcli.system.plain_json import parse_json
 if TYPE_CHECKING:
     from txlcli.data.sentencepiece_model import SentencePieceModel
 
-TokenizerName = Literal["byte", "char", "word", "sentencepiece"]
+TokenizerName = Literal["byte", "char", "word", "sentencepiece", "ids"]
 Ids = NDArray[np.int64]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MOST_IDS = 1 << 20
+"""Largest vocabulary of ids alone; more would be another type of ids, or a damaged file."""
 
 
 class Vocab:
@@ -51,6 +56,11 @@ class Vocab:
         """Create a vocabulary of bytes, given in the order of their ids."""
         return cls("byte", [chr(value) for value in values], dropped=dropped)
 
+    @classmethod
+    def of_ids(cls, size: int) -> "Vocab":
+        """Create a vocabulary of ids whose text is not known; each is written as its number."""
+        return cls("ids", [str(number) for number in range(size)])
+
     @cached_property
     def size(self) -> int:
         """Number of ids, V."""
@@ -72,20 +82,34 @@ class Vocab:
         """Encode a text; a word vocabulary ends each complete line with the boundary.
 
         Raises:
-            VocabularyError: a symbol has no id, and there is no unknown id.
+            VocabularyError: a symbol has no id, and there is no unknown id; or the text of the ids is not known.
         """
+        self.check_has_text()
         if self.tokenizer == "byte":
             return self.encode_bytes(text.encode("utf-8", errors="surrogateescape"))
         if self.tokenizer == "sentencepiece":
             return np.array(self.sentencepiece.encode(text), dtype=np.int64)
         return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
 
+    def check_has_text(self) -> None:
+        """Refuse to convert between text and ids of a token file that states no text.
+
+        Raises:
+            VocabularyError: this is such a vocabulary.
+        """
+        if self.tokenizer == "ids":
+            raise VocabularyError(
+                f"the vocabulary is {self.size:,} ids of a token file, whose text is not known; prepare the file with "
+                "--vocab FILE to give it one"
+            )
+
     def encode_bytes(self, data: bytes) -> Ids:
         """Encode raw bytes; for byte vocabularies only.
 
         Raises:
-            VocabularyError: a byte has no id.
+            VocabularyError: a byte has no id, or the text of the ids is not known.
         """
+        self.check_has_text()
         if self.dropped:
             data = data.translate(None, self.dropped)
         ids = self._byte_table[np.frombuffer(data, dtype=np.uint8)]
@@ -126,9 +150,11 @@ class Vocab:
     def decode(self, ids: Iterable[int] | Ids) -> str:
         """Decode ids: exactly for bytes (if they are UTF-8), characters and SentencePiece.
 
-        Words are joined by blanks, and a boundary becomes a line end.
+        Words are joined by blanks, and a boundary becomes a line end. Ids without text are written as numbers.
         """
         numbers = [int(number) for number in ids]
+        if self.tokenizer == "ids":
+            return " ".join(self.symbols[number] for number in numbers)
         if self.tokenizer == "byte":
             return bytes(ord(self.symbols[number]) for number in numbers).decode("utf-8", errors="replace")
         if self.tokenizer == "sentencepiece":
@@ -183,6 +209,8 @@ class Vocab:
             facts["dropped"] = list(self.dropped)
         elif self.tokenizer == "sentencepiece":
             facts["model"] = base64.b64encode(self.model).decode()
+        elif self.tokenizer == "ids":
+            facts["size"] = self.size
         else:
             facts["symbols"] = self.symbols
             facts["lower_case"] = self.lower_case
@@ -198,7 +226,7 @@ class Vocab:
         try:
             facts = parse_json(text)
             kind = facts["kind"]
-            if kind in ("byte", "char", "word", "sentencepiece"):
+            if kind in get_args(TokenizerName):
                 return cls._from_facts(kind, facts)
         except (ValueError, KeyError, TypeError) as error:
             raise VocabularyError(f"this is no vocabulary of txl ({type(error).__name__}: {error})") from error
@@ -219,6 +247,10 @@ class Vocab:
 
             vocab = cls(kind, model=base64.b64decode(facts["model"], validate=True), **named)
             sentencepiece_model.check(vocab.model)
+        elif kind == "ids":
+            if type(facts["size"]) is not int or not 0 < facts["size"] <= MOST_IDS:
+                raise ValueError(f"its size is {facts['size']!r}, not a number up to {MOST_IDS:,}")
+            vocab = cls.of_ids(facts["size"])
         else:
             symbols, lower_case = facts["symbols"], facts["lower_case"]
             if not isinstance(symbols, list) or not isinstance(lower_case, bool):

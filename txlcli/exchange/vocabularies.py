@@ -15,6 +15,7 @@ UNKNOWNS = ("<unk>", "<UNK>")
 FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
 """Names of vocabulary files; the last three are Hugging Face's."""
 PLAIN_PICKLES, TORCH_PICKLES = (".pkl", ".pickle"), (".bin", ".pt", ".pth")
+META_OF_NANOGPT = "meta.pkl"
 AS_TEXT = "give the words as a text file, one per line"
 
 
@@ -31,6 +32,11 @@ def read(path: Path) -> Vocab:
     """
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give --vocab a file")
+    if path.name == META_OF_NANOGPT:
+        raise VocabularyError(
+            f"{path}: nanoGPT's {META_OF_NANOGPT} is a pickle, which could run code, and is not read; write its "
+            "symbols as vocab.json, as the manual's page on token files shows"
+        )
     if path.suffix == ".json":
         try:
             return Vocab.from_json(read_text(path, MOST_VOCABULARY))

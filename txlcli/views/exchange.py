@@ -19,6 +19,18 @@ def show_import(result: dict[str, Any]) -> None:
     console.show_table(f"{result['run']}: {result['parameters']:,} parameters", ("", ""), rows)
 
 
+def show_store_export(result: dict[str, Any]) -> None:
+    """Print the files of an exported store as a table."""
+    rows = [
+        ["files", ", ".join(result["files"])],
+        ["tokens", ", ".join(f"{split} {count:,}" for split, count in result["tokens"].items())],
+        ["dtype", result["dtype"]],
+        ["prepare again", shlex.join(["txl", "prepare", result["folder"]])],
+    ]
+    title = f"{result['store']} as {result['format']} files in {result['folder']}"
+    console.show_table(title, ("", ""), rows, result["notes"])
+
+
 def show_export(result: dict[str, Any]) -> None:
     """Print what was exported as a table."""
     rows = [

@@ -209,6 +209,7 @@ def prepare_generation(run_name: str | None, options: GenerationOptions, workspa
         VocabularyError: the prompt contains symbols that are not in the vocabulary.
     """
     opened = workspace.open_run(run_name)
+    opened.vocab.check_has_text()
     if options.prompt is not None:
         context = encode_prompt(opened, options.prompt, workspace.reporter)
     else:

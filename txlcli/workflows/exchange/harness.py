@@ -74,6 +74,7 @@ class HarnessModel(LM):
         name = None if run is None else str(run)
         self._opened = open_run(name, Path(str(runs_dir)), device=_device(device), precision=precision)
         self._vocab = self._opened.vocab
+        self._vocab.check_has_text()
         self._settings = _settings(self._opened, changes, window)
         self._attn_len = _window(self._opened, self._settings, window)
 

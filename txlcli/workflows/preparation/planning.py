@@ -10,9 +10,10 @@ from txlcli import corpora
 from txlcli.config.settings import PLAIN_NAME, plain_name
 from txlcli.corpora.corpus import Corpus, ReadOptions
 from txlcli.corpora.download import Patience
-from txlcli.data.vocabulary import TokenizerName, Vocab
-from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError
-from txlcli.exchange import vocabularies
+from txlcli.data.vocabulary import MOST_IDS, TokenizerName, Vocab
+from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
+from txlcli.exchange import token_files, vocabularies
+from txlcli.exchange.token_files import TokenFiles
 from txlcli.suggestions import meant_name
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.preparation.workers import default_workers
@@ -36,6 +37,8 @@ class PrepareOptions:
     workers: int | None = None
     min_rate: float | None = None
     """Least rate of a download in bytes/s."""
+    dtype: str | None = None
+    """Type of the ids in a token file without a header."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Plan:
     """Limits of a download."""
     vocab: Vocab | None = None
     """An existing vocabulary; None if it is built from the text."""
+    vocab_file: Path | None = None
+    """File of that vocabulary."""
+    tokens: TokenFiles | None = None
+    """Token files, whose ids are kept; None for text."""
 
     def check_free(self, other: str = "another --name") -> None:
         """Refuse to replace an existing store without --force; `other` is the option that avoids it.
@@ -85,17 +92,25 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         StoreError: the store exists and `force` is not set.
     """
     corpus, source = _find_source(corpus_or_path, options)
-    vocab = _given_vocabulary(options)
-    tokenizer: TokenizerName = options.tokenizer or (vocab.tokenizer if vocab else corpus.unit)
+    tokens = _find_tokens(corpus, source, options)
+    vocab_file = options.vocab or (_vocabulary_beside(tokens, options) if tokens else None)
+    vocab = _given_vocabulary(options, vocab_file)
+    tokenizer: TokenizerName = options.tokenizer or (vocab.tokenizer if vocab else "ids" if tokens else corpus.unit)
     own_convention = tokenizer == corpus.unit
-    _refuse_unused(options, corpus, tokenizer)
+    if tokens is not None:
+        _refuse_unused_with_ids(options, tokens)
+    else:
+        if tokenizer == "ids":
+            raise UsageError(f"--vocab {vocab_file}: its ids have no symbols, so it encodes no text; give another file")
+        _refuse_unused(options, corpus, tokenizer)
     vocab_size = options.vocab_size
     if tokenizer == "sentencepiece" and not vocab_size:
         vocab_size = DEFAULT_VOCAB_SIZE
     bpe = options.sp_type == "bpe"
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"--data-dir {data_dir} is a file; give a folder")
-    suffix = f"-vocab-{vocab.fingerprint[:8]}" if vocab else _suffix(options, corpus, tokenizer, vocab_size)
+    suffix = f"-vocab-{vocab.fingerprint[:8]}" if options.vocab and vocab else ""
+    suffix = suffix or ("" if tokens else _suffix(options, corpus, tokenizer, vocab_size))
     store = data_dir / f"{_store_name(options, corpus, source, suffix)}.h5"
     plan = Plan(
         corpus=corpus,
@@ -111,14 +126,57 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         force=force,
         patience=_patience(options, source),
         vocab=vocab,
+        vocab_file=vocab_file,
+        tokens=tokens,
     )
     plan.check_free(other=f"--name {store.stem}-{tokenizer}" if options.name is None else "another --name")
     return plan
 
 
-def _given_vocabulary(options: PrepareOptions) -> Vocab | None:
-    """Read the vocabulary file that the user named; it replaces all options that describe a vocabulary."""
-    if options.vocab is None:
+def _find_tokens(corpus: Corpus, source: Path | None, options: PrepareOptions) -> TokenFiles | None:
+    """Return the token files of the user's own; None if the source is read as text.
+
+    Raises:
+        CorpusInputError: a token file is damaged.
+        UsageError: the type of ids is given for a text.
+    """
+    tokens = None
+    if corpus is corpora.OWN_TEXT and source is not None and options.tokenizer is None:
+        tokens = token_files.find(source, options.dtype)
+    if options.dtype is not None and (tokens is None or tokens.format != token_files.WITHOUT_HEADER):
+        raise UsageError(
+            "--dtype has no effect here; it is for a .bin of ids without a header, and leave out --tokenizer"
+        )
+    return tokens
+
+
+def _vocabulary_beside(tokens: TokenFiles, options: PrepareOptions) -> Path | None:
+    """Return the vocabulary that txl exported with the ids, unless the user states its size."""
+    path = tokens.folder / token_files.VOCABULARY
+    return path if options.vocab_size is None and path.is_file() else None
+
+
+def _refuse_unused_with_ids(options: PrepareOptions, tokens: TokenFiles) -> None:
+    """Refuse options that would have no effect on ids."""
+    values = {
+        "--min-count": options.min_count,
+        "--sp-type": options.sp_type,
+        "--released-convention": options.released_convention or None,
+        "--workers": options.workers,
+        "--split": options.split if "" not in tokens.splits else None,
+    }
+    unused = next((option for option, value in values.items() if value is not None), None)
+    if unused == "--split":
+        raise UsageError("--split has no effect here: the names of the token files state the splits; leave it out")
+    if unused is not None:
+        raise UsageError(f"{unused} has no effect here: the ids of a token file are kept; leave it out")
+    if options.vocab_size is not None and options.vocab_size > MOST_IDS:
+        raise UsageError(f"--vocab-size {options.vocab_size} is too large for ids; give at most {MOST_IDS}")
+
+
+def _given_vocabulary(options: PrepareOptions, file: Path | None) -> Vocab | None:
+    """Read the vocabulary file; one that the user named replaces all options that describe a vocabulary."""
+    if file is None:
         return None
     values = {
         "--tokenizer": options.tokenizer,
@@ -130,7 +188,14 @@ def _given_vocabulary(options: PrepareOptions) -> Vocab | None:
     unused = [option for option, value in values.items() if value is not None]
     if unused:
         raise UsageError(f"{unused[0]} has no effect with --vocab, whose file includes it; leave it out")
-    return vocabularies.read(options.vocab)
+    try:
+        return vocabularies.read(file)
+    except VocabularyError as error:
+        if options.vocab is not None:
+            raise
+        raise VocabularyError(
+            f"{file}: lies beside the ids, but is no vocabulary of txl; move it away, or give --vocab or --vocab-size"
+        ) from error
 
 
 def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, Path | None]:

@@ -25,6 +25,7 @@ from txlcli.workflows.preparation.chunks import CHUNK, align_to_characters, cut_
 from txlcli.workflows.preparation.planning import Plan, PrepareOptions, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.symbol_counts import SpooledIds, SymbolCounts
+from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.preparation.workers import mapping
 from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
@@ -85,6 +86,8 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _only_process(plan), temporary_folder(folder, WORK_FOLDER) as work:
+            if plan.tokens is not None:
+                return write_store(plan, plan.tokens, work, reporter)
             return _Preparation(plan, work, reporter, sizes or WorkSizes()).run()
     except SpecialFileError as error:
         raise UsageError(str(error)) from error

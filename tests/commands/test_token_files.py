@@ -1,0 +1,317 @@
+"""txl prepare and txl export with token files: ids of other systems become stores, and stores become their files."""
+
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+from tests.commands.novel import TOKENIZERS, card, done, json_of, on_a_full_disk, refusal, train
+from tests.docs.pages import DOCS, blocks, pages
+from txlcli.data.token_store import TokenStore
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import ExportError
+from txlcli.exchange import token_files
+
+STORES = {"byte": "novel", "char": "char", "word": "word", "sentencepiece": "sentencepiece"}
+NO_TEXT = (
+    "the vocabulary is 17 ids of a token file, whose text is not known; prepare the file with --vocab FILE to give it "
+    "one"
+)
+
+
+def store(name):
+    return TokenStore.open(f"data/{name}.h5")
+
+
+def digests(name):
+    return {split: info.sha256 for split, info in store(name).splits.items()}
+
+
+def write_ids(path, ids, code="H"):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(struct.pack(f"<{len(ids)}{code}", *ids))
+
+
+def sample(count, vocab_size=17, seed=3):
+    """Return ids that contain the largest one."""
+    ids = np.random.default_rng(seed).integers(vocab_size, size=count)
+    ids[1] = vocab_size - 1
+    return ids.tolist()
+
+
+@pytest.fixture
+def ids_of_nanogpt(untouched):
+    """Make a folder as nanoGPT's prepare.py writes it."""
+    write_ids(untouched / "shakespeare/train.bin", sample(997))
+    write_ids(untouched / "shakespeare/val.bin", sample(101))
+    (untouched / "shakespeare/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 17}))
+    (untouched / "shakespeare/input.txt").write_text("the text")
+    return untouched
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["nanogpt", "llm.c", "megatron"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_an_exported_store_is_prepared_again_with_the_same_digests(here, tokenizer, form):
+    name = STORES[tokenizer]
+    told = json_of("export", name, "files", "--format", form)
+    assert told["sha256"] == digests(name)
+    json_of("prepare", "files", "--name", "again")
+    assert digests("again") == digests(name)
+    first, again = store(name), store("again")
+    assert again.fingerprint == first.fingerprint
+    assert (again.tokenizer, again.unit, again.metric) == (first.tokenizer, first.unit, first.metric)
+    for split in first.splits:
+        assert again.info(split).types == first.info(split).types
+        assert again.info(split).unknown == first.info(split).unknown
+
+
+@pytest.mark.parametrize("form", ["nanogpt", "llm.c", "megatron"])
+def test_ids_without_a_vocabulary_keep_their_digests(here, form):
+    done("export", "word", "files", "--format", form)
+    (here / "files/vocab.json").unlink()
+    done("prepare", "files", "--name", "again", "--vocab-size", store("word").vocab.size)
+    assert digests("again") == digests("word")
+    assert store("again").tokenizer == "ids"
+    done("export", "again", "twice", "--format", form)
+    assert (here / "twice/train.bin").read_bytes() == (here / "files/train.bin").read_bytes()
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("nanogpt", ["--dtype", "uint32"]), ("llm.c", []), ("megatron", [])])
+def test_a_large_vocabulary_has_wider_ids(untouched, form, dtype):
+    write_ids(untouched / "large/train.bin", sample(97, 70_001), "I")
+    write_ids(untouched / "large/test.bin", sample(89, 70_001), "I")
+    done("prepare", "large", "--dtype", "uint32")
+    told = json_of("export", "large", "files", "--format", form)
+    assert told["dtype"] == ("int32" if form == "megatron" else "uint32")
+    assert [note.split(":")[0] for note in told["notes"]] == ["V = 70,001 needs uint32"] * (form != "megatron")
+    done("prepare", "files", "--name", "again", *dtype)
+    assert digests("again") == digests("large")
+
+
+def test_sentences_become_documents_of_megatron(here):
+    (here / "news").mkdir()
+    (here / "news/1b_word_vocab.txt").write_text("<S>\n<UNK>\nthe\nfox\n")
+    for name in ("news.en-00001-of-00100", "news.en.heldout-00000-of-00050"):
+        (here / "news" / name).write_text("the fox\nfox\nthe the fox\n")
+    done("prepare", "lm1b", "--source", "news")
+    done("export", "lm1b", "files", "--format", "megatron")
+    assert np.fromfile("files/test.idx", "<i4", 3, offset=34).tolist() == [3, 2, 4]
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("lm1b")
+
+
+def test_the_files_of_an_export_are_listed(here):
+    result = done("export", "data/word.h5", "files", "--format", "megatron")
+    names = ["test.bin", "test.idx", "train.bin", "train.idx", "valid.bin", "valid.idx", "vocab.json"]
+    assert sorted(path.name for path in (here / "files").iterdir()) == names
+    assert ", ".join(names) in result.stdout
+    assert "txl prepare files" in result.stdout
+
+
+# --- preparing -------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
+    told = json_of("prepare", "shakespeare")
+    assert (told["tokenizer"], told["unit"], told["metric"], told["vocabulary_size"]) == ("ids", "id", "ppl", 17)
+    assert {split: info["tokens"] for split, info in told["splits"].items()} == {"train": 997, "valid": 101}
+    assert store("shakespeare").ids("train").tolist() == sample(997)
+    assert told["notes"] == [
+        "uint16 ids of train.bin, val.bin",
+        "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text",
+        "meta.pkl is not read: it is a pickle, which could run code; --vocab FILE gives the ids a text",
+        "no test split in this source",
+    ]
+    assert told["splits"]["train"]["begins"].startswith(" ".join(map(str, sample(997)[:9])))
+
+
+def test_a_single_file_is_cut_by_its_ids(untouched):
+    write_ids(untouched / "all.bin", sample(1000))
+    done("prepare", "all.bin")
+    cut = store("all")
+    assert [cut.info(split).tokens for split in ("train", "valid", "test")] == [900, 50, 50]
+    assert [*cut.ids("train"), *cut.ids("valid"), *cut.ids("test")] == sample(1000)
+    done("prepare", "all.bin", "--split", "80,20,0", "--force")
+    assert {split: info.tokens for split, info in store("all").splits.items()} == {"train": 800, "valid": 200}
+
+
+def test_a_model_is_trained_and_evaluated_on_ids(ids_of_nanogpt):
+    done("prepare", "shakespeare")
+    train("corpus.store=shakespeare", name="ids")
+    (row,) = json_of("eval", "ids", "--split", "valid")["rows"]
+    assert row["tokens"] == 100
+    assert card("runs/ids")["vocab_size"] == 17
+
+
+def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):
+    vocab = Vocab("char", list("abcdefghijklmnop\n"))
+    (ids_of_nanogpt / "letters.json").write_text(vocab.to_json())
+    told = json_of("prepare", "shakespeare", "--vocab", "letters.json")
+    assert told["store"] == f"data/shakespeare-vocab-{vocab.fingerprint[:8]}.h5"
+    assert told["metric"] == "bpc"
+    assert store(f"shakespeare-vocab-{vocab.fingerprint[:8]}").ids("train").tolist() == sample(997)
+
+
+@pytest.mark.skipif(not (DOCS / "tokens.md").exists(), reason="no docs here")
+def test_the_manual_s_conversion_of_a_pickle_gives_ids_a_text(untouched):
+    text = "to be, or not to be\n" * 30
+    itos = dict(enumerate(sorted(set(text))))
+    stoi = {symbol: number for number, symbol in itos.items()}
+    write_ids(untouched / "shakespeare_char/train.bin", [stoi[symbol] for symbol in text])
+    (untouched / "shakespeare_char/meta.pkl").write_bytes(
+        pickle.dumps({"vocab_size": len(itos), "itos": itos, "stoi": stoi})
+    )
+    (code,) = [code for language, _, code in blocks(pages()["tokens.md"]) if language == "python"]
+    exec(code, {})
+    told = json_of("prepare", "shakespeare_char")
+    assert (told["tokenizer"], told["metric"]) == ("char", "bpc")
+    assert told["splits"]["train"]["begins"].startswith("to be, or not to be to be")
+
+
+def test_bytes_of_a_bin_file_can_still_be_read(untouched):
+    (untouched / "any.bin").write_bytes(bytes(range(256)) * 3)
+    told = json_of("prepare", "any.bin", "--tokenizer", "byte")
+    assert told["vocabulary_size"] == 256
+
+
+# --- wrong requests --------------------------------------------------------------------------------------------------
+
+
+def test_ids_beyond_the_vocabulary_are_named(ids_of_nanogpt):
+    assert refusal("prepare", "shakespeare", "--vocab-size", 16, code=1) == (
+        "shakespeare/train.bin: token 1 has the id 16, but the vocabulary has 16 ids; give the --vocab, --vocab-size "
+        "or --dtype of this file"
+    )
+    assert not list((ids_of_nanogpt / "data").glob("*.h5"))
+
+
+def test_ids_of_another_type_are_named(untouched):
+    ids = sample(900, 50_000)
+    write_ids(untouched / "all.bin", [*ids[:200], *[7] * 100, *ids[200:]])
+    error = refusal("prepare", "all.bin", "--dtype", "uint32", code=1)
+    assert error.startswith(
+        f"all.bin: token 0 has the id {ids[0] + 65_536 * ids[1]:,}, but no vocabulary has more than "
+    )
+
+
+def test_the_position_of_a_wrong_id_is_that_in_the_file(untouched):
+    write_ids(untouched / "all.bin", [*[7] * 970, 16, *[7] * 30])
+    error = refusal("prepare", "all.bin", "--vocab-size", 16, code=1)
+    assert error.startswith("all.bin: token 970 has the id 16, but the vocabulary has 16 ids; ")
+
+
+def test_negative_ids_are_refused(untouched):
+    write_ids(untouched / "all.bin", [3, -1, 4], "i")
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", 3, 0, 0, 1)
+    (untouched / "all.idx").write_bytes(header)
+    assert refusal("prepare", "all.idx", "--split", "100,0,0", code=1).startswith(
+        "all.bin: token 1 has the id -1, but an id is at least 0; "
+    )
+
+
+def test_too_few_ids_to_split_are_refused(untouched):
+    write_ids(untouched / "all.bin", [1, 2, 3])
+    assert refusal("prepare", "all.bin", code=1) == (
+        "all.bin: 3 ids are too few to split; give more, or another --split"
+    )
+
+
+@pytest.mark.parametrize(
+    "unused", [["--min-count", 2], ["--sp-type", "bpe"], ["--released-convention"], ["--workers", 2]]
+)
+def test_options_for_text_are_refused_with_ids(ids_of_nanogpt, unused):
+    assert refusal("prepare", "shakespeare", *unused) == (
+        f"{unused[0]} has no effect here: the ids of a token file are kept; leave it out"
+    )
+
+
+def test_options_that_the_files_decide_are_refused(ids_of_nanogpt):
+    assert refusal("prepare", "shakespeare", "--split", "90,5,5") == (
+        "--split has no effect here: the names of the token files state the splits; leave it out"
+    )
+    assert refusal("prepare", "shakespeare", "--vocab-size", 1 << 21) == (
+        "--vocab-size 2097152 is too large for ids; give at most 1048576"
+    )
+    for text in (["novel"], ["shakespeare/train.bin", "--tokenizer", "byte"]):
+        assert refusal("prepare", *text, "--dtype", "uint16") == (
+            "--dtype has no effect here; it is for a .bin of ids without a header, and leave out --tokenizer"
+        )
+
+
+def test_the_pickle_of_nanogpt_is_refused_as_a_vocabulary(ids_of_nanogpt):
+    assert refusal("prepare", "shakespeare", "--vocab", "shakespeare/meta.pkl", code=1) == (
+        "shakespeare/meta.pkl: nanoGPT's meta.pkl is a pickle, which could run code, and is not read; write its "
+        "symbols as vocab.json, as the manual's page on token files shows"
+    )
+
+
+def test_a_vocabulary_of_another_system_beside_the_ids_is_refused(ids_of_nanogpt):
+    (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')
+    assert refusal("prepare", "shakespeare", code=1) == (
+        "shakespeare/vocab.json: lies beside the ids, but is no vocabulary of txl; move it away, or give --vocab or "
+        "--vocab-size"
+    )
+    done("prepare", "shakespeare", "--vocab-size", 17)
+
+
+def test_a_vocabulary_of_ids_encodes_no_text(ids_of_nanogpt):
+    (ids_of_nanogpt / "ids.json").write_text(Vocab.of_ids(17).to_json())
+    assert refusal("prepare", "novel", "--vocab", "ids.json") == (
+        "--vocab ids.json: its ids have no symbols, so it encodes no text; give another file"
+    )
+
+
+def test_commands_that_need_text_refuse_a_run_of_ids(ids_of_nanogpt):
+    done("prepare", "shakespeare")
+    train("corpus.store=shakespeare", name="ids")
+    (ids_of_nanogpt / "text.txt").write_text("the fox")
+    assert refusal("compress", "ids", "text.txt", "text.txl", code=1) == NO_TEXT
+    assert refusal("generate", "ids", code=1) == NO_TEXT
+    assert refusal("generate", "ids", "--prompt", "the fox", code=1) == NO_TEXT
+    assert refusal("eval", "ids", "--text", "text.txt", code=1) == NO_TEXT
+    assert not (ids_of_nanogpt / "text.txl").exists()
+
+
+def test_the_kind_of_export_must_suit_what_is_exported(here):
+    assert refusal("export", "char", "files", "--runs-dir", "none") == (
+        "char is a token store; give --format nanogpt, llm.c or megatron"
+    )
+    assert refusal("export", "nothing", "files", "--format", "nanogpt", code=1).startswith(
+        "no token store at data/nothing.h5; "
+    )
+    assert not (here / "files").exists()
+
+
+def test_an_export_of_a_store_is_replaced_only_with_force(here):
+    done("export", "word", "files", "--format", "megatron")
+    assert refusal("export", "word", "files", "--format", "nanogpt", code=1) == (
+        "files exists; give another folder, or replace an earlier export with --force"
+    )
+    assert refusal("export", "word", "files", "--format", "nanogpt", "--force", code=1) == (
+        "files holds test.idx, which no export wrote; give another folder, or empty this one"
+    )
+    before = {path.name for path in (here / "files").iterdir()}
+    done("export", "char", "files", "--format", "megatron", "--force")
+    assert {path.name for path in (here / "files").iterdir()} == before
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("char")
+
+
+def test_a_full_disk_leaves_no_incomplete_export_of_a_store(here):
+    result = on_a_full_disk(1000, "export", "word", "files", "--format", "nanogpt")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == (
+        "error: files: cannot be written ([Errno 27] File too large); check the folder and the free space"
+    )
+    assert not (here / "files").exists()
+
+
+def test_a_store_with_more_ids_than_llm_c_can_state_is_refused(tmp_path):
+    many = np.broadcast_to(np.uint8(0), (token_files.MOST_IDS + 1,))
+    with pytest.raises(ExportError, match=r"2,147,483,648 ids are more than an llm\.c file can state"):
+        token_files.write_llm_c(tmp_path / "train.bin", many, 7)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,238 @@
+"""Token files of nanoGPT, llm.c and Megatron: read as their authors describe them, and refused if damaged."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from txlcli.errors import CorpusInputError
+from txlcli.exchange import token_files
+
+IDS = [5, 0, 40_000, 7, 7, 12, 65_499]
+
+
+def ids_of(parts):
+    return [int(number) for part in parts for block in part.blocks() for number in block]
+
+
+def read(path, dtype=None):
+    files = token_files.find(path, dtype)
+    return files.format, {split: ids_of(parts) for split, parts in files.splits.items()}
+
+
+def refusal(path, dtype=None):
+    with pytest.raises(CorpusInputError) as error:
+        token_files.find(path, dtype)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def packed(code, numbers):
+    return struct.pack(f"<{len(numbers)}{code}", *numbers)
+
+
+def megatron_index(lengths, *, type_code=8, itemsize=2, documents=None, modes=b""):
+    """Build an .idx from the published description of the format.
+
+    Nine bytes of magic number, version 1, a code of the type, the number of sequences, the number of document bounds;
+    then the length of each sequence as int32, the offset of each in bytes as int64, the bounds as int64, and for some
+    data a mode per sequence as int8.
+    """
+    documents = list(range(len(lengths) + 1)) if documents is None else documents
+    offsets = [itemsize * sum(lengths[:number]) for number in range(len(lengths))]
+    head = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", type_code)
+    head += struct.pack("<Q", len(lengths)) + struct.pack("<Q", len(documents))
+    return head + packed("i", lengths) + packed("q", offsets) + packed("q", documents) + modes
+
+
+def megatron(folder, ids, lengths, *, code="H", **index):
+    (folder / "data.bin").write_bytes(packed(code, ids))
+    (folder / "data.idx").write_bytes(megatron_index(lengths, **index))
+    return folder / "data.idx"
+
+
+def llm_c(ids, *, magic=20240520, version=1, count=None, code="H"):
+    return packed("i", [magic, version, len(ids) if count is None else count, *[0] * 253]) + packed(code, ids)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_ids_without_a_header_are_uint16_or_as_stated(tmp_path):
+    (tmp_path / "two.bin").write_bytes(packed("H", IDS))
+    (tmp_path / "four.bin").write_bytes(packed("I", [*IDS, 70_001]))
+    assert read(tmp_path / "two.bin") == ("nanoGPT", {"": IDS})
+    assert read(tmp_path / "four.bin", "uint32") == ("nanoGPT", {"": [*IDS, 70_001]})
+
+
+@pytest.mark.parametrize(("magic", "version", "code"), [(20240520, 1, "H"), (20240801, 7, "I")])
+def test_the_header_of_llm_c_states_the_type(tmp_path, magic, version, code):
+    (tmp_path / "data.bin").write_bytes(llm_c(IDS, magic=magic, version=version, code=code))
+    assert read(tmp_path / "data.bin") == ("llm.c", {"": IDS})
+
+
+@pytest.mark.parametrize(
+    ("type_code", "code", "ids"),
+    [
+        (1, "B", [3, 255, 0]),
+        (2, "b", [3, 127, 0]),
+        (3, "h", [3, 32_767, 0]),
+        (4, "i", [3, 70_001, 0]),
+        (5, "q", [3, 70_001, 0]),
+        (8, "H", [3, 65_535, 0]),
+    ],
+)
+def test_every_type_of_ids_of_megatron_is_read(tmp_path, type_code, code, ids):
+    path = megatron(tmp_path, ids, [2, 1], type_code=type_code, itemsize=struct.calcsize(code), code=code)
+    assert read(path) == read(tmp_path / "data.bin") == ("Megatron", {"": ids})
+
+
+def test_documents_of_several_sequences_empty_ones_and_modes_are_read(tmp_path):
+    path = megatron(tmp_path, IDS, [3, 0, 4], documents=[0, 2, 2, 3], modes=bytes(3))
+    assert read(path) == ("Megatron", {"": IDS})
+
+
+def test_the_files_of_a_folder_are_splits_in_the_order_of_their_names(tmp_path):
+    for name, ids in {"fineweb_val_000000": [1], "fineweb_train_000002": [3], "fineweb_train_000001": [2]}.items():
+        (tmp_path / f"{name}.bin").write_bytes(llm_c(ids))
+    (tmp_path / ".train.bin").write_bytes(b"hidden")
+    (tmp_path / "input.txt").write_text("the text")
+    assert read(tmp_path) == ("llm.c", {"train": [2, 3], "valid": [1]})
+
+
+def test_a_pickle_beside_the_ids_is_noticed_and_not_needed(tmp_path):
+    (tmp_path / "train.bin").write_bytes(packed("H", IDS))
+    assert not token_files.find(tmp_path, None).has_pickle
+    (tmp_path / "meta.pkl").write_bytes(b"no pickle at all")
+    assert token_files.find(tmp_path, None).has_pickle
+
+
+def test_other_files_and_folders_are_text(tmp_path):
+    (tmp_path / "words.txt").write_text("the text")
+    assert token_files.find(tmp_path / "words.txt", None) is None
+    (tmp_path / "firmware.bin").write_bytes(b"\1\2\3")
+    assert token_files.find(tmp_path, None) is None
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "code"), [(65_500, "H"), (65_536, "H"), (65_537, "I")])
+def test_nanogpt_s_file_is_the_ids_alone(tmp_path, size, code):
+    token_files.write_nanogpt(tmp_path / "train.bin", np.array(IDS), size)
+    assert (tmp_path / "train.bin").read_bytes() == packed(code, IDS)
+
+
+@pytest.mark.parametrize(("size", "layout"), [(65_536, {}), (65_537, {"magic": 20240801, "version": 7, "code": "I"})])
+def test_llm_c_s_file_has_the_header_of_its_type(tmp_path, size, layout):
+    token_files.write_llm_c(tmp_path / "train.bin", np.array(IDS), size)
+    assert (tmp_path / "train.bin").read_bytes() == llm_c(IDS, **layout)
+
+
+@pytest.mark.parametrize(("size", "code", "index"), [(65_499, "H", {}), (65_500, "i", {"type_code": 4, "itemsize": 4})])
+@pytest.mark.parametrize(("starts", "lengths"), [(None, [7]), (np.array([0, 3, 4]), [3, 1, 3])])
+def test_megatron_s_files_are_those_of_the_description(tmp_path, size, code, index, starts, lengths):
+    token_files.write_megatron(tmp_path / "train.bin", np.array(IDS), size, starts)
+    assert (tmp_path / "train.bin").read_bytes() == packed(code, IDS)
+    assert (tmp_path / "train.idx").read_bytes() == megatron_index(lengths, **index)
+
+
+def test_an_index_of_more_documents_than_a_block_is_written_and_read(tmp_path):
+    starts = np.arange(token_files.BLOCK + 5)
+    ids = starts % 251
+    token_files.write_megatron(tmp_path / "train.bin", ids, 251, starts)
+    (part,) = token_files.find(tmp_path / "train.idx", None).splits[""]
+    assert part.count == len(ids)
+    index = (tmp_path / "train.idx").read_bytes()
+    lengths = np.frombuffer(index, "<i4", len(ids), 34)
+    offsets = np.frombuffer(index, "<i8", len(ids), 34 + 4 * len(ids))
+    bounds = np.frombuffer(index, "<i8", len(ids) + 1, 34 + 12 * len(ids))
+    assert (lengths == 1).all()
+    np.testing.assert_array_equal(offsets, 2 * starts)
+    np.testing.assert_array_equal(bounds, np.arange(len(ids) + 1))
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "train.bin").write_bytes(b"")
+    assert refusal(tmp_path) == f"{tmp_path}/train.bin: the file is empty; give one with token ids"
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(None, 7), ("uint16", 7), ("uint32", 6)])
+def test_a_part_of_an_id_is_refused(tmp_path, dtype, size):
+    (tmp_path / "train.bin").write_bytes(bytes(size))
+    assert refusal(tmp_path, dtype) == (
+        f"{tmp_path}/train.bin: {size} bytes are no whole number of {dtype or 'uint16'} ids; the file is truncated, or "
+        "has another --dtype; --tokenizer byte reads its bytes"
+    )
+
+
+@pytest.mark.parametrize("largest", [100, 50_000, 200_000])
+def test_a_file_of_uint32_is_not_read_as_uint16(tmp_path, largest):
+    ids = [(number * 7919) % largest for number in range(64)]
+    (tmp_path / "train.bin").write_bytes(packed("I", ids))
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/train.bin: every second uint16 is small, as in a file of uint32 ids; give --dtype uint32, or "
+        "--dtype uint16 if that is right"
+    )
+    assert read(tmp_path / "train.bin", "uint32") == ("nanoGPT", {"": ids})
+    assert len(read(tmp_path / "train.bin", "uint16")[1][""]) == 2 * len(ids)
+
+
+@pytest.mark.parametrize("count", [0, -1, 6, 8, 1 << 30])
+def test_a_header_of_llm_c_with_another_number_of_ids_is_refused(tmp_path, count):
+    (tmp_path / "train.bin").write_bytes(llm_c(IDS, count=count))
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/train.bin: 1,038 bytes, but its header of llm.c states {count:,} ids, which are "
+        f"{1024 + 2 * count:,}; the file is truncated or damaged, write it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda index: index[:33], "too short for a header"),
+        (lambda index: b"", "too short for a header"),
+        (lambda index: b"N" + index[1:], "no index of Megatron"),
+        (lambda index: index[:9] + b"\2" + index[10:], "no index of ids (version 2, type 8)"),
+        (lambda index: index[:17] + b"\6" + index[18:], "no index of ids (version 1, type 6)"),
+        (lambda index: index[:-1], "81 bytes instead of 82"),
+        (lambda index: index[:18] + b"\xff" * 8 + index[26:], "82 bytes instead of 221,360,928,884,514,619,438"),
+        (lambda index: index[:34] + b"\3" + index[35:], "lengths and offsets of its sequences disagree"),
+        (lambda index: index[:37] + b"\xff" + index[38:], "lengths and offsets of its sequences disagree"),
+        (lambda index: index[:50] + b"\5" + index[51:], "lengths and offsets of its sequences disagree"),
+        (lambda index: index[:-16] + b"\3" + index[-15:], "its documents do not cover its sequences"),
+        (lambda index: index[:-8] + b"\1" + index[-7:], "its documents do not cover its sequences"),
+    ],
+)
+def test_a_damaged_index_is_refused(tmp_path, change, reason):
+    path = megatron(tmp_path, IDS, [2, 5], documents=[0, 1, 2])
+    whole = path.read_bytes()
+    path.write_bytes(change(whole))
+    assert refusal(path) == (
+        f"{tmp_path}/data.idx: {reason}; it does not belong to data.bin, or is damaged: write both again"
+    )
+
+
+def test_an_index_of_other_ids_is_refused(tmp_path):
+    path = megatron(tmp_path, IDS[:-1], [7])
+    assert refusal(path).startswith(f"{tmp_path}/data.idx: its sequences are 14 bytes of data.bin, which has 12; ")
+
+
+def test_an_index_without_ids_is_refused(tmp_path):
+    (tmp_path / "data.idx").write_bytes(megatron_index([7]))
+    assert refusal(tmp_path / "data.idx") == (
+        f"{tmp_path}/data.bin: there is no such file; the ids of an .idx are in the .bin beside it"
+    )
+
+
+def test_files_of_two_formats_or_without_a_split_are_refused(tmp_path):
+    (tmp_path / "train.bin").write_bytes(packed("H", IDS))
+    (tmp_path / "val.bin").write_bytes(llm_c(IDS))
+    assert refusal(tmp_path) == f"{tmp_path}: its files are of llm.c and nanoGPT; keep one format in a folder"
+    (tmp_path / "val.bin").rename(tmp_path / "more.bin")
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/more.bin: its name mentions no split, or several; rename it, or move it away"
+    )

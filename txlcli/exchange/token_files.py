@@ -1,0 +1,275 @@
+"""Files of token ids of other systems: nanoGPT's and llm.c's .bin, Megatron's .bin with its .idx.
+
+nanoGPT     ids without a header, uint16; its meta.pkl is a pickle, which could run code, and is never read
+llm.c       256 int32 of header (magic number, version, number of ids), then uint16 or uint32
+Megatron    ids in the .bin; the .idx has their type and the length and offset of each document
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.corpora.corpus import SPLITS
+from txlcli.corpora.locate import split_of
+from txlcli.errors import CorpusInputError, ExportError
+from txlcli.exchange.vocabularies import META_OF_NANOGPT
+from txlcli.system.input_files import check_regular
+
+BLOCK = 1 << 20  # ids
+BIN, IDX = ".bin", ".idx"
+VOCABULARY = "vocab.json"
+"""File of the vocabulary that an export writes beside the ids."""
+WITHOUT_HEADER = "nanoGPT"
+"""Format of ids without a header."""
+LLM_C_HEADER = 256  # int32
+LLM_C_BEGINNING = struct.Struct("<iii")  # magic, version, number of ids; the rest is not used
+LLM_C_TYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+"""Type of the ids by magic number and version: GPT-2's vocabulary, Llama 3's."""
+MAGIC = b"MMIDIDX\0\0"
+MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
+MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+DTYPES = ("uint16", "uint32")
+"""Types of ids in files without a header."""
+PROBE = 1 << 16
+"""Ids at the beginning of a file that tell if it has another type."""
+LONGEST_DOCUMENT = 1 << 30
+"""Most ids of a document that is written for Megatron, whose lengths are int32."""
+MOST_IDS = (1 << 31) - 1
+"""Most ids of a file of llm.c, whose header has an int32."""
+
+
+@dataclass(frozen=True)
+class TokenPart:
+    """Ids in a file."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    offset: int
+    """First byte."""
+    count: int
+    """Number of ids."""
+    first: int = 0
+    """Number of ids before them in the file."""
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield the ids in blocks."""
+        ids = _mapped(self.path, self.dtype, self.offset, self.count)
+        for start in range(0, self.count, BLOCK):
+            yield ids[start : start + BLOCK]
+
+    def between(self, start: int, stop: int) -> "TokenPart":
+        """Return the ids from `start` up to `stop`."""
+        offset = self.offset + start * self.dtype.itemsize
+        return TokenPart(self.path, self.dtype, offset, stop - start, self.first + start)
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """Files of token ids, by split."""
+
+    format: str
+    splits: Mapping[str, tuple[TokenPart, ...]]
+    """Ids of each split; those of a single file are under "" until they are cut."""
+    folder: Path
+
+    @property
+    def has_pickle(self) -> bool:
+        """True if nanoGPT's vocabulary lies beside the ids."""
+        return (self.folder / META_OF_NANOGPT).exists()
+
+
+def find(source: Path, dtype: str | None) -> TokenFiles | None:
+    """Return the token files at a path; None if it is text.
+
+    Token files are a file that ends with .bin or .idx, and the .bin files of a folder if one is named after train.
+
+    Args:
+        source: file or folder.
+        dtype: type of ids without a header, one of DTYPES; None is uint16.
+
+    Raises:
+        CorpusInputError: a file is empty, truncated, or inconsistent.
+    """
+    if source.is_file():
+        if source.suffix not in (BIN, IDX):
+            return None
+        name, part = _open(source.with_suffix(BIN), dtype)
+        return TokenFiles(name, {"": (part,)}, source.parent)
+    files = sorted(path for path in source.glob(f"*{BIN}") if not path.name.startswith("."))
+    if not any(split_of(path.name) == "train" for path in files):
+        return None
+    if unnamed := [path for path in files if split_of(path.name) is None]:
+        raise CorpusInputError(f"{unnamed[0]}: its name mentions no split, or several; rename it, or move it away")
+    opened = {path: _open(path, dtype) for path in files}
+    formats = {name for name, _ in opened.values()}
+    if len(formats) > 1:
+        raise CorpusInputError(
+            f"{source}: its files are of {' and '.join(sorted(formats))}; keep one format in a folder"
+        )
+    by_split = {
+        split: tuple(part for path, (_, part) in opened.items() if split_of(path.name) == split) for split in SPLITS
+    }
+    return TokenFiles(formats.pop(), {split: parts for split, parts in by_split.items() if parts}, source)
+
+
+def _open(path: Path, dtype: str | None) -> tuple[str, TokenPart]:
+    """Return the format of a file, and its ids."""
+    if not check_regular(path).is_file():
+        raise CorpusInputError(f"{path}: there is no such file; the ids of an .idx are in the .bin beside it")
+    size = path.stat().st_size
+    if not size:
+        raise CorpusInputError(f"{path}: the file is empty; give one with token ids")
+    index = path.with_suffix(IDX)
+    if index.exists():
+        return "Megatron", _of_megatron(path, size, check_regular(index))
+    with path.open("rb") as file:
+        head = file.read(LLM_C_BEGINNING.size)
+    magic, version, count = LLM_C_BEGINNING.unpack(head.ljust(LLM_C_BEGINNING.size, b"\0"))
+    known = LLM_C_TYPES.get((magic, version))
+    if known is not None:
+        return "llm.c", _of_llm_c(path, size, np.dtype(known), count)
+    kind = np.dtype(dtype or DTYPES[0]).newbyteorder("<")
+    if size % kind.itemsize:
+        raise CorpusInputError(
+            f"{path}: {size:,} bytes are no whole number of {kind.name} ids; the file is truncated, or has another "
+            "--dtype; --tokenizer byte reads its bytes"
+        )
+    part = TokenPart(path, kind, 0, size // kind.itemsize)
+    if dtype is None and size % 4 == 0 and _seems_uint32(part):
+        raise CorpusInputError(
+            f"{path}: every second uint16 is small, as in a file of uint32 ids; give --dtype uint32, or --dtype uint16 "
+            "if that is right"
+        )
+    return WITHOUT_HEADER, part
+
+
+def _seems_uint32(part: TokenPart) -> bool:
+    """True if ids that are read as uint16 seem to be the halves of uint32: the upper ones are 0, or below 256."""
+    ids = next(part.blocks())[:PROBE]
+    lower, upper = ids[0::2], ids[1::2]
+    least = 1 if not upper.any() else 256
+    return len(ids) >= 64 and bool(upper.max() < 256 and lower.max() >= least)
+
+
+def _of_llm_c(path: Path, size: int, dtype: np.dtype[Any], count: int) -> TokenPart:
+    offset = 4 * LLM_C_HEADER
+    expected = offset + count * dtype.itemsize
+    if count <= 0 or size != expected:
+        raise CorpusInputError(
+            f"{path}: {size:,} bytes, but its header of llm.c states {count:,} ids, which are {expected:,}; the file "
+            "is truncated or damaged, write it again"
+        )
+    return TokenPart(path, dtype.newbyteorder("<"), offset, count)
+
+
+def _of_megatron(path: Path, size: int, index: Path) -> TokenPart:
+    """Check the index: its documents must be the ids of the .bin, one after the other."""
+
+    def refuse(what: str) -> CorpusInputError:
+        return CorpusInputError(f"{index}: {what}; it does not belong to {path.name}, or is damaged: write both again")
+
+    with index.open("rb") as file:
+        header = file.read(MEGATRON_HEADER.size)
+    if len(header) < MEGATRON_HEADER.size:
+        raise refuse("too short for a header")
+    magic, version, code, sequences, documents = MEGATRON_HEADER.unpack(header)
+    if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
+        raise refuse(f"no index of ids (version {version}, type {code})" if magic == MAGIC else "no index of Megatron")
+    length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
+    if index.stat().st_size not in (length, length + sequences):  # with a mode per sequence
+        raise refuse(f"{index.stat().st_size:,} bytes instead of {length:,}")
+    dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
+    lengths = _mapped(index, "<i4", MEGATRON_HEADER.size, sequences)
+    pointers = _mapped(index, "<i8", MEGATRON_HEADER.size + 4 * sequences, sequences)
+    end = 0
+    for start in range(0, sequences, BLOCK):
+        some = lengths[start : start + BLOCK].astype(np.int64)
+        ends = end + np.cumsum(some) * dtype.itemsize
+        if (some < 0).any() or not np.array_equal(pointers[start : start + BLOCK], ends - some * dtype.itemsize):
+            raise refuse("lengths and offsets of its sequences disagree")
+        end = int(ends[-1])
+    if end != size:
+        raise refuse(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
+    bounds = _mapped(index, "<i8", MEGATRON_HEADER.size + 12 * sequences, documents)
+    if not documents or bounds[0] != 0 or bounds[-1] != sequences or not _is_sorted(bounds):
+        raise refuse("its documents do not cover its sequences")
+    return TokenPart(path, dtype, 0, size // dtype.itemsize)
+
+
+def _is_sorted(numbers: NDArray[Any]) -> bool:
+    blocks = (numbers[start : start + BLOCK + 1] for start in range(0, len(numbers), BLOCK))
+    return all(bool((block[1:] >= block[:-1]).all()) for block in blocks)
+
+
+def _mapped(path: Path, dtype: Any, offset: int, count: int) -> NDArray[Any]:
+    if not count:
+        return np.zeros(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+
+
+def write_nanogpt(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
+    """Write ids without a header, as uint16, or uint32 for a vocabulary that needs it."""
+    with path.open("wb") as file:
+        _write_ids(file, ids, np.dtype(dtype_of("nanogpt", vocab_size)))
+
+
+def write_llm_c(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
+    """Write ids with llm.c's header.
+
+    Raises:
+        ExportError: the header cannot state so many ids.
+    """
+    if len(ids) > MOST_IDS:
+        raise ExportError(
+            f"{path.name}: {len(ids):,} ids are more than an llm.c file can state ({MOST_IDS:,}); give --format "
+            "nanogpt or megatron"
+        )
+    dtype = np.dtype(dtype_of("llm.c", vocab_size))
+    magic, version = next(key for key, name in LLM_C_TYPES.items() if name == dtype.name)
+    header = np.zeros(LLM_C_HEADER, dtype="<i4")
+    header[:3] = magic, version, len(ids)
+    with path.open("wb") as file:
+        file.write(header.tobytes())
+        _write_ids(file, ids, dtype)
+
+
+def write_megatron(path: Path, ids: NDArray[Any], vocab_size: int, starts: NDArray[Any] | None) -> None:
+    """Write ids as a .bin, and its .idx: one document per sentence if `starts` has their first tokens."""
+    name = dtype_of("megatron", vocab_size)
+    dtype = np.dtype(name)
+    code = next(code for code, other in MEGATRON_TYPES.items() if other == name)
+    firsts = np.arange(0, len(ids), LONGEST_DOCUMENT) if starts is None else starts
+    count = len(firsts)
+    with path.open("wb") as file:
+        _write_ids(file, ids, dtype)
+    with path.with_suffix(IDX).open("wb") as file:
+        file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
+        for start in range(0, count, BLOCK):
+            bounds = np.append(firsts[start : start + BLOCK + 1], [len(ids)] * (start + BLOCK >= count))
+            file.write(np.diff(bounds.astype(np.int64)).astype("<i4").tobytes())
+        for start in range(0, count, BLOCK):
+            file.write((firsts[start : start + BLOCK].astype("<i8") * dtype.itemsize).tobytes())
+        for start in range(0, count + 1, BLOCK):
+            file.write(np.arange(start, min(start + BLOCK, count + 1), dtype="<i8").tobytes())
+
+
+def dtype_of(format: str, vocab_size: int) -> str:
+    """Return the type of the ids in a file that is written: the one that the system chooses for a vocabulary."""
+    if format == "megatron":
+        return "uint16" if vocab_size < 65_500 else "int32"
+    return DTYPES[0] if vocab_size <= 1 << 16 else DTYPES[1]
+
+
+def _write_ids(file: BinaryIO, ids: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    for start in range(0, len(ids), BLOCK):
+        file.write(ids[start : start + BLOCK].astype(dtype.newbyteorder("<")).tobytes())
+
+
+def total(parts: Iterable[TokenPart]) -> int:
+    """Return the number of ids of several parts."""
+    return sum(part.count for part in parts)

@@ -1,0 +1,162 @@
+"""Writes a token store from files of token ids, which are kept as they are."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.corpora.corpus import SPLITS
+from txlcli.corpora.locate import missing_note
+from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, writing
+from txlcli.data.vocabulary import MOST_IDS, Vocab
+from txlcli.errors import CorpusInputError
+from txlcli.exchange import token_files
+from txlcli.exchange.token_files import TokenFiles, TokenPart
+from txlcli.paper.metrics import metric_of
+from txlcli.workflows.preparation.planning import Plan
+from txlcli.workflows.reporter import Reporter, Step
+
+SHARES = (90.0, 5.0, 5.0)
+UNITS = {"sentencepiece": "piece", "ids": "id"}
+"""Unit of a token where it is not called like the tokenizer."""
+Parts = Mapping[str, tuple[TokenPart, ...]]
+
+
+def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -> TokenStore:
+    """Write the store, after a first pass that finds the largest id.
+
+    Raises:
+        CorpusInputError: an id is negative or not in the vocabulary, or the ids are too few to split.
+        StoreError: the store cannot be written.
+    """
+    splits = _cut(files, plan.read.shares or SHARES)
+    with reporter.progress("counting ids", _total(splits), "tokens") as step:
+        counted = {split: _Counted(parts, plan, step) for split, parts in splits.items()}
+    size = plan.vocab_size or 1 + max(len(one.counts) - 1 for one in counted.values())
+    vocab = plan.vocab or Vocab.of_ids(size)
+    facts = StoreFacts(
+        name=plan.store.stem,
+        corpus=plan.corpus.name,
+        tokenizer=vocab.tokenizer,
+        unit=UNITS.get(vocab.tokenizer, vocab.tokenizer),
+        metric=metric_of(vocab.tokenizer),
+        conventions={"ids": f"as in the token files ({files.format})"},
+        notes=_notes(files, plan, vocab, splits),
+        source_digest=_digest(counted),
+        every_byte_scored=vocab.tokenizer == "byte" and not vocab.dropped,
+    )
+    with (
+        writing(plan.store, facts, vocab, work=work) as writer,
+        reporter.progress("writing", _total(splits), "tokens") as step,
+    ):
+        for split, parts in splits.items():
+            writer.add(split, counted[split].split_counts(vocab), _blocks(parts, step))
+    return TokenStore.open(plan.store)
+
+
+class _Counted:
+    """How often each id occurs in a split, and the digest of its ids.
+
+    Args:
+        parts: of the split.
+        plan: its vocabulary, or its size, limits the ids.
+        step: progress.
+    """
+
+    def __init__(self, parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> None:
+        limit = plan.vocab.size if plan.vocab else plan.vocab_size or MOST_IDS
+        self.counts = np.zeros(1, dtype=np.int64)
+        self._sha256 = hashlib.sha256()
+        for part in parts:
+            done = part.first
+            for block in part.blocks():
+                _check_ids(block, limit, part.path, done, known=plan.vocab is not None or plan.vocab_size is not None)
+                counts = np.bincount(block.astype(np.int64), minlength=len(self.counts))
+                counts[: len(self.counts)] += self.counts
+                self.counts = counts
+                self._sha256.update(block.astype("<u4").tobytes())
+                done += len(block)
+                step.advance(len(block))
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the ids as uint32, whatever their type in the file."""
+        return self._sha256.digest()
+
+    def split_counts(self, vocab: Vocab) -> SplitCounts:
+        """Return the counts of the split; its words are not known, its bytes for a vocabulary of bytes only."""
+        tokens = int(self.counts.sum())
+        is_known = vocab.unknown is not None and vocab.unknown < len(self.counts)
+        return SplitCounts(
+            tokens=tokens,
+            words=0,
+            bytes=tokens if vocab.tokenizer == "byte" and not vocab.dropped else 0,
+            unknown=int(self.counts[vocab.unknown]) if is_known else 0,
+            types=int(np.count_nonzero(self.counts)),
+        )
+
+
+def _check_ids(block: NDArray[Any], limit: int, path: Path, first: int, *, known: bool) -> None:
+    """Refuse negative ids, and those beyond the vocabulary."""
+    wrong = (block < 0) | (block >= limit)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        least = "an id is at least 0" if block[at] < 0 else f"the vocabulary has {limit:,} ids"
+        reason = least if known or block[at] < 0 else f"no vocabulary has more than {limit:,} ids"
+        raise CorpusInputError(
+            f"{path}: token {first + at:,} has the id {int(block[at]):,}, but {reason}; give the --vocab, "
+            "--vocab-size or --dtype of this file"
+        )
+
+
+def _cut(files: TokenFiles, shares: tuple[float, float, float]) -> Parts:
+    """Return the splits; a single file is cut by shares of its ids."""
+    if "" not in files.splits:
+        return files.splits
+    (part,) = files.splits[""]
+    ends = np.rint(part.count * np.cumsum((0.0, *shares)) / 100).astype(np.int64)
+    ends[-1] = part.count
+    splits = {
+        split: (part.between(int(start), int(stop)),)
+        for split, start, stop, share in zip(SPLITS, ends, ends[1:], shares, strict=False)
+        if share
+    }
+    if not all(token_files.total(parts) for parts in splits.values()):
+        raise CorpusInputError(f"{part.path}: {part.count:,} ids are too few to split; give more, or another --split")
+    return splits
+
+
+def _notes(files: TokenFiles, plan: Plan, vocab: Vocab, splits: Parts) -> tuple[str, ...]:
+    """Return notes on the source, the first ones about the vocabulary."""
+    names = sorted({part.path.name for parts in splits.values() for part in parts})
+    dtype = next(iter(splits.values()))[0].dtype.name
+    notes = [f"{dtype} ids of {', '.join(names[:3])}{f' and {len(names) - 3:,} more' if len(names) > 3 else ''}"]
+    if vocab.tokenizer == "ids":
+        notes.append(
+            "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
+        )
+        if files.has_pickle:
+            notes.append(
+                "meta.pkl is not read: it is a pickle, which could run code; --vocab FILE gives the ids a text"
+            )
+    elif plan.vocab_file is not None:
+        notes.append(f"vocabulary of {plan.vocab_file}")
+    return (*notes, *missing_note(splits))
+
+
+def _digest(counted: Mapping[str, _Counted]) -> str:
+    return hashlib.sha256(b"".join(one.digest for one in counted.values())).hexdigest()
+
+
+def _blocks(parts: tuple[TokenPart, ...], step: Step) -> Iterator[NDArray[Any]]:
+    for part in parts:
+        for block in part.blocks():
+            yield block
+            step.advance(len(block))
+
+
+def _total(splits: Parts) -> int:
+    return sum(token_files.total(parts) for parts in splits.values())
