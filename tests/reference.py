@@ -441,9 +441,9 @@ def first_memory(weights: dict, *, zeros: int = 0) -> list[ndarray]:
     return [np.zeros((zeros, len(embed(0, weights)))) for _ in weights["layers"]]
 
 
-def update_memory(layer_input: ndarray, memory: ndarray, *, mem_len: int) -> ndarray:
-    """The last mem_len rows, or as many as there are, of [memory o layer input] (3.2)."""
-    extended = _concatenate(memory, layer_input)
+def update_memory(hidden: ndarray, memory: ndarray, *, mem_len: int) -> ndarray:
+    """The last mem_len rows, or as many as there are, of [memory o hidden] (3.2)."""
+    extended = _concatenate(memory, hidden)
     return extended[max(0, len(extended) - mem_len) :]
 
 
@@ -453,6 +453,7 @@ def forward(
     weights: dict,
     *,
     mem_len: int,
+    memory_source: str = "layer_input",
     norm: str = "post",
     norm_type: str = "layer",
     norm_eps: float = LAYER_NORM_EPS,
@@ -463,14 +464,16 @@ def forward(
     Args:
         tokens: L token ids.
         memory: one (M, d) per layer, the raw inputs of that layer at the M tokens before this segment; M <= mem_len.
+            With memory_source="layer_output" its outputs there (Ding et al. 2021).
         options: the encoding (`position`), `max_distance` and `key_limit`.
     """
     hidden = np.stack([embed(token, weights) for token in tokens])
     new_memory = []
     for n in range(len(weights["layers"])):
-        new_memory.append(update_memory(hidden, memory[n], mem_len=mem_len))
-        layer = layer_weights(weights, n)
+        layer, layer_input = layer_weights(weights, n), hidden
         hidden = attention_layer(hidden, memory[n], layer, norm=norm, norm_type=norm_type, norm_eps=norm_eps, **options)
+        kept = {"layer_input": layer_input, "layer_output": hidden}[memory_source]
+        new_memory.append(update_memory(kept, memory[n], mem_len=mem_len))
     if norm == "pre":
         hidden = normed(hidden, weights["final_norm"], norm_type=norm_type, eps=norm_eps)
     return np.stack([token_log_probs(row, weights) for row in hidden]), new_memory

@@ -489,6 +489,12 @@ def test_memory_settings_are_refused_for_recurrent_models(section, key, value, e
             "[model] window must be at most model.n_positions (6) without memory: no segment is longer, not 7",
         ),
         (
+            {"memory_source": "layer_output"},
+            {"mem_len": 0},
+            {},
+            """[model] memory_source must be "layer_input" with train.mem_len = 0, not 'layer_output'""",
+        ),
+        (
             {"position": "sinusoid"},
             {"mem_len": 0},
             {},

@@ -34,6 +34,7 @@ CASES = {
     "vanilla": ("vanilla-stdlib",),
     "modern": ("stdlib", *EVERY_DROPOUT, "model.block=modern", "model.norm=pre", "model.window=40"),
     "gated": ("stdlib", *EVERY_DROPOUT, "model.gating=gru", "model.norm=pre"),
+    "memory of outputs": ("stdlib", "model.memory_source=layer_output"),
     "lstm": ("lstm-ptb",),
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),

@@ -342,6 +342,11 @@ def test_the_vocabulary_size_is_read_from_the_embedding(system):
             {"gating": "gru", "norm": "pre_released"},
             'gating = "gru" is not in these weights; set it to "residual"',
         ),
+        (
+            "tf",
+            {"memory_source": "layer_output"},
+            'memory_source = "layer_output" is not in these weights; set it to "layer_input"',
+        ),
         ("tf", {"qk_norm": "rms"}, 'qk_norm = "rms" is not in these weights; set it to "none"'),
         ("tf", {"biases": "none"}, 'biases = "none" is not in these weights; set it to "all"'),
         ("tf", {"norm": "pre"}, 'norm = "pre" is not in the released TF code; set it to "post"'),

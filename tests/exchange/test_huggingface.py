@@ -227,6 +227,15 @@ def test_a_final_norm_cannot_be_exported():
     )
 
 
+def test_a_memory_of_outputs_cannot_be_exported():
+    with pytest.raises(RunError) as caught:
+        written(model_settings(memory_source="layer_output"), EvalSettings(seg_len=5, mem_len=7))
+    assert str(caught.value) == (
+        'model.memory_source = "layer_output": Hugging Face\'s TransfoXL keeps layer inputs; to export, train with '
+        '"layer_input"'
+    )
+
+
 OTHER_LAYERS = [{"block": "modern"}, {"qk_norm": "rms"}, {"biases": "none"}, {"gating": "gru", "norm": "pre_released"}]
 
 

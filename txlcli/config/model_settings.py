@@ -20,6 +20,7 @@ from txlcli.config.ranges import (
 )
 
 MemoryStart = Literal["empty", "zeros"]
+MemorySource = Literal["layer_input", "layer_output"]
 WindowLength = Annotated[int, Range("2 or more", least=2)]
 
 MODELS: "dict[str, type[ModelSettings]]" = {}
@@ -114,6 +115,11 @@ class ModelSettings:
         return (growing * mem_len + growing * (growing + 1) / 2 + limited * (window or 0)) / seg_len
 
     @property
+    def depends_on_segments(self) -> bool:
+        """True if predictions depend on where segments end, although the memory holds every token before."""
+        return False
+
+    @property
     def absolute_positions(self) -> bool:
         """True if positions count from the start of a segment, so that using a memory must be learned in training."""
         return False
@@ -192,6 +198,11 @@ class TransformerSettings(ModelSettings):
     memory_start: MemoryStart = "empty"
     """Memory before the first token: empty, growing with the text (released PyTorch code), or M zero vectors that are
     attended to like others (released TF code, Hugging Face)."""
+    memory_source: MemorySource = "layer_input"
+    """Hidden states that the memory of a layer keeps: the layer's inputs, which are the outputs of the layer below
+    (Transformer-XL); or its own outputs (ERNIE-Doc's same-layer recurrence, Ding et al. 2021; shift_mem_down of
+    x-transformers), so that the context is not limited by the number of layers and predictions depend on the segment
+    length."""
     auxiliary_losses: bool = False
     """Train with the auxiliary losses of Al-Rfou et al.: every layer predicts the next two tokens, with
     classifiers that are used in training only."""
@@ -236,6 +247,11 @@ class TransformerSettings(ModelSettings):
     def attention_window(self) -> int | None:
         """W, `window`."""
         return self.window
+
+    @property
+    def depends_on_segments(self) -> bool:
+        """True if the memory keeps layer outputs: keys within a segment are made of layer inputs."""
+        return self.memory_source == "layer_output"
 
     @property
     def absolute_positions(self) -> bool:

@@ -357,7 +357,9 @@ class Settings:
             )
 
     def _check_positions(self, model: TransformerSettings) -> None:
-        """Check that segments have enough learned positions, and that memory and max_distance apply to the encoding."""
+        """Check that segments have enough learned positions, and that settings of memory and distance apply."""
+        used = self.train.mem_len > 0 or model.memory_source == "layer_input"
+        require(used, "model", "memory_source", model.memory_source, '"layer_input" with train.mem_len = 0')
         n_positions = model.longest_window
         for section, length in (("train", self.train.seg_len), ("eval", self.eval.seg_len)):
             fits = n_positions is None or length <= n_positions

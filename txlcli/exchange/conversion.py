@@ -151,10 +151,11 @@ def _check_block(settings: TransformerSettings) -> None:
     """Refuse layers that the released code and Hugging Face do not have.
 
     Raises:
-        RecipeError: the parts of a layer, or how they are joined, are not those of the paper.
+        RecipeError: the parts of a layer, how they are joined, or what memory keeps, are not those of the paper.
     """
-    given_parts = dataclasses.asdict(settings.parts) | {"gating": settings.gating}
-    for name, expected in (dataclasses.asdict(BLOCKS["paper"]) | {"gating": "residual"}).items():
+    expected_parts = dataclasses.asdict(BLOCKS["paper"]) | {"gating": "residual", "memory_source": "layer_input"}
+    given_parts = {name: getattr(settings, name) for name in expected_parts} | dataclasses.asdict(settings.parts)
+    for name, expected in expected_parts.items():
         given = given_parts[name]
         if given != expected:
             raise RecipeError(f'[model] {name} = "{given}" is not in these weights; set it to "{expected}"')

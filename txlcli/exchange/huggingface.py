@@ -186,6 +186,11 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
             "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\", without gates); to export, "
             "train with them"
         )
+    if model.depends_on_segments:
+        raise RunError(
+            f'model.memory_source = "{model.memory_source}": Hugging Face\'s TransfoXL keeps layer inputs; to export, '
+            'train with "layer_input"'
+        )
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0
     one_more = same_length and evaluation.same_length == "m_plus_one"

@@ -62,19 +62,26 @@ def oracle_queries(model, tokens, settings, key_limit):
                         for name, share in weights_by_term.items():
                             query[name][:, len(past) + i - j] = share[:, i, j]
                 queries[i].append({**query, "memory": whole[:, i, : len(past)].sum(-1)})
-            kept.append(reference.update_memory(hidden, past, mem_len=settings.mem_len))
-            hidden = reference.attention_layer(hidden, past, layer, **limits)
+            layer_input, hidden = hidden, reference.attention_layer(hidden, past, layer, **limits)
+            remembered = hidden if model.settings.memory_source == "layer_output" else layer_input
+            kept.append(reference.update_memory(remembered, past, mem_len=settings.mem_len))
         memory = kept
         results += queries
     return [{key: np.stack([layer[key] for layer in query]) for key in query[0]} for query in results]
 
 
 @pytest.mark.parametrize(
-    ("same_length", "key_limit", "max_distance"),
-    [("off", None, None), ("off", None, 1), ("m", 7, 3), ("m_plus_one", 8, None)],
+    ("same_length", "key_limit", "max_distance", "changed"),
+    [
+        ("off", None, None, {}),
+        ("off", None, 1, {}),
+        ("m", 7, 3, {}),
+        ("m_plus_one", 8, None, {}),
+        ("off", None, None, {"memory_source": "layer_output"}),
+    ],
 )
-def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance):
-    model, tokens = small_model(), stream()
+def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance, changed):
+    model, tokens = small_model(**changed), stream()
     settings = eval_settings(same_length=same_length, max_distance=max_distance)
     given = observe(model, tokens, settings, at=FIRST + 3, rows=R)
     queries = oracle_queries(model, tokens, settings, key_limit)

@@ -31,9 +31,16 @@ def model():
     return model_with("relative")
 
 
-def model_with(position):
+@pytest.fixture(scope="module")
+def model_of_outputs():
+    return model_with("relative", memory_source="layer_output")
+
+
+def model_with(position, **changed):
     torch.manual_seed(5)
-    settings = TransformerSettings(n_layers=2, d_model=16, n_heads=2, d_head=8, d_inner=23, position=position)
+    settings = TransformerSettings(
+        n_layers=2, d_model=16, n_heads=2, d_head=8, d_inner=23, position=position, **changed
+    )
     return make_model(settings, VOCAB).eval()
 
 
@@ -65,6 +72,11 @@ def test_positions_are_those_of_whole_segments(position, mem_len):
     check_bits(model_with(position), dataclasses.replace(SETTINGS, mem_len=mem_len, max_distance=None))
 
 
+@pytest.mark.parametrize("mem_len", [3, 11])
+def test_a_memory_of_outputs_is_that_of_whole_segments(model_of_outputs, mem_len):
+    check_bits(model_of_outputs, dataclasses.replace(SETTINGS, mem_len=mem_len))
+
+
 def check_bits(model, settings):
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()), lanes)
@@ -77,7 +89,9 @@ def check_bits(model, settings):
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 
 
-def test_dynamic_evaluation_takes_the_steps_of_whole_segments(model):
+@pytest.mark.parametrize("name", ["model", "model_of_outputs"])
+def test_dynamic_evaluation_takes_the_steps_of_whole_segments(name, request):
+    model = request.getfixturevalue(name)
     settings = dataclasses.replace(SETTINGS, batch_size=1)
     rms = [torch.ones_like(parameter) for parameter in model.predicting_weights]
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)

@@ -27,6 +27,7 @@ CASES = {
         EvalSettings(seg_len=5, mem_len=7, same_length="m_plus_one"),
     ),
     "memory, all keys": (small_model, EvalSettings(seg_len=5, mem_len=3, max_distance=6, same_length="off")),
+    "memory of outputs": (lambda: small_model(memory_source="layer_output"), MEMORY),
     "memory of zeros": (lambda: small_model(memory_start="zeros"), MEMORY),
     "memory, absolute positions": (
         lambda: small_model(position="sinusoid"),

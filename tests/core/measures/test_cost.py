@@ -94,6 +94,7 @@ def test_absolute_positions_have_no_product_with_queries():
         {"feed_forward": "swiglu"},
         {"block": "modern", "norm": "pre"},
         {"gating": "gru", "norm": "pre"},
+        {"memory_source": "layer_output", "norm": "pre"},
     ],
     ids=str,
 )

@@ -159,7 +159,13 @@ def test_long_segments_and_memories_are_extrapolated_exactly(model_and_lengths, 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "changed",
-    [{"block": "modern"}, {"block": "modern", "norm": "pre"}, {"gating": "gru", "norm": "pre"}],
+    [
+        {"block": "modern"},
+        {"block": "modern", "norm": "pre"},
+        {"gating": "gru", "norm": "pre"},
+        {"memory_source": "layer_output"},
+        {"memory_source": "layer_output", "norm": "pre"},
+    ],
     ids=str,
 )
 def test_activations_of_other_layers_equal_those_of_a_real_step(changed, precision):

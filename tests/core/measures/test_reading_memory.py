@@ -62,7 +62,9 @@ def test_reading_with_memory_holds_what_is_forecast(precision):
     assert forecast(model, precision=precision) == pytest.approx(real, rel=0.02)
 
 
-@pytest.mark.parametrize("overrides", [["model.position=sinusoid"], ["model.memory_start=zeros"]])
+@pytest.mark.parametrize(
+    "overrides", [["model.position=sinusoid"], ["model.memory_start=zeros"], ["model.memory_source=layer_output"]]
+)
 def test_other_models_hold_what_is_forecast(overrides):
     model = model_settings(*overrides)
     assert forecast(model) == pytest.approx(held_by_real_tensors(model, read_with_memory), rel=0.02)

@@ -21,6 +21,7 @@ SETTINGS = {
     "validation between": {"valid_every": 3, "weight_decay": 0.01, "warmup_steps": 3},
     "no memory": {"mem_len": 0},
     "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
+    "memory of outputs": {"shape": {"memory_source": "layer_output"}},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "muon": {"optimizer": "muon", "weight_decay": 0.1},
     "muon in fp16": {"optimizer": "muon", "precision": "fp16"},

@@ -25,6 +25,7 @@ MODELS = {
     "learned": {"position": "learned", "n_positions": L},
     "memory of zeros": {"memory_start": "zeros"},
     "window": {"window": 4},
+    "memory of outputs": {"memory_source": "layer_output"},
     "gated": {"gating": "gru", "norm": "pre", "dropout": 0.2},
     "modern": {"block": "modern", "norm": "pre", "dropout": 0.2},
 }

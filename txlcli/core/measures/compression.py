@@ -146,12 +146,14 @@ class DynamicPredictor(Predictor):
         if len(self._segment) == self._settings.seg_len:
             self._adapt(tokens)
         self._segment.append(tokens)
+        if self._trained.settings.depends_on_segments:  # its tokens are read again: they are no memory yet
+            tokens, self._growing = torch.cat(self._segment, dim=1), self._memory
         mem_len = self._settings.mem_len + len(self._segment)  # the memory grows until the segment is complete
         with torch.no_grad():
             hidden, self._growing = self._steps.model(
                 tokens, self._growing, mem_len=mem_len, **attention_limits(self._settings)
             )
-            return self._steps.model.log_probs(hidden)[:, 0]
+            return self._steps.model.log_probs(hidden[:, -1:])[:, 0]
 
     def _adapt(self, following: Tensor) -> None:
         """Change the weights by the loss of the complete segment, whose last target (B, 1) has arrived."""

@@ -145,8 +145,9 @@ class TransformerProducts(LayerProducts):
         return projections + attention + self._feed_forward
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        """Return the products of one token."""
-        return self.model.n_layers * self._layer(keys=keys, max_distance=max_distance)
+        """Return the products of one token; layer outputs that memory keeps are projected to keys and values, too."""
+        outputs = 2 * self.model.d_model * self._width if self.model.depends_on_segments else 0
+        return self.model.n_layers * (self._layer(keys=keys, max_distance=max_distance) + outputs)
 
     def window(self, *, window: int, max_distance: int | None) -> float:
         """Return the products of all tokens; of the last layer only the last position, from the keys of all."""

@@ -56,6 +56,7 @@ class Layer(nn.Module):
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.pre_norm = settings.norm != "post"
+        self.remembers_output = settings.memory_source == "layer_output"
         self.attention = Attention(
             d_model=settings.d_model,
             n_heads=settings.n_heads,
@@ -79,7 +80,7 @@ class Layer(nn.Module):
                 part.pack(dtype)
 
     def memory_input(self, hidden: Tensor) -> Tensor:
-        """Return layer inputs (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
+        """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
         return hidden if self.pre_norm else cast_for_products(hidden)
 
     def attention_input(self, hidden: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ class Layer(nn.Module):
             terms: what the encoding adds to the score.
             count: number of final positions to compute, 0 included; all by default.
         Returns:
-            The output (B, count, d), and the input (B, L, d) as a memory keeps it, without gradient.
+            The output (B, count, d), and what a memory keeps, without gradient: the input (B, L, d), or the output.
         """
         layer_input = self.memory_input(hidden)
         normed = self.attention_input(layer_input)
@@ -113,7 +114,8 @@ class Layer(nn.Module):
         keys_values = past.extend(key, value)
         if query.shape[2]:
             hidden = self._residual_block(hidden, self.attention(query, keys_values, terms, past.attend))
-        return hidden, layer_input.detach()  # SG(h) of section 3.2
+        remembered = self.memory_input(hidden) if self.remembers_output else layer_input
+        return hidden, remembered.detach()  # SG(h) of section 3.2
 
     def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
@@ -152,11 +154,11 @@ def _rotated(query: Tensor, key: Tensor, rotation: Rotation) -> tuple[Tensor, Te
 class GrowingMemory(Past):
     """Keys and values of [SG(m) o h], the extended context of section 3.2.
 
-    The memory m holds layer inputs, without gradient. They are projected with the current weights and concatenated with
-    the keys and values of the segment, which equals projecting the concatenation.
+    The memory m holds layer inputs, or outputs, without gradient. They are projected with the current weights and
+    concatenated with the keys and values of the segment, which equals projecting the concatenation.
 
     Args:
-        layer: whose inputs they are.
+        layer: whose memory it is.
         memory: (B, M, d), detached.
         rotation: of the positions of the memory, if the encoding rotates keys.
     """
@@ -188,7 +190,7 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
 
     Args:
         memory: (B, M, d), M up to mem_len.
-        hidden: (B, L, d), the layer inputs of the segment that was just read, detached.
+        hidden: (B, L, d), what a layer keeps of the segment that was just read, detached.
     Returns:
         (B, min(M + L, mem_len), d), in the dtype of `hidden`.
     """
@@ -350,13 +352,13 @@ class TransformerXL(LanguageModel):
             positions: (L,) in the segment.
             count: number of final positions to compute in the last layer, 0 included; all by default.
         Yields:
-            For each layer its output (B, L, d), the last one (B, count, d), and its input as a memory keeps it.
+            For each layer its output (B, L, d), the last one (B, count, d), and what a memory keeps of the segment.
         """
         last = len(self.layers) - 1
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
-            hidden, layer_input = layer(hidden, past, layer_terms, count=count if number == last else None)
-            yield hidden, layer_input
+            hidden, remembered = layer(hidden, past, layer_terms, count=count if number == last else None)
+            yield hidden, remembered
 
     def forward(
         self,
@@ -372,7 +374,7 @@ class TransformerXL(LanguageModel):
         Args:
             tokens: (B, L).
             memory: what the segment before left.
-            mem_len: M; how much of the layer inputs to keep for the next segment, at most W - 1 with a window.
+            mem_len: M; positions to keep for the next segment, at most W - 1 with a window.
             key_limit: the largest number of keys a query may see, itself included; all by default. A window W is one
                 more limit.
             max_distance: distances beyond it share one encoding.
@@ -399,9 +401,10 @@ class TransformerXL(LanguageModel):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         new_memory, outputs, kept = [], [], self.memory_size(mem_len)
         layers = self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
-        # Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2).
-        for past, (hidden, layer_input) in zip(memory, layers, strict=True):
-            new_memory.append(update_memory(past, layer_input, mem_len=kept))
+        # Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2); with memory_source = "layer_output"
+        # it reads its own past.
+        for past, (hidden, remembered) in zip(memory, layers, strict=True):
+            new_memory.append(update_memory(past, remembered, mem_len=kept))
             outputs.append(hidden)
         return outputs, new_memory
 

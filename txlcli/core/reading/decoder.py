@@ -3,6 +3,9 @@
 The weights do not change here, so keys and values stay as they were projected, in a buffer that slides, and distances
 are projected once. It computes the same function as `TransformerXL.forward` with memory.
 
+If memory keeps layer outputs, those of a segment are projected when it ends, and replace the keys and values of its
+layer inputs.
+
 Axes: B batch, L segment, M memory, H heads, D head width, d model width, n distances.
 """
 
@@ -10,6 +13,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -22,7 +26,7 @@ from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.graph_segments import MOST_PHASES, SegmentGraphs
 from txlcli.core.reading.graph_step import GraphStep
-from txlcli.core.reading.past import BufferRange, SlidingBuffer
+from txlcli.core.reading.past import BufferRange, SlidingBuffer, keep_outputs
 from txlcli.core.reading.reader import Reader
 
 GRAPHS_VARIABLE = "TXL_CUDA_GRAPHS"
@@ -56,8 +60,8 @@ class Decoder(Reader):
         memory_start: the memory before the first token; the model's own by default.
         in_windows: each text is a window of up to M tokens with nothing before it, and absolute positions count in it;
             by default they count in segments.
-        by_tokens: segments arrive token by token: the memory is cut to M after every L tokens, so each token sees what
-            it sees in a whole segment; by default after every call of `read`.
+        by_tokens: a segment ends after every L tokens, however many of them arrive at once, so each token sees what it
+            sees in a whole segment; by default it ends after every call of `read`.
         replay_steps: read single tokens by a CUDA graph (on a CPU by the same function, called anew); by default on
             CUDA, where launching kernels takes longer than running them.
         replay_segments: read segments of L tokens by CUDA graphs, once the memory is full; by default on CUDA.
@@ -102,6 +106,7 @@ class Decoder(Reader):
             slack = phases * seg_len
         self._range = BufferRange(self.mem_len + slack)
         self._buffers = self._empty_buffers(batch_size, product_dtype(precision, model.dtype))
+        self._outputs = None if in_windows else self._empty_outputs(batch_size)  # a window is one segment
         key_len = self.mem_len + seg_len
         self.reach = min(key_len, self._limit or key_len)
         """The largest number of keys that a query sees."""
@@ -127,6 +132,15 @@ class Decoder(Reader):
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
         return [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
 
+    @torch.inference_mode()
+    def _empty_outputs(self, batch_size: int) -> Tensor | None:
+        """Allocate the outputs of all layers for the present segment, (N, B, L, d), if memory keeps them."""
+        sizes = self.model.settings
+        if not (sizes.depends_on_segments and self.mem_len):
+            return None
+        dtype = torch.promote_types(self.model.dtype, torch.float32)
+        return torch.zeros(sizes.n_layers, batch_size, self.seg_len, sizes.d_model, dtype=dtype, device=self.device)
+
     @property
     def capacity(self) -> int:
         """Positions that the buffer holds before it slides."""
@@ -147,17 +161,34 @@ class Decoder(Reader):
     def _remember_zeros(self, count: int) -> None:
         """Write the keys and values of so many zero vectors before the text into the buffers."""
         zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
-        rotation = self.model.encoding.rotation(torch.arange(-count, 0, device=self.device))
-        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
+        self._write([zero] * len(self._buffers), torch.arange(-count, 0, device=self.device), at=0)
+
+    def _remember_outputs(self, count: int) -> None:
+        """Replace the keys and values of the segment that has ended, of `count` tokens, by those of layer outputs."""
+        assert self._outputs is not None
+        kept = min(count, self.mem_len)
+        positions = torch.arange(self._read_before - kept, self._read_before, device=self.device)
+        self._write(self._outputs[:, :, count - kept : count], positions, at=self._range.end - kept)
+
+    def _write(self, remembered: Iterable[Tensor], positions: Tensor, *, at: int) -> None:
+        """Write the keys and values of hidden states into the buffers, from slot `at` on.
+
+        Args:
+            remembered: hidden states of each layer, (B or 1, x or 1, d).
+            positions: (x,) of the stream.
+            at: the first slot.
+        """
+        rotation = self.model.encoding.rotation(positions)
+        for layer, buffer, hidden in zip(self.model.layers, self._buffers, remembered, strict=True):
             with self._autocast:
-                keys, values = layer.attention.project_keys_values(layer.attention_input(zero))  # (1, H, 1, D)
-                keys, values = (tensor.expand(-1, -1, count, -1) for tensor in (keys, values))
-                buffer.write(keys if rotation is None else rotation.apply(keys), values, 0)
+                keys, values = layer.attention.project_keys_values(layer.attention_input(hidden))
+                keys, values = (tensor.expand(-1, -1, len(positions), -1) for tensor in (keys, values))
+                buffer.write(keys if rotation is None else rotation.apply(keys), values, at)
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
-        return self._run(tokens, count=tokens.shape[1])
+        return self.read_last(tokens, count=tokens.shape[1])
 
     @torch.inference_mode()
     def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
@@ -166,10 +197,21 @@ class Decoder(Reader):
         The last layer projects keys for all positions but attends from those `count` alone.
         """
         hidden, before = [], tokens.shape[1] - count
-        for part in tokens.split(self.seg_len, dim=1):
+        for part in self._parts(tokens):
             hidden.append(self._run(part, count=min(part.shape[1], max(0, part.shape[1] - before))))
             before -= part.shape[1]
-        return torch.cat(hidden, dim=1)
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
+
+    def _parts(self, tokens: Tensor) -> list[Tensor]:
+        """Cut tokens (B, T) into parts of up to L tokens; by tokens, a part ends where the present segment ends."""
+        left = self.seg_len - self._in_segment
+        first, others = tokens[:, :left], tokens[:, left:]
+        return [first, *others.split(self.seg_len, dim=1)] if others.shape[1] else [first]
+
+    @property
+    def _in_segment(self) -> int:
+        """Number of tokens of the present segment that were read by earlier calls."""
+        return self._read_before % self.seg_len if self._by_tokens else 0
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         """Read a segment (B, l); return the last hidden states of its last `count` positions."""
@@ -181,7 +223,12 @@ class Decoder(Reader):
             hidden = self.model.embed(tokens, positions)
             if tokens.shape[1] == 1 and self._replay_steps and not self.observed:
                 hidden = self._step_for(hidden).read(
-                    hidden, at=self._range.end, reach=reach, position=positions, in_stream=self._read_before
+                    hidden,
+                    at=self._range.end,
+                    reach=reach,
+                    position=positions,
+                    in_stream=self._read_before,
+                    in_segment=self._in_segment,
                 )[:, 1 - count :]  # count is 0 or 1
             elif self._can_replay(tokens.shape[1], count):
                 stream, phase = self._in_stream(tokens.shape[1]), self._range.start
@@ -189,9 +236,12 @@ class Decoder(Reader):
             else:
                 stream = self._in_stream(tokens.shape[1])
                 hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
+        segment_len = self._in_segment + tokens.shape[1]  # so far
         self._read_before += tokens.shape[1]
-        continues = self._by_tokens and self._read_before % self.seg_len
+        continues = self._by_tokens and segment_len < self.seg_len
         self._range.advance(tokens.shape[1], mem_len=self.capacity if continues else self.mem_len)
+        if self._outputs is not None and not continues:
+            self._remember_outputs(segment_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
@@ -201,8 +251,13 @@ class Decoder(Reader):
         """Return the last layer's output (B, count, d) for embeddings (B, l, d), at positions (l,) of the stream."""
         rotation = self.model.encoding.rotation(stream)
         terms = rotated([layer_terms.nearest(reach) for layer_terms in self._terms], rotation)
-        layers = self.model.run_layers(hidden, self._buffers, terms, positions, count=count)
-        return last_output(layers)
+        if self._outputs is None:
+            return last_output(self.model.run_layers(hidden, self._buffers, terms, positions, count=count))
+        layers = self.model.run_layers(hidden, self._buffers, terms, positions)
+        length, first = hidden.shape[1], self._in_segment
+        in_segment = torch.arange(first, first + length, device=self.device)
+        output = last_output(keep_outputs(layers, self._outputs, in_segment))
+        return output if count is None else output[:, length - count :]
 
     def _can_replay(self, length: int, count: int) -> bool:
         """Return True if a segment finds the buffer in a phase that recurs, and all of it is computed."""
@@ -224,6 +279,7 @@ class Decoder(Reader):
                 self._terms,
                 batch_size=batch_size,
                 dtype=dtype,
+                outputs=self._outputs,
                 capture_graph=self._capture_graph,
             )
         return self._graph_step

@@ -18,7 +18,7 @@ from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
-from txlcli.core.reading.past import FixedSlots, SlidingBuffer
+from txlcli.core.reading.past import FixedSlots, SlidingBuffer, keep_outputs
 
 
 class GraphStep:
@@ -30,6 +30,7 @@ class GraphStep:
         terms: what each layer adds to the score, for all distances.
         batch_size: B.
         dtype: of the embeddings.
+        outputs: of each layer for the present segment, (N, B, L, d), if memory keeps them.
         capture_graph: makes the CUDA graph.
     """
 
@@ -41,20 +42,23 @@ class GraphStep:
         *,
         batch_size: int,
         dtype: torch.dtype,
+        outputs: Tensor | None,
         capture_graph: CaptureGraph,
     ) -> None:
-        self._model, self._buffers = model, buffers
+        self._model, self._buffers, self._outputs = model, buffers, outputs
         self._terms = [_cast(added, buffers[0].keys.dtype) for added in terms]
         self._capture_graph = capture_graph
         device = model.device
         self._embedded = torch.zeros(batch_size, 1, model.settings.d_model, dtype=dtype, device=device)
-        self._at, self._reach, self._position, self._in_stream = (
-            torch.zeros(1, dtype=torch.long, device=device) for _ in range(4)
+        self._at, self._reach, self._position, self._in_stream, self._in_segment = (
+            torch.zeros(1, dtype=torch.long, device=device) for _ in range(5)
         )
         self._slots = torch.arange(buffers[0].keys.shape[2], device=device)  # (C,)
         self._run: Callable[[], Tensor] | None = None
 
-    def read(self, embedded: Tensor, *, at: int, reach: int, position: Tensor, in_stream: int) -> Tensor:
+    def read(
+        self, embedded: Tensor, *, at: int, reach: int, position: Tensor, in_stream: int, in_segment: int
+    ) -> Tensor:
         """Return the last layer's output (B, 1, d) for embeddings (B, 1, d).
 
         Args:
@@ -63,12 +67,15 @@ class GraphStep:
             reach: distances that they see, themselves included.
             position: in their segment, (1,).
             in_stream: their position since the text began.
+            in_segment: their position in the present segment, where `outputs` keeps theirs.
         """
         self._embedded.copy_(embedded)
         self._at.fill_(at)
         self._reach.fill_(reach)
         self._position.copy_(position)
         self._in_stream.fill_(in_stream)
+        if self._outputs is not None:
+            self._in_segment.fill_(in_segment)
         if self._run is None:
             self._run = self._capture_graph(self._layers, self._embedded.device)
         return self._run().clone()
@@ -79,6 +86,8 @@ class GraphStep:
         terms = rotated(self._terms, rotation)
         pasts = (FixedSlots(buffer, self._at, attend) for buffer in self._buffers)
         layers = self._model.run_layers(self._embedded, pasts, terms, self._position)
+        if self._outputs is not None:
+            layers = keep_outputs(layers, self._outputs, self._in_segment)
         return last_output(layers)
 
 

@@ -3,9 +3,10 @@
 `SlidingBuffer` keeps the last positions of a text; `FixedSlots` writes single tokens into the same buffer in a way that
 a CUDA graph can repeat. The memory that training carries is `core.model.transformer_xl.GrowingMemory`.
 
-Axes: B batch, C capacity of the buffer, H heads, L segment, D head width.
+Axes: B batch, C capacity of the buffer, H heads, L segment, D head width, d model width, N layers.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -99,3 +100,18 @@ class FixedSlots(Past):
         for buffer, new in ((self._buffer.keys, keys), (self._buffer.values, values)):
             buffer[..., : new.shape[3]].index_copy_(2, self._at, new.to(buffer.dtype))
         return self._buffer.keys, self._buffer.values
+
+
+def keep_outputs(
+    layers: Iterator[tuple[Tensor, Tensor]], outputs: Tensor, in_segment: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Write what memory keeps of each layer, its output, while the layers are computed; yield what `layers` yields.
+
+    Args:
+        layers: for each layer its output and what memory keeps, (B, l, d).
+        outputs: (N, B, L, d), of the present segment.
+        in_segment: (l,) positions in the segment.
+    """
+    for kept, (hidden, remembered) in zip(outputs, layers, strict=True):
+        kept.index_copy_(1, in_segment, remembered.to(kept.dtype))
+        yield hidden, remembered

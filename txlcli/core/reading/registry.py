@@ -29,15 +29,17 @@ def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int
     return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision)
 
 
-def make_token_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int) -> Reader:
-    """Return a reader of single tokens in float32, which sees at each token what `make_reader` sees in whole segments.
+def make_token_reader(
+    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32"
+) -> Reader:
+    """Return a reader of single tokens, which sees at each token what `make_reader` sees in whole segments.
 
     Raises:
         UsageError: the model has learned fewer positions than a segment has.
     """
     if not model.settings.has_attention:  # a recurrent state does not depend on segments
-        return make_reader(model, settings, batch_size=batch_size)
-    return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision="fp32", by_tokens=True)
+        return make_reader(model, settings, batch_size=batch_size, precision=precision)
+    return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision, by_tokens=True)
 
 
 def make_window_reader(
