@@ -252,7 +252,7 @@ def test_the_pickle_of_nanogpt_is_refused_as_a_vocabulary(ids_of_nanogpt):
 def test_a_vocabulary_of_another_system_beside_the_ids_is_refused(ids_of_nanogpt):
     (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')
     assert refusal("prepare", "shakespeare", code=1) == (
-        "shakespeare/vocab.json: lies beside the ids, but is no vocabulary of txl; move it away, or give --vocab or "
+        "shakespeare/vocab.json: lies beside the files, but is no vocabulary of txl; move it away, or give --vocab or "
         "--vocab-size"
     )
     done("prepare", "shakespeare", "--vocab-size", 17)
@@ -278,7 +278,7 @@ def test_commands_that_need_text_refuse_a_run_of_ids(ids_of_nanogpt):
 
 def test_the_kind_of_export_must_suit_what_is_exported(here):
     assert refusal("export", "char", "files", "--runs-dir", "none") == (
-        "char is a token store; give --format nanogpt, llm.c or megatron"
+        "char is a token store; give --format nanogpt, llm.c, megatron or parquet"
     )
     assert refusal("export", "nothing", "files", "--format", "nanogpt", code=1).startswith(
         "no token store at data/nothing.h5; "

@@ -66,7 +66,8 @@ def test_settings_in_the_text_exist(name):
     sections = "|".join(SECTIONS)
     named = set(re.findall(rf"`(?:--set )?((?:{sections})\.[a-z_]+)(?:`| ?=)", PAGES[name]))
     named |= set(re.findall(rf"--set ((?:{sections})\.[a-z_]+)=", PAGES[name]))
-    assert {one for one in named if not one.endswith((".bin", ".idx", ".pt", ".py", ".safetensors"))} <= known
+    files = (".bin", ".idx", ".parquet", ".pt", ".py", ".safetensors")
+    assert {one for one in named if not one.endswith(files)} <= known
 
 
 @pytest.mark.parametrize("name", PAGES)

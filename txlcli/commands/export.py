@@ -1,4 +1,4 @@
-"""`txl export`: write a run or a token store as files of another system."""
+"""`txl export`: write a run or a token store as files of other systems."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
 from txlcli.runs import run_folder
 from txlcli.views import exchange
 
-FormatName = Literal["huggingface", "nanogpt", "llm.c", "megatron"]
+FormatName = Literal["huggingface", "nanogpt", "llm.c", "megatron", "parquet"]
 
 
 def export(
@@ -21,18 +21,20 @@ def export(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
     format: Annotated[
         FormatName,
-        Option(help="huggingface for a run; nanogpt, llm.c (.bin) or megatron (.bin and .idx) for a store."),
+        Option(
+            help="huggingface for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or parquet (text) for a store."
+        ),
     ] = "huggingface",
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
 ) -> None:
-    """Export a run for Hugging Face, or a token store as token files.
+    """Export a run for Hugging Face, or the tokens or text of a store.
 
     A run becomes a TransfoXL folder: config.json and model.safetensors for transformers up to version 4, and the
-    vocabulary; "txl import" reads it back. A store becomes one file of ids per split and the vocabulary; "txl prepare"
-    reads them back.
+    vocabulary; "txl import" reads it back. A store becomes one file per split, of ids or of text, and the vocabulary;
+    "txl prepare" reads them back.
 
     Example: txl export runs/wt103 hf-wt103/
     """
@@ -52,7 +54,7 @@ def export(
 def _export_run(run_name: str, folder: Path, data_dir: Path, runs_dir: Path, *, force: bool, json: bool) -> None:
     is_store = (data_dir / f"{run_name}.h5").is_file() or (run_name.endswith(".h5") and Path(run_name).is_file())
     if is_store and not (runs_dir / run_name).is_dir():
-        raise UsageError(f"{run_name} is a token store; give --format nanogpt, llm.c or megatron")
+        raise UsageError(f"{run_name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
     run_folder.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows.exchange import export_run as workflow
 

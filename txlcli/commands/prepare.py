@@ -55,6 +55,9 @@ def prepare(
         Literal["uint16", "uint32"] | None,
         Option(help="Type of the ids of a .bin file without a header [default: uint16]."),
     ] = None,
+    column: Annotated[
+        str | None, Option(help="Column of Parquet files with the text [default: text, or the only one].")
+    ] = None,
     force: Force = False,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
     verify: Annotated[bool, Option("--verify", help="Compare an existing store with its checksums.")] = False,
@@ -64,7 +67,7 @@ def prepare(
     """Turn a corpus, or your own text, into a token store.
 
     Corpora: enwik8, text8, wt103, lm1b, ptb (downloaded, or read from --source), stdlib (part of every Python).
-    Token ids of nanoGPT, llm.c and Megatron (.bin, .idx) are kept as they are.
+    Token ids of nanoGPT, llm.c and Megatron (.bin, .idx) are kept as they are; of Parquet files, a column is read.
 
     Example: txl prepare stdlib
     """
@@ -85,6 +88,7 @@ def prepare(
         workers=workers,
         min_rate=min_rate,
         dtype=dtype,
+        column=column,
     )
     if verify:
         if what is None or listed or options != PrepareOptions() or force:

@@ -164,6 +164,25 @@ class Vocab:
         words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
         return words.replace(" \n", "\n").replace("\n ", "\n")
 
+    def decode_blocks(self, blocks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
+        """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary, exactly where `decode` is.
+
+        Raises:
+            VocabularyError: the text of the ids is not known.
+        """
+        self.check_has_text()
+        values = np.array([ord(symbol) for symbol in self.symbols], np.uint8) if self.tokenizer == "byte" else None
+        before: list[int] = []
+        for block in blocks:
+            if values is not None:
+                yield values[block].tobytes()
+            elif self.tokenizer == "sentencepiece":
+                yield b"".join(map(self.sentencepiece.bytes_of, block.tolist()))
+            else:
+                numbers = block.tolist()
+                yield self.decode([*before, *numbers]).removeprefix(self.decode(before)).encode()
+                before = numbers[-1:] or before
+
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Decode ids one at a time; bytes are held back until they form a complete character.
 

@@ -24,7 +24,7 @@ def show_store_export(result: dict[str, Any]) -> None:
     rows = [
         ["files", ", ".join(result["files"])],
         ["tokens", ", ".join(f"{split} {count:,}" for split, count in result["tokens"].items())],
-        ["dtype", result["dtype"]],
+        *([["dtype", result["dtype"]]] if result["dtype"] else []),
         ["prepare again", shlex.join(["txl", "prepare", result["folder"]])],
     ]
     title = f"{result['store']} as {result['format']} files in {result['folder']}"

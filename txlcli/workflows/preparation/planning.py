@@ -5,11 +5,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from txlcli import corpora
 from txlcli.config.settings import PLAIN_NAME, plain_name
 from txlcli.corpora.corpus import Corpus, ReadOptions
 from txlcli.corpora.download import Patience
+from txlcli.corpora.locate import text_files
 from txlcli.data.vocabulary import MOST_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.exchange import token_files, vocabularies
@@ -18,7 +20,11 @@ from txlcli.suggestions import meant_name
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.preparation.workers import default_workers
 
+if TYPE_CHECKING:
+    from txlcli.exchange.parquet_text import ParquetText
+
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
+PARQUET = ".parquet"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class PrepareOptions:
     """Least rate of a download in bytes/s."""
     dtype: str | None = None
     """Type of the ids in a token file without a header."""
+    column: str | None = None
+    """Column of Parquet files that has the text."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,12 @@ class Plan:
     """An existing vocabulary; None if it is built from the text."""
     vocab_file: Path | None = None
     """File of that vocabulary."""
+    is_vocab_beside: bool = False
+    """True if that file lies beside the source, and was not named."""
     tokens: TokenFiles | None = None
     """Token files, whose ids are kept; None for text."""
+    parquet: "tuple[ParquetText, ...]" = ()
+    """Parquet files that have the text in a column; empty for text files."""
 
     def check_free(self, other: str = "another --name") -> None:
         """Refuse to replace an existing store without --force; `other` is the option that avoids it.
@@ -93,15 +105,13 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
     """
     corpus, source = _find_source(corpus_or_path, options)
     tokens = _find_tokens(corpus, source, options)
-    vocab_file = options.vocab or (_vocabulary_beside(tokens, options) if tokens else None)
+    parquet = () if tokens or corpus is not corpora.OWN_TEXT else _find_parquet(source, options)
+    vocab_file = options.vocab or _vocabulary_beside(source, options, tokens, parquet)
     vocab = _given_vocabulary(options, vocab_file)
     tokenizer: TokenizerName = options.tokenizer or (vocab.tokenizer if vocab else "ids" if tokens else corpus.unit)
-    own_convention = tokenizer == corpus.unit
     if tokens is not None:
         _refuse_unused_with_ids(options, tokens)
     else:
-        if tokenizer == "ids":
-            raise UsageError(f"--vocab {vocab_file}: its ids have no symbols, so it encodes no text; give another file")
         _refuse_unused(options, corpus, tokenizer)
     vocab_size = options.vocab_size
     if tokenizer == "sentencepiece" and not vocab_size:
@@ -117,7 +127,7 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         source=source,
         store=store,
         tokenizer=tokenizer,
-        own_convention=own_convention,
+        own_convention=tokenizer == corpus.unit,
         vocab_size=_at_least(2, "--vocab-size", vocab_size),
         min_count=_at_least(1, "--min-count", options.min_count) or 1,
         bpe=bpe,
@@ -127,7 +137,9 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         patience=_patience(options, source),
         vocab=vocab,
         vocab_file=vocab_file,
+        is_vocab_beside=options.vocab is None and vocab_file is not None,
         tokens=tokens,
+        parquet=parquet,
     )
     plan.check_free(other=f"--name {store.stem}-{tokenizer}" if options.name is None else "another --name")
     return plan
@@ -150,10 +162,34 @@ def _find_tokens(corpus: Corpus, source: Path | None, options: PrepareOptions) -
     return tokens
 
 
-def _vocabulary_beside(tokens: TokenFiles, options: PrepareOptions) -> Path | None:
-    """Return the vocabulary that txl exported with the ids, unless the user states its size."""
-    path = tokens.folder / token_files.VOCABULARY
-    return path if options.vocab_size is None and path.is_file() else None
+def _find_parquet(source: Path | None, options: PrepareOptions) -> "tuple[ParquetText, ...]":
+    """Return the Parquet files of the user's own, in the order of their names; empty if there are none.
+
+    Raises:
+        CorpusInputError: a file is damaged, or it is not known which column is the text.
+        UsageError: a column is given for other files.
+    """
+    files = [] if source is None else text_files(source) if source.is_dir() else [source]
+    files = [path for path in files if path.suffix.lower() == PARQUET]
+    if options.column is not None and not files:
+        raise UsageError(f"--column has no effect here; it is for files that end with {PARQUET}")
+    if not files:
+        return ()
+    from txlcli.exchange import parquet_text
+
+    return tuple(parquet_text.open_text(path, options.column) for path in files)
+
+
+def _vocabulary_beside(
+    source: Path | None, options: PrepareOptions, tokens: TokenFiles | None, parquet: "tuple[ParquetText, ...]"
+) -> Path | None:
+    """Return the vocabulary that txl exported with the files, unless the user describes another."""
+    described = (options.tokenizer, options.vocab_size, options.min_count, options.sp_type)
+    is_exported = tokens is not None or (parquet and all(text.is_pieces for text in parquet))
+    if source is None or not is_exported or any(option is not None for option in described):
+        return None
+    path = (source if source.is_dir() else source.parent) / token_files.VOCABULARY
+    return path if path.is_file() else None
 
 
 def _refuse_unused_with_ids(options: PrepareOptions, tokens: TokenFiles) -> None:
@@ -194,7 +230,7 @@ def _given_vocabulary(options: PrepareOptions, file: Path | None) -> Vocab | Non
         if options.vocab is not None:
             raise
         raise VocabularyError(
-            f"{file}: lies beside the ids, but is no vocabulary of txl; move it away, or give --vocab or --vocab-size"
+            f"{file}: lies beside the files, but is no vocabulary of txl; move it away, or give --vocab or --vocab-size"
         ) from error
 
 
@@ -232,7 +268,9 @@ def _unknown_source(word: str) -> UsageError:
 
 
 def _refuse_unused(options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName) -> None:
-    """Refuse options that would have no effect."""
+    """Refuse options that would have no effect, and a vocabulary that encodes no text."""
+    if tokenizer == "ids":
+        raise UsageError(f"--vocab {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
     own = tokenizer == corpus.unit
     reason = f"the {tokenizer} vocabulary of {corpus.name} is fixed" if own else f"--tokenizer is {tokenizer}"
     if options.vocab_size is not None and (own or tokenizer not in ("word", "sentencepiece")):

@@ -27,6 +27,8 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
         if wrong:
             raise CorpusError(f"{'; '.join(wrong)}; remove {plan.downloads} and try again")
         return plan.corpus.read(folder, plan.read), ()
+    if plan.parquet:
+        return _read_parquet(plan, plan.source, work / "text", reporter)
     source = plan.source
     if archives := _archives(source, plan.corpus):
         for path in archives:
@@ -34,6 +36,38 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
         source = work
     text = plan.corpus.read(source, plan.read)
     return text, tuple(f"{path.name} is not the original file" for path, _ in _altered_files(source, plan.corpus))
+
+
+def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> tuple[Text, tuple[str, ...]]:
+    """Write the text column of Parquet files into text files of the same names, and find the splits in these.
+
+    Raises:
+        CorpusInputError: a file is damaged.
+        CorpusError: the files have no text, or not enough to split.
+    """
+    from txlcli.exchange import parquet_text
+
+    folder = source if source.is_dir() else source.parent
+    size = missing = 0
+    with reporter.progress("reading Parquet files", len(plan.parquet), "files") as step:
+        for text in plan.parquet:
+            target = work / text.path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            bytes_of_file, missing_of_file = parquet_text.extract(text, target)
+            size, missing = size + bytes_of_file, missing + missing_of_file
+            step.advance(1)
+    if not size:
+        raise CorpusError(f"{source}: the column {plan.parquet[0].column} has no text; give --column another")
+    written = work if source.is_dir() else work / source.name
+    try:
+        found = plan.corpus.read(written, plan.read)
+    except CorpusError as error:
+        raise CorpusError(str(error).replace(str(written), str(source))) from error
+    columns = ", ".join(dict.fromkeys(text.column for text in plan.parquet))
+    notes = [f"text of the column {columns} of {len(plan.parquet):,} Parquet file{'s' * (len(plan.parquet) > 1)}"]
+    if missing:
+        notes.append(f"rows without a text (null), which were left out: {missing:,}")
+    return found, tuple(notes)
 
 
 def _download(plan: Plan, work: Path, reporter: Reporter) -> Path:

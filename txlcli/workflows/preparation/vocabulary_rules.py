@@ -46,7 +46,7 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
         described["split"] = f"{'/'.join(f'{share:g}' for share in plan.read.shares)} by --split"
     if plan.vocab is not None:
         kept = {key: value for key, value in described.items() if key in about_splits}
-        return kept | {"vocabulary": "given by --vocab"}
+        return kept | {"vocabulary": f"from {plan.vocab_file}" if plan.is_vocab_beside else "given by --vocab"}
     if plan.own_convention:
         built_from = _built_from(plan.corpus.rule, text)
         return described | ({"vocabulary": f"{plan.tokenizer}s of {built_from} by frequency"} if built_from else {})

@@ -1,0 +1,167 @@
+"""txl prepare and txl export with Parquet files: a column of text becomes a store, and stores become such files."""
+
+import numpy as np
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+from tests.commands.novel import TOKENIZERS, done, json_of, refusal, text_of
+from txlcli.data.token_store import TokenStore
+from txlcli.data.vocabulary import Vocab
+
+STORES = {"byte": "novel", "char": "char", "word": "word", "sentencepiece": "sentencepiece"}
+
+
+def store(name):
+    return TokenStore.open(f"data/{name}.h5")
+
+
+def digests(name):
+    return {split: info.sha256 for split, info in store(name).splits.items()}
+
+
+def write_rows(path, rows, column="text"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.table({"id": list(range(len(rows))), column: rows}), path)
+
+
+@pytest.fixture
+def dataset(untouched):
+    """Make a folder as a dataset of the Hugging Face Hub has it, with the lines of the novel."""
+    for split, name in {"train": "train", "valid": "validation", "test": "test"}.items():
+        write_rows(untouched / f"hub/data/{name}-00000-of-00001.parquet", text_of(split).splitlines())
+    (untouched / "hub/README.md").write_text("a dataset")
+    return untouched
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_an_exported_text_is_prepared_again_with_the_same_digests(here, tokenizer):
+    name = STORES[tokenizer]
+    told = json_of("export", name, "files", "--format", "parquet")
+    assert told["files"] == ["test.parquet", "train.parquet", "validation.parquet", "vocab.json"]
+    assert sorted(path.name for path in (here / "files").iterdir()) == told["files"]
+    assert told["sha256"] == digests(name)
+    done("prepare", "files", "--name", "again")
+    assert store("again").fingerprint == store(name).fingerprint
+    assert {split: vars(info) for split, info in store("again").splits.items()} == {
+        split: vars(info) for split, info in store(name).splits.items()
+    }
+    assert store("again").conventions["vocabulary"] == "from files/vocab.json"
+
+
+def test_the_exported_rows_are_the_lines_of_the_text(here):
+    done("export", "word", "files", "--format", "parquet")
+    rows = parquet.read_table("files/train.parquet")["text"].to_pylist()
+    assert rows == text_of("train").splitlines(keepends=True)
+
+
+def test_bytes_that_are_no_text_are_exported_too(untouched):
+    (untouched / "any").write_bytes(bytes(range(256)) * 99)
+    done("prepare", "any")
+    done("export", "any", "files", "--format", "parquet")
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("any")
+
+
+def test_sentences_are_exported_as_lines(here):
+    (here / "news").mkdir()
+    (here / "news/1b_word_vocab.txt").write_text("<S>\n<UNK>\nthe\nfox\n")
+    for name in ("news.en-00001-of-00100", "news.en.heldout-00000-of-00050"):
+        (here / "news" / name).write_text("the fox\nfox owl\nthe the fox\n")
+    done("prepare", "lm1b", "--source", "news")
+    done("export", "lm1b", "files", "--format", "parquet")
+    assert parquet.read_table("files/test.parquet")["text"].to_pylist() == ["the fox\n", "fox <UNK>\n", "the the fox\n"]
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("lm1b")
+
+
+# --- preparing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "word"])
+def test_a_dataset_gives_the_tokens_of_its_lines(dataset, tokenizer):
+    done("prepare", "novel", "--tokenizer", tokenizer)
+    told = json_of("prepare", "hub", "--tokenizer", tokenizer)
+    assert digests("hub") == digests("novel")
+    assert told["splits"] == {
+        split: told["splits"][split] | vars(store("novel").info(split)) for split in told["splits"]
+    }
+    assert "text of the column text of 3 Parquet files" in told["notes"]
+
+
+def test_a_single_file_is_cut_at_line_ends(untouched):
+    rows = [f"line {number} of many" for number in range(400)]
+    write_rows(untouched / "stories.parquet", [*rows, None], column="story")
+    told = json_of("prepare", "stories.parquet", "--tokenizer", "word")
+    cut = store("stories")
+    assert sum(info.tokens for info in cut.splits.values()) == 5 * len(rows)
+    assert all(info.tokens % 5 == 0 for info in cut.splits.values())
+    assert told["notes"] == [
+        "text of the column story of 1 Parquet file",
+        "rows without a text (null), which were left out: 1",
+    ]
+
+
+def test_a_named_column_is_read(untouched):
+    rows = {"title": ["a title"] * 99, "text": ["a text"] * 99}
+    parquet.write_table(arrow.table(rows), "both.parquet")
+    told = json_of("prepare", "both.parquet", "--column", "title", "--tokenizer", "word")
+    assert told["splits"]["train"]["begins"].startswith("a title a title")
+
+
+def test_a_vocabulary_of_the_user_replaces_that_of_the_export(here):
+    done("export", "word", "files", "--format", "parquet")
+    done("prepare", "files", "--name", "chars", "--tokenizer", "char")
+    assert store("chars").tokenizer == "char"
+    done("prepare", "files", "--name", "given", "--vocab", "runs/char/vocab.json")
+    assert digests("given") == digests("char")
+
+
+def test_a_vocabulary_beside_files_of_others_is_not_read(dataset):
+    (dataset / "hub/vocab.json").write_text(Vocab.of_bytes(b"abc").to_json())
+    assert json_of("prepare", "hub")["vocabulary_size"] == 256
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_text_that_would_not_give_the_same_ids_is_not_exported(here):
+    (here / "list.txt").write_text("<eos>\nfox\nthe\n")
+    np.array([2, 1] * 99, "<u2").tofile("all.bin")  # no line end at the end, where the text of words always has one
+    done("prepare", "all.bin", "--vocab", "list.txt", "--name", "all")
+    assert refusal("export", "all", "files", "--format", "parquet", code=1) == (
+        "data/all.h5: its text would not be prepared to the same ids again (other ids); export the ids, for example "
+        "with --format nanogpt"
+    )
+    assert not (here / "files").exists()
+
+
+def test_ids_without_text_are_not_exported_as_text(here):
+    done("export", "word", "ids", "--format", "nanogpt")
+    (here / "ids/vocab.json").unlink()
+    done("prepare", "ids")
+    size = store("ids").vocab.size
+    assert refusal("export", "ids", "files", "--format", "parquet", code=1) == (
+        f"the vocabulary is {size} ids of a token file, whose text is not known; prepare the file with --vocab FILE to "
+        "give it one"
+    )
+    assert not (here / "files").exists()
+
+
+def test_files_without_text_are_refused(untouched):
+    (untouched / "hub").mkdir()
+    parquet.write_table(arrow.table({"text": arrow.array([None, None], arrow.string())}), "hub/train.parquet")
+    assert refusal("prepare", "hub", code=1) == "hub: the column text has no text; give --column another"
+    write_rows(untouched / "short.parquet", ["a"])
+    assert refusal("prepare", "short.parquet", code=1).startswith("short.parquet: 2 bytes are too short to split; ")
+
+
+def test_a_column_needs_parquet_files(untouched):
+    assert refusal("prepare", "novel", "--column", "text") == (
+        "--column has no effect here; it is for files that end with .parquet"
+    )
+    (untouched / "broken.parquet").write_text("the fox")
+    assert refusal("prepare", "broken.parquet", code=1).startswith("broken.parquet: damaged, or no Parquet file (")

@@ -1,0 +1,161 @@
+"""The text column of Parquet files: read from files of other programs, and written."""
+
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+from txlcli.errors import CorpusInputError
+from txlcli.exchange import parquet_text
+from txlcli.exchange.parquet_text import ParquetText
+
+ROWS = ["the fox", "", "naïve\n", "語 🦊", "the fox"]
+JOINED = "the fox\n\nnaïve\n語 🦊\nthe fox\n".encode()
+
+
+def read(path, column=None):
+    text = parquet_text.open_text(path, column)
+    size, missing = parquet_text.extract(text, path.with_suffix(".txt"))
+    data = path.with_suffix(".txt").read_bytes()
+    assert len(data) == size
+    return data, missing
+
+
+def refusal(path, column=None):
+    with pytest.raises(CorpusInputError) as error:
+        read(path, column)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def write_column(path, column, **options):
+    parquet.write_table(arrow.table({"text": column}), path, **options)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary()]
+)
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_rows_become_lines_in_every_type_of_text(tmp_path, kind, compression):
+    values = [row.encode() if "binary" in str(kind) else row for row in ROWS]
+    write_column(tmp_path / "a.parquet", arrow.array(values, kind), compression=compression)
+    assert read(tmp_path / "a.parquet") == (JOINED, 0)
+
+
+def test_a_column_with_a_dictionary_and_several_row_groups_are_read(tmp_path):
+    write_column(tmp_path / "a.parquet", arrow.array(ROWS).dictionary_encode(), row_group_size=2)
+    assert read(tmp_path / "a.parquet") == (JOINED, 0)
+
+
+def test_rows_without_a_text_are_counted_and_left_out(tmp_path):
+    write_column(tmp_path / "a.parquet", arrow.array(["a", None, "b", None], arrow.string()))
+    assert read(tmp_path / "a.parquet") == (b"a\nb\n", 2)
+
+
+def test_the_column_is_text_or_the_only_one_or_the_named_one(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"id": [1], "meta": [{"a": 1, "b": "x"}], "text": ["t"], "title": ["h"]}), path)
+    assert read(path) == (b"t\n", 0)
+    assert read(path, "title") == (b"h\n", 0)
+    parquet.write_table(arrow.table({"id": [1], "story": ["once"]}), path)
+    assert read(path) == (b"once\n", 0)
+
+
+def test_rows_longer_than_a_batch_are_read(tmp_path):
+    rows = ["a" * 7, "b" * (parquet_text.BYTES_PER_BATCH + 3), "c" * 5]
+    write_column(tmp_path / "a.parquet", arrow.array(rows))
+    assert read(tmp_path / "a.parquet")[0] == "".join(row + "\n" for row in rows).encode()
+
+
+def test_an_empty_file_has_no_text(tmp_path):
+    write_column(tmp_path / "a.parquet", arrow.array([], arrow.string()))
+    assert read(tmp_path / "a.parquet") == (b"", 0)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_that_is_missing_or_no_text_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"id": [1], "title": ["a"], "body": ["b"]}), path)
+    assert refusal(path) == f"{path}: which column is the text? Give --column one of: title, body"
+    assert refusal(path, "text") == f'{path}: the column "text" does not exist; give --column one of: title, body'
+    assert refusal(path, "id") == f'{path}: the column "id" is not text; give --column one of: title, body'
+    parquet.write_table(arrow.table({"id": [1]}), path)
+    assert refusal(path).endswith("Give --column one of: none, the file has no column with text")
+
+
+@pytest.mark.parametrize("size", [0, 3, 11, 300])
+def test_a_truncated_file_is_refused(tmp_path, size):
+    path = tmp_path / "a.parquet"
+    write_column(path, arrow.array(ROWS * 50))
+    path.write_bytes(path.read_bytes()[:size])
+    assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
+    assert refusal(path).endswith("); fetch it again")
+
+
+def test_damaged_data_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_column(path, arrow.array([f"row {number}" for number in range(999)]), compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[40:400] = bytes(360)
+    path.write_bytes(data)
+    assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    rows = arrow.array([b"\xff\xfe"], arrow.binary())
+    column = arrow.Array.from_buffers(arrow.string(), 1, rows.buffers())
+    write_column(path, column)
+    assert "Invalid UTF8" in refusal(path)
+
+
+def test_few_bytes_do_not_become_much_text(tmp_path):
+    path = tmp_path / "a.parquet"
+    column = arrow.DictionaryArray.from_arrays(arrow.array([0] * 10_000), arrow.array(["x" * (3 << 20)]))
+    write_column(path, column, dictionary_pagesize_limit=1 << 30, write_statistics=False, compression="zstd")
+    assert path.stat().st_size < 1 << 16
+    assert refusal(path) == (
+        f"{path}: its text has more than 67,108,864 bytes, the most for a file of its size; write it as a text file"
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [JOINED, JOINED[:-1], b"", b"\n", b"\n\na", b"no line end", "\ufeffa\n".encode()])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_written_text_is_read_again_whatever_the_blocks(tmp_path, text, size):
+    blocks = [text[start : start + size] for start in range(0, len(text), size)]
+    parquet_text.write(tmp_path / "a.parquet", blocks, is_utf8=parquet_text.is_utf8(blocks))
+    assert parquet_text.open_text(tmp_path / "a.parquet", None) == ParquetText(tmp_path / "a.parquet", "text", True)
+    data = read(tmp_path / "a.parquet")[0]
+    assert data == (b"\xef\xbb\xbf" * text.startswith(b"\xef\xbb\xbf")) + text  # the reader of text skips one
+
+
+def test_other_programs_read_the_lines_of_written_text(tmp_path):
+    parquet_text.write(tmp_path / "a.parquet", [JOINED], is_utf8=True)
+    table = parquet.read_table(tmp_path / "a.parquet")
+    assert table["text"].to_pylist() == JOINED.decode().splitlines(keepends=True)
+
+
+def test_bytes_that_are_not_utf8_are_written_as_binary(tmp_path):
+    data = bytes(range(256)) * 3
+    assert not parquet_text.is_utf8([data])
+    assert not parquet_text.is_utf8(["é".encode()[:1]])
+    assert parquet_text.is_utf8(["é".encode()[:1], "é".encode()[1:]])
+    parquet_text.write(tmp_path / "a.parquet", [data], is_utf8=False)
+    assert parquet.read_schema(tmp_path / "a.parquet").field("text").type == arrow.binary()
+    assert read(tmp_path / "a.parquet")[0] == data
+
+
+def test_a_long_line_is_cut_between_characters(tmp_path):
+    line = "語é🦊a" * (parquet_text.LONGEST_ROW // 7)
+    parquet_text.write(tmp_path / "a.parquet", [line.encode()], is_utf8=True)
+    rows = parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist()
+    assert len(rows) == 2
+    assert "".join(rows) == line
+    assert read(tmp_path / "a.parquet")[0] == line.encode()

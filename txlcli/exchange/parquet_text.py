@@ -1,0 +1,210 @@
+"""A text column of Parquet files, as datasets of the Hugging Face Hub have it: read into text files, and written.
+
+Each row is a line or a document, so a line end follows it unless it has one. The rows that txl writes are pieces of one
+text and are joined as they are, which a key of the file's metadata says.
+"""
+
+import codecs
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as arrow
+from pyarrow import compute, parquet
+
+from txlcli.corpora.unpack import MOST_RATIO, SMALL
+from txlcli.errors import CorpusInputError
+from txlcli.system.input_files import check_regular
+
+TEXT = "text"
+"""Column that is read if no other is named, and that is written."""
+ROWS, PIECES = b"txl.rows", b"pieces"
+"""Key and value of the metadata of files whose rows are pieces of one text."""
+BUFFER = 1 << 20  # bytes of a file that are read at once
+BYTES_PER_BATCH, MOST_ROWS = 16 << 20, 1 << 14
+"""Most text and most rows that are read at once, except for a longer row."""
+LONGEST_ROW = 1 << 20  # bytes of a row that is written
+BYTES_PER_GROUP = 32 << 20  # of text in a row group that is written
+TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
+DAMAGE = (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class ParquetText:
+    """The text column of a file."""
+
+    path: Path
+    column: str
+    is_pieces: bool
+    """True if the rows are pieces of one text."""
+
+
+def open_text(path: Path, column: str | None) -> ParquetText:
+    """Find the text column of a file.
+
+    Args:
+        path: of the file.
+        column: its name; None is "text", or the only column with text.
+
+    Raises:
+        CorpusInputError: the file is damaged, or has no such column.
+    """
+    try:
+        schema = parquet.read_schema(check_regular(path))
+    except DAMAGE as error:
+        raise _damaged(path, error) from error
+    names = [field.name for field in schema if _is_text(field.type)]
+    if column is not None and column not in names:
+        kind = "is not text" if column in schema.names else "does not exist"
+        raise CorpusInputError(f'{path}: the column "{column}" {kind}; give --column one of: {_listed(names)}')
+    if column is None and TEXT not in names and len(names) != 1:
+        raise CorpusInputError(f"{path}: which column is the text? Give --column one of: {_listed(names)}")
+    return ParquetText(
+        path, column or (TEXT if TEXT in names else names[0]), (schema.metadata or {}).get(ROWS) == PIECES
+    )
+
+
+def _is_text(kind: Any) -> bool:
+    value = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    return value in TEXT_TYPES
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none, the file has no column with text"
+
+
+def _damaged(path: Path, error: BaseException) -> CorpusInputError:
+    reason = " ".join(str(error).split())[:160]
+    return CorpusInputError(f"{path}: damaged, or no Parquet file ({reason}); fetch it again")
+
+
+def extract(text: ParquetText, target: Path) -> tuple[int, int]:
+    """Write the text of a file to `target`; return its size in bytes, and the number of rows without a text.
+
+    Raises:
+        CorpusInputError: the file is damaged, or has much more text than its size allows.
+    """
+    most = max(SMALL, MOST_RATIO * text.path.stat().st_size)
+    size = missing = 0
+    with target.open("wb") as file:
+        for column in _batches(text):
+            missing += column.null_count
+            size += compute.sum(compute.binary_length(column)).as_py() or 0
+            if size > most:
+                raise CorpusInputError(
+                    f"{text.path}: its text has more than {most:,} bytes, the most for a file of its size; write it "
+                    "as a text file"
+                )
+            rows = column.drop_null().cast(arrow.large_binary()).to_pylist()
+            if not text.is_pieces:
+                rows = [row if row.endswith(b"\n") else row + b"\n" for row in rows]
+            elif not file.tell() and rows and rows[0].startswith(codecs.BOM_UTF8):
+                file.write(codecs.BOM_UTF8)  # the one that begins a file is skipped
+            file.writelines(rows)
+        return file.tell(), missing
+
+
+def _batches(text: ParquetText) -> Iterator[Any]:
+    """Yield the column in parts of some MiB."""
+    options = {"columns": [text.column], "use_threads": False}
+    try:
+        with _open(text) as file:
+            for group in range(file.metadata.num_row_groups):
+                rows = max(1, BYTES_PER_BATCH // _longest(text, group))
+                for batch in file.iter_batches(min(rows, MOST_ROWS), row_groups=[group], **options):
+                    column = batch.column(0)
+                    column.validate(full=True)
+                    yield _decoded(column)
+    except DAMAGE as error:
+        raise _damaged(text.path, error) from error
+
+
+def _decoded(column: Any) -> Any:
+    """Return an array of a type that has all functions."""
+    column = column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
+    return column.cast(arrow.large_string()) if arrow.types.is_string_view(column.type) else column
+
+
+def _longest(text: ParquetText, group: int) -> int:
+    """Return the mean size of the rows of a group, or that of the longest value of its dictionary if it is larger.
+
+    Few bytes of a file with a dictionary may be many long rows.
+    """
+    with _open(text, read_dictionary=[text.column]) as file:
+        about = file.metadata.row_group(group)
+        if not about.num_rows:
+            return 1
+        chunks = (about.column(number) for number in range(about.num_columns))
+        size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column)
+        column = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False)).column(0)
+    values = _decoded(column.dictionary if arrow.types.is_dictionary(column.type) else column)
+    return max(1, size // about.num_rows, compute.max(compute.binary_length(values)).as_py() or 0)
+
+
+def _open(text: ParquetText, **options: Any) -> Any:
+    return parquet.ParquetFile(text.path, buffer_size=BUFFER, pre_buffer=False, **options)
+
+
+def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:
+    """Write consecutive blocks of a text as rows: its lines with their ends, long ones cut between characters.
+
+    Args:
+        path: of the file.
+        blocks: of the text; may end inside a line or a character.
+        is_utf8: False writes a column of binary values, for text that is not UTF-8.
+    """
+    kind = arrow.string() if is_utf8 else arrow.binary()
+    schema = arrow.schema([(TEXT, kind)], metadata={ROWS: PIECES})
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for rows in _groups(_pieces(blocks)):
+            column = arrow.array(rows, arrow.binary())
+            writer.write_batch(arrow.record_batch([column.cast(kind)], schema=schema))
+
+
+def _pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a text, and the parts of long lines."""
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        yield from (piece for line in lines for piece in _short(line + b"\n"))
+        if len(rest) > LONGEST_ROW:
+            *pieces, rest = _short(rest)
+            yield from pieces
+    yield from _short(rest)
+
+
+def _short(line: bytes) -> Iterator[bytes]:
+    """Yield the parts of a line, none of which ends inside a character."""
+    start = 0
+    while start < len(line):
+        stop = start + LONGEST_ROW
+        while start + LONGEST_ROW - 4 < stop < len(line) and line[stop] & 0xC0 == 0x80:
+            stop -= 1
+        yield line[start:stop]
+        start = stop
+
+
+def _groups(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece)
+        if size >= BYTES_PER_GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def is_utf8(blocks: Iterable[bytes]) -> bool:
+    """True if consecutive blocks are UTF-8 text together."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for block in blocks:
+            decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
