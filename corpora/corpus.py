@@ -17,13 +17,15 @@ class CorpusError(Exception):
 class Download:
     """One file of the original distribution.
 
-    `digest` is "algorithm:hex" and `size` is in bytes; None if not published. Addresses are tried in order.
+    `digest` is "algorithm:hex" and `size` is in bytes; None if not published. Addresses are tried in order. `mirror`
+    are files of another host that contain the same text together; they are fetched if no address has this file.
     """
 
     file: str
     addresses: tuple[str, ...]
     size: int | None = None
     digest: str | None = None
+    mirror: "tuple[Download, ...]" = ()
 
 
 @dataclass(frozen=True)

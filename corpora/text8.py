@@ -1,12 +1,13 @@
 """text8: 10^8 characters of English Wikipedia, cleaned to a-z and single spaces.
 
-Source      http://mattmahoney.net/dc/textdata.html (Matt Mahoney)
+Source      http://mattmahoney.net/dc/textdata.html (Matt Mahoney); mirror: text8.gz of gensim-data, the same text
 Licence     GFDL / CC BY-SA (Wikipedia)
 Unit        character; metric bits per character
 Splits      90,000,000 / 5,000,000 / 5,000,000 characters in file order, cut without stripping;
             of a prefix of n characters n // 20 each for valid and test
 Symbols     27, ids by frequency over all splits; the text begins with a space; a file with any other is refused
-Digests     md5 of the unpacked file as public projects pin it; sha256 and size of the archive likewise
+Digests     md5 of the unpacked file as public projects pin it; sha256 and size of the archive likewise;
+            md5 and size of the mirror's file as gensim-data publishes them
 """
 
 from pathlib import Path
@@ -43,6 +44,17 @@ CORPUS = Corpus(
             ("http://mattmahoney.net/dc/text8.zip", "https://mattmahoney.net/dc/text8.zip"),
             size=31_344_016,
             digest="sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+            mirror=(
+                Download(
+                    "text8.gz",
+                    (
+                        "https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz",
+                        "https://github.com/RaRe-Technologies/gensim-data/releases/download/text8/text8.gz",
+                    ),
+                    size=33_182_058,
+                    digest="md5:68799af40b6bda07dfa47a32612e5364",
+                ),
+            ),
         ),
     ),
     wanted=lambda member: member.rsplit("/", 1)[-1] == "text8",

@@ -1,3 +1,4 @@
+import gzip
 import hashlib
 import io
 import json
@@ -6,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import urllib.parse
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.corpora.server import serving
-from txlcli import corpora
+from txlcli import __version__, corpora
 from txlcli.cli import app
 from txlcli.corpora.corpus import SPLITS, Download
 from txlcli.data.token_store import TokenStore
@@ -442,6 +444,94 @@ def test_text8_is_downloaded_checked_and_unpacked(tmp_path, in_folder, site):
     requests = len(site.requests)
     prepare_offered("text8", downloads, tokenizer="byte")
     assert len(site.requests) == requests
+
+
+def on_hosts(site, name: str, contents: dict[str, bytes]) -> tuple[Download, ...]:
+    """Describe the published downloads of a corpus, with other contents and each host as a folder of a local server."""
+
+    def moved(download: Download) -> Download:
+        content = contents[download.file]
+        names = [f"{urllib.parse.urlsplit(address).netloc}/{download.file}" for address in download.addresses]
+        site.files.update(dict.fromkeys(names, content))
+        return replace(
+            download,
+            addresses=tuple(site.url(name) for name in names),
+            size=len(content),
+            digest=f"sha256:{hashlib.sha256(content).hexdigest()}",
+            mirror=tuple(map(moved, download.mirror)),
+        )
+
+    return tuple(map(moved, corpora.CORPORA[name].downloads))
+
+
+PTB_FILES = {f"ptb.{split}.txt": b" a b \n" for split in SPLITS}
+MIRRORED = {
+    "enwik8": ("mattmahoney.net", {"enwik8.zip": a_zip({"enwik8": b"<page>\n" * 20})}),
+    "text8": ("mattmahoney.net", {"text8.zip": a_zip({"text8": b" ab" * 40}), "text8.gz": gzip.compress(b" ab" * 40)}),
+    "ptb": (
+        "www.fit.",
+        {"simple-examples.tgz": a_tgz({f"data/{name}": text for name, text in PTB_FILES.items()}), **PTB_FILES},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_refuses(tmp_path, in_folder, site, name):
+    site.refuse, contents = MIRRORED[name]
+    downloads = on_hosts(site, name, contents)
+    prepare_offered(name, downloads)
+    assert site.requests[0][0].startswith(site.refuse)
+    from_mirror = store(tmp_path, name).splits
+    (tmp_path / "data").rename(tmp_path / "before")
+    site.refuse = None
+    prepare_offered(name, downloads)
+    assert store(tmp_path, name).splits == from_mirror
+
+
+def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_folder, site):
+    site.refuse, contents = MIRRORED["text8"]
+    downloads = on_hosts(site, "text8", contents)
+    prepare_offered("text8", downloads)
+    requests = len(site.requests)
+    prepare_offered("text8", downloads, tokenizer="byte")
+    assert len(site.requests) == requests
+    (tmp_path / "data/downloads/text8/text8.gz").write_bytes(b"damaged")
+    prepare_offered("text8", downloads, tokenizer="word")
+    assert len(site.requests) > requests
+
+
+def test_a_folder_with_files_of_a_mirror_is_a_source(txl, tmp_path):
+    for name, file in {"text8": "text8.gz", "ptb": "ptb.train.txt"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_bytes(MIRRORED[name][1][file])
+        assert txl(name, "--source", name).exit_code == 0
+    assert store(tmp_path, "text8").info("train").tokens == 108
+    assert list(store(tmp_path, "ptb").splits) == ["train"]
+
+
+def test_another_text_from_a_mirror_is_refused(tmp_path, in_folder, site):
+    site.refuse, contents = MIRRORED["text8"]
+    downloads = on_hosts(site, "text8", contents)
+    digests = {"text8": f"md5:{hashlib.md5(b'another').hexdigest()}"}
+    check_offer_refused(tmp_path, "text8: wrong digest: md5", downloads, digests)
+
+
+def test_the_answers_of_all_hosts_are_reported(tmp_path, in_folder, site):
+    site.refuse, contents = MIRRORED["text8"]
+    downloads = on_hosts(site, "text8", contents)
+    del site.files["github.com/text8.gz"]
+    first, mirror = site.url("mattmahoney.net/text8.zip"), site.url("github.com/text8.gz")
+    message = (
+        f"could not download text8.zip ({first}: HTTP 403 Forbidden; {first}: HTTP 403 Forbidden); could not download "
+        f'text8.gz ({mirror}: HTTP 404 Not Found; {mirror}: HTTP 404 Not Found); or "txl prepare text8 --source PATH" '
+        "with the files"
+    )
+    check_offer_refused(tmp_path, message, downloads)
+
+
+def test_downloads_name_txl_and_its_version_to_the_host(in_folder, site):
+    prepare_offered("text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")])
+    assert site.agents == {f"txl/{__version__}"}
 
 
 def test_the_folder_that_keeps_downloads_is_announced(txl, tmp_path):

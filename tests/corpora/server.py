@@ -17,10 +17,14 @@ class Site:
     break_after: int | None = None
     """Number of bytes after which the first response for each file is interrupted."""
     refuse_agent: str = "Python-urllib"
+    refuse: str | None = None
+    """Beginning of the paths that the server refuses."""
     mute: str | None = None
     """File for which the server closes the connection without a response."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, Range header) of every request."""
+    agents: set[str] = field(default_factory=set)
+    """User agents of the requests."""
 
     def url(self, name: str) -> str:
         return f"{self.address}/{name}"
@@ -34,9 +38,11 @@ def serving(files: dict[str, bytes]) -> Iterator[Site]:
         def do_GET(self) -> None:
             name, wanted = self.path.lstrip("/"), self.headers.get("Range")
             site.requests.append((name, wanted))
+            site.agents.add(self.headers.get("User-Agent", ""))
             if name == site.mute:
                 return
-            if site.refuse_agent in self.headers.get("User-Agent", ""):
+            is_refused = site.refuse is not None and name.startswith(site.refuse)
+            if is_refused or site.refuse_agent in self.headers.get("User-Agent", ""):
                 self.send_error(403)
             elif name not in site.files:
                 self.send_error(404)

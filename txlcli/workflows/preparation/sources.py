@@ -5,8 +5,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from txlcli.corpora.corpus import Corpus, CorpusError, Slice, Text
-from txlcli.corpora.download import digest_fault, fetch
+from txlcli import __version__
+from txlcli.corpora.corpus import Corpus, CorpusError, Download, Slice, Text
+from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import text_files
 from txlcli.corpora.unpack import is_archive, unpack
 from txlcli.workflows.preparation.planning import Plan
@@ -72,15 +73,38 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
 
 def _download(plan: Plan, work: Path, reporter: Reporter) -> Path:
     for download in plan.corpus.downloads:
-        with reporter.progress(f"downloading {download.file}", download.size, "B") as step:
-            path = fetch(
-                download,
-                plan.downloads,
-                lambda done, _total, step=step: step.reach(done),  # type: ignore[misc]
-                plan.patience,
-            )
-        _unpack_or_copy(path, work, plan.corpus, reporter)
+        for path in _fetch_or_mirror(plan, download, reporter):
+            _unpack_or_copy(path, work, plan.corpus, reporter)
     return work
+
+
+def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> list[Path]:
+    """Return the downloaded file, or the files of its mirror if they were fetched before or no address has the file.
+
+    Raises:
+        CorpusError: the mirror failed, too; the message has all errors.
+    """
+    folder = plan.downloads
+    has_mirror = download.mirror and all(is_complete(file, folder) for file in download.mirror)
+    if has_mirror and not is_complete(download, folder):
+        return [folder / file.file for file in download.mirror]
+    try:
+        return [_fetch(plan, download, reporter)]
+    except CorpusError as error:
+        if not download.mirror:
+            raise
+        reporter.say(f"{error}; trying a mirror")
+        try:
+            return [_fetch(plan, file, reporter) for file in download.mirror]
+        except CorpusError as another:
+            raise CorpusError(f"{error}; {another}") from another
+
+
+def _fetch(plan: Plan, download: Download, reporter: Reporter) -> Path:
+    with reporter.progress(f"downloading {download.file}", download.size, "B") as step:
+        return fetch(
+            download, plan.downloads, lambda done, _total: step.reach(done), plan.patience, f"txl/{__version__}"
+        )
 
 
 def _archives(source: Path, corpus: Corpus) -> list[Path]:
@@ -89,7 +113,8 @@ def _archives(source: Path, corpus: Corpus) -> list[Path]:
         return []
     if not source.is_dir():
         return [source] if is_archive(source) else []
-    published = {download.file for download in corpus.downloads}
+    published = {file.file for download in corpus.downloads for file in (download, *download.mirror)}
+    published -= set(corpus.digests)
     files = text_files(source)
     if any(corpus.wanted(path.name) for path in files if path.name not in published):
         return []
