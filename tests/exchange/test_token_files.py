@@ -181,6 +181,15 @@ def test_a_file_of_uint32_is_not_read_as_uint16(tmp_path, largest):
     assert len(read(tmp_path / "train.bin", "uint16")[1][""]) == 2 * len(ids)
 
 
+def test_a_file_that_becomes_shorter_is_refused(tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(packed("H", IDS))
+    (part,) = token_files.find(path, None).splits[""]
+    path.write_bytes(packed("H", IDS[:-1]))
+    with pytest.raises(CorpusInputError, match=r"train\.bin: became shorter while it was read; prepare it again$"):
+        list(part.blocks())
+
+
 @pytest.mark.parametrize("count", [0, -1, 6, 8, 1 << 30])
 def test_a_header_of_llm_c_with_another_number_of_ids_is_refused(tmp_path, count):
     (tmp_path / "train.bin").write_bytes(llm_c(IDS, count=count))

@@ -57,10 +57,19 @@ class TokenPart:
     """Number of ids before them in the file."""
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield the ids in blocks."""
-        ids = _mapped(self.path, self.dtype, self.offset, self.count)
-        for start in range(0, self.count, BLOCK):
-            yield ids[start : start + BLOCK]
+        """Yield the ids in blocks.
+
+        Raises:
+            CorpusInputError: the file has become shorter since it was opened.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for start in range(0, self.count, BLOCK):
+                expected = min(BLOCK, self.count - start)
+                block = np.fromfile(file, self.dtype, expected)
+                if len(block) < expected:
+                    raise CorpusInputError(f"{self.path}: became shorter while it was read; prepare it again")
+                yield block
 
     def between(self, start: int, stop: int) -> "TokenPart":
         """Return the ids from `start` up to `stop`."""
