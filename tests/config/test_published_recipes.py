@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.config.test_baseline_recipes import BASELINES
+from tests.config.test_modern_recipes import MODERN
 from tests.config.test_nvidia_recipes import NVIDIA
 from tests.config.test_recurrent_recipes import RECURRENT, SMALL
 from txlcli import corpora
@@ -138,6 +139,7 @@ def test_every_packaged_recipe_except_stdlib_is_in_these_tables():
         "ptb-small",
         "vanilla-stdlib",
         *BASELINES,
+        *MODERN,
         *NVIDIA,
         *RECURRENT,
         *SMALL,
