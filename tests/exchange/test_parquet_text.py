@@ -1,5 +1,7 @@
 """The text column of Parquet files: read from files of other programs, and written."""
 
+import base64
+
 import pyarrow as arrow
 import pytest
 from pyarrow import parquet
@@ -9,6 +11,12 @@ from txlcli.exchange import parquet_text
 from txlcli.exchange.parquet_text import ParquetText
 
 ROWS = ["the fox", "", "naïve\n", "語 🦊", "the fox"]
+ENDS_PYARROW = (
+    "UEFSMRUAFRYVFiwVAhUAFQYVBhw2ACgBYRgBYRERAAAAAgAAAAIBAQAAAGEVAhksNQAYBnNjaGVtYRUCABUIJQIYBHRleHQlAEwcAAAAFgIZHBkc"
+    "JgAcFQwZJQYAGRgEdGV4dBUAFgIWUBZQJgg8NgAoAWEYAWEREQAZHBUAFQAVAgA8FgIZBhkmAAIAAAAWUBYCJggWUAAoIHBhcnF1ZXQtY3BwLWFy"
+    "cm93IHZlcnNpb24gMjYuMC4xGRwcAAAAlAAAAFBBUjE="
+)
+"""A file whose damaged metadata pyarrow 26 answers with SIGABRT."""
 JOINED = "the fox\n\nnaïve\n語 🦊\nthe fox\n".encode()
 
 
@@ -103,6 +111,25 @@ def test_damaged_data_is_refused(tmp_path):
     data[40:400] = bytes(360)
     path.write_bytes(data)
     assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
+
+
+def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet_text.write(path, [b"the fox\n", b"jumps\n" * 3], is_utf8=True)
+    data, refused = path.read_bytes(), []
+    for at in range(0, len(data), 11):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at // 11 % 8]) + data[at + 1 :])
+        try:
+            assert read(path)[0] == b"the fox\n" + b"jumps\n" * 3
+        except CorpusInputError as error:
+            refused.append(str(error))
+    assert refused
+    assert all("\n" not in message for message in refused)
+
+
+def test_a_file_that_would_end_the_process_is_refused(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(base64.b64decode(ENDS_PYARROW))
+    assert refusal(tmp_path / "a.parquet").startswith(f"{tmp_path}/a.parquet: damaged, or no Parquet file (")
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path):

@@ -25,7 +25,7 @@ from txlcli.data import compressed_file
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import TxlError
-from txlcli.exchange import huggingface, vocabularies, weights
+from txlcli.exchange import huggingface, parquet_text, token_files, vocabularies, weights
 from txlcli.runs import history, run_folder
 
 MOST_BYTES = 1 << 16
@@ -208,6 +208,50 @@ def _seeds_of_compressed_files(sample):
         return [path.read_bytes()[len(compressed_file.MAGIC) : -compressed_file.DIGEST_BYTES]]
 
 
+def _tokens(sample, work):
+    """Read token files: an index beside fixed ids if the first byte is "i", else a .bin by itself."""
+
+    def read(data):
+        ids, index = work / "train.bin", work / "train.idx"
+        is_index = data[:1] == b"i"
+        ids.write_bytes(IDS.tobytes() if is_index else data[1:])
+        index.write_bytes(data[1:])
+        if not is_index:
+            index.unlink()
+        for part in token_files.find(ids, None).splits[""]:
+            assert sum(len(block) for block in part.blocks()) == part.count
+
+    return refused(read)
+
+
+def _seeds_of_tokens(sample):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.bin"
+        token_files.write_megatron(path, IDS, 97, np.array([0, 3]))
+        seeds = [b"i" + path.with_suffix(".idx").read_bytes()]
+        for write in (token_files.write_nanogpt, token_files.write_llm_c):
+            write(path, IDS, 97)
+            seeds.append(b"b" + path.read_bytes())
+        return seeds
+
+
+def _parquet(sample, work):
+    def read(data):
+        path = work / "text.parquet"
+        path.write_bytes(data)
+        parquet_text.extract(parquet_text.open_text(path, None), work / "text.txt")
+
+    return refused(read)
+
+
+def _seeds_of_parquet(sample):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.parquet"
+        parquet_text.write(path, [b"the fox\n", b"jumps\n" * 3], is_utf8=True)
+        return [path.read_bytes()]
+
+
+IDS = np.arange(7, dtype=np.uint16)
 CHANGES = (b"train.lr=1e-4", b"model.n_layers=3", b"eval.max_distance=none", b"model.position=rotary", b"log.to=['x']")
 ALL = (
     Target("recipe", _files("tiny.toml", "foreign.toml"), _recipes),
@@ -222,6 +266,8 @@ ALL = (
     Target("pickle", _files("words.pkl"), _file_reader("words.pkl", vocabularies.read)),
     Target("pytorch", _files("state.pt"), _file_reader("state.pt", weights.read)),
     Target("npz", _files("tf.npz"), _file_reader("tf.npz", weights.read)),
+    Target("tokens", _seeds_of_tokens, _tokens),
+    Target("parquet", _seeds_of_parquet, _parquet),
     Target("compressed", _seeds_of_compressed_files, _compressed),
     Target("safetensors", _files("hf/model.safetensors"), _file_reader("model.safetensors", weights.read)),
 )

@@ -5,7 +5,7 @@ text and are joined as they are, which a key of the file's metadata says.
 """
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pyarrow import compute, parquet
 
 from txlcli.corpora.unpack import MOST_RATIO, SMALL
 from txlcli.errors import CorpusInputError
+from txlcli.system import child
 from txlcli.system.input_files import check_regular
 
 TEXT = "text"
@@ -27,6 +28,8 @@ BYTES_PER_BATCH, MOST_ROWS = 16 << 20, 1 << 14
 LONGEST_ROW = 1 << 20  # bytes of a row that is written
 BYTES_PER_GROUP = 32 << 20  # of text in a row group that is written
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
+LEAST_SECONDS, LEAST_BYTES_PER_S = 5, 2 << 20
+"""Time that the library may compute: 2 MiB/s would be a hundred times slower than usual."""
 DAMAGE = (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, RuntimeError)
 
 
@@ -50,10 +53,12 @@ def open_text(path: Path, column: str | None) -> ParquetText:
     Raises:
         CorpusInputError: the file is damaged, or has no such column.
     """
+    check_regular(path)
+    _try_in_copy(path, lambda: _read_metadata(path))
     try:
-        schema = parquet.read_schema(check_regular(path))
+        schema = parquet.read_schema(path)
     except DAMAGE as error:
-        raise _damaged(path, error) from error
+        raise _damaged(path, str(error)) from error
     names = [field.name for field in schema if _is_text(field.type)]
     if column is not None and column not in names:
         kind = "is not text" if column in schema.names else "does not exist"
@@ -74,9 +79,28 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names) or "none, the file has no column with text"
 
 
-def _damaged(path: Path, error: BaseException) -> CorpusInputError:
-    reason = " ".join(str(error).split())[:160]
+def _damaged(path: Path, reason: str) -> CorpusInputError:
+    reason = " ".join(reason.split())[:160]
     return CorpusInputError(f"{path}: damaged, or no Parquet file ({reason}); fetch it again")
+
+
+def _try_in_copy(path: Path, function: Callable[[], object]) -> None:
+    """Call a function in a copy of this process first: on some damaged files, the library ends the process.
+
+    Raises:
+        CorpusInputError: the copy did not survive.
+    """
+    seconds = LEAST_SECONDS + path.stat().st_size // LEAST_BYTES_PER_S
+    end = child.end_of(function, cpu_seconds=seconds, seconds=10 * seconds)
+    if end is not None:
+        raise _damaged(path, f"the library {end}")
+
+
+def _read_metadata(path: Path) -> None:
+    metadata = parquet.read_metadata(path)
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            metadata.row_group(group).column(number)
 
 
 def extract(text: ParquetText, target: Path) -> tuple[int, int]:
@@ -86,6 +110,7 @@ def extract(text: ParquetText, target: Path) -> tuple[int, int]:
         CorpusInputError: the file is damaged, or has much more text than its size allows.
     """
     most = max(SMALL, MOST_RATIO * text.path.stat().st_size)
+    _try_in_copy(text.path, lambda: _total(text, most))
     size = missing = 0
     with target.open("wb") as file:
         for column in _batches(text):
@@ -105,19 +130,33 @@ def extract(text: ParquetText, target: Path) -> tuple[int, int]:
         return file.tell(), missing
 
 
+def _total(text: ParquetText, most: int) -> int:
+    """Read a text up to `most` bytes; return its size."""
+    size = 0
+    for column in _batches(text):
+        size += compute.sum(compute.binary_length(column)).as_py() or 0
+        if size > most:
+            break
+    return size
+
+
 def _batches(text: ParquetText) -> Iterator[Any]:
     """Yield the column in parts of some MiB."""
     options = {"columns": [text.column], "use_threads": False}
     try:
         with _open(text) as file:
             for group in range(file.metadata.num_row_groups):
+                missing = file.metadata.row_group(group).num_rows
                 rows = max(1, BYTES_PER_BATCH // _longest(text, group))
                 for batch in file.iter_batches(min(rows, MOST_ROWS), row_groups=[group], **options):
                     column = batch.column(0)
                     column.validate(full=True)
+                    missing -= len(column)
                     yield _decoded(column)
+                if missing:
+                    raise ValueError(f"{missing:,} rows are missing")
     except DAMAGE as error:
-        raise _damaged(text.path, error) from error
+        raise _damaged(text.path, str(error)) from error
 
 
 def _decoded(column: Any) -> Any:
@@ -136,14 +175,19 @@ def _longest(text: ParquetText, group: int) -> int:
         if not about.num_rows:
             return 1
         chunks = (about.column(number) for number in range(about.num_columns))
-        size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column)
-        column = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False)).column(0)
+        sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column]
+        first = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False), None)
+        if first is None or not sizes:
+            raise ValueError("a group of rows lacks the column")
+        column = first.column(0)
     values = _decoded(column.dictionary if arrow.types.is_dictionary(column.type) else column)
-    return max(1, size // about.num_rows, compute.max(compute.binary_length(values)).as_py() or 0)
+    return max(1, sizes[0] // about.num_rows, compute.max(compute.binary_length(values)).as_py() or 0)
 
 
 def _open(text: ParquetText, **options: Any) -> Any:
-    return parquet.ParquetFile(text.path, buffer_size=BUFFER, pre_buffer=False, **options)
+    return parquet.ParquetFile(
+        text.path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True, **options
+    )
 
 
 def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:
@@ -156,7 +200,7 @@ def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:
     """
     kind = arrow.string() if is_utf8 else arrow.binary()
     schema = arrow.schema([(TEXT, kind)], metadata={ROWS: PIECES})
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
         for rows in _groups(_pieces(blocks)):
             column = arrow.array(rows, arrow.binary())
             writer.write_batch(arrow.record_batch([column.cast(kind)], schema=schema))

@@ -81,8 +81,8 @@ def end_of(function: Callable[[], object], *, cpu_seconds: int = 2, seconds: int
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(copy, signal.SIGKILL)
                 os.waitpid(copy, 0)
-    if not os.WIFSIGNALED(status):
-        return None
+    if os.WIFEXITED(status):
+        return f"ends with exit code {code}" if (code := os.WEXITSTATUS(status)) else None
     number = os.WTERMSIG(status)
     return "never ends" if number in (signal.SIGXCPU, signal.SIGALRM) else f"ends by signal {number}"
 
