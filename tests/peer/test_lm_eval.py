@@ -22,8 +22,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import txlcli
-from tests.commands.novel import json_of, prepare_and_train, text_of, train
-from txlcli.errors import RunError, UnknownNameError, UsageError
+from tests.commands.novel import done, json_of, prepare_and_train, text_of, train
+from txlcli.errors import RunError, UnknownNameError, UsageError, VocabularyError
 from txlcli.lm_eval import register
 from txlcli.workflows.exchange.harness import HarnessModel
 
@@ -310,6 +310,15 @@ def test_wrong_requests_are_refused(here):
         generated("byte", ["the fox"], {"num_beams": 3})
     with pytest.raises(UsageError, match="a context to continue is empty; give the task a prompt"):
         generated("byte", [""], {})
+
+
+def test_a_run_of_ids_without_text_is_refused(here):
+    done("export", "novel", "ids", "--format", "nanogpt")
+    (here / "ids/vocab.json").unlink()
+    done("prepare", "ids")
+    train("corpus.store=ids", name="ids")
+    with pytest.raises(VocabularyError, match="ids of a token file, whose text is not known; prepare the file with --"):
+        HarnessModel("ids", device="cpu")
 
 
 def test_a_memory_that_a_model_cannot_use_is_refused(here):
