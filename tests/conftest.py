@@ -2,12 +2,17 @@
 
 import os
 import signal
+from functools import cache
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: the workers share the cores already
 
+import typer.testing
 from hypothesis import settings
 
+typer.testing._get_command = cache(
+    typer.testing._get_command
+)  # else every command line takes 10 ms to build all commands
 settings.register_profile("txl", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("txl")
 

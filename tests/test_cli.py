@@ -238,7 +238,10 @@ cli.app(["info"])
 """
 
 
-@pytest.mark.parametrize(("name", "code", "word"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
+@pytest.mark.parametrize(
+    ("name", "code", "word"),
+    [("SIGTERM", 143, "terminated"), pytest.param("SIGINT", 130, "interrupted", marks=pytest.mark.slow)],
+)
 def test_a_signal_that_python_drops_is_delivered_again(tmp_path, name, code, word):
     command = [sys.executable, "-c", DROPPED, name]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=25)
@@ -260,7 +263,10 @@ cli.app(["info"])
 
 @pytest.mark.parametrize(
     ("cause", "code", "word"),
-    [("signals.Terminated(143)", 143, "terminated"), ("KeyboardInterrupt()", 130, "interrupted")],
+    [
+        pytest.param("signals.Terminated(143)", 143, "terminated", marks=pytest.mark.slow),
+        ("KeyboardInterrupt()", 130, "interrupted"),
+    ],
 )
 def test_a_signal_in_python_code_that_a_library_calls_ends_with_one_line(tmp_path, cause, code, word):
     command = [sys.executable, "-c", IN_C_CODE, cause]

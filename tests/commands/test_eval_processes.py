@@ -105,6 +105,7 @@ def test_what_cannot_be_divided_is_refused_before_any_process_is_started(here, a
     assert refusal("eval", "byte", *arguments, "--processes", 2) == error
 
 
+@pytest.mark.slow
 def test_fewer_lanes_than_processes_are_refused_once(here):
     stdout, stderr = ended(start("eval", "byte", "--batch-size", 1, "--processes", 2), 2)
     assert stdout == ""
@@ -114,6 +115,7 @@ def test_fewer_lanes_than_processes_are_refused_once(here):
     ]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_one_line(here):
     change_weights("byte", lambda name, tensor: tensor * float("nan"))
     _, stderr = ended(start("eval", "byte", "--processes", 2), 1)

@@ -104,6 +104,7 @@ def test_other_folders_and_a_prepared_store_are_used(untouched, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_the_trained_run_is_used_even_if_another_one_is_newer(here, monkeypatch):
     small_library(here, monkeypatch)
     small_recipe(here)

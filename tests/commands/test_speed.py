@@ -175,7 +175,7 @@ def test_both_sides_of_the_slowdown_compute_the_same_function(watched, command, 
 LEARNED = ["--set", "model.position=learned", "--set"]
 
 
-@pytest.mark.parametrize(("known", "lengths"), [(11, [11]), (1800, [800, 1800])])  # Table 9 goes on to 3,800
+@pytest.mark.parametrize(("known", "lengths"), [(11, [11]), pytest.param(1800, [800, 1800], marks=pytest.mark.slow)])
 def test_table_9_is_limited_to_the_learned_positions(here, known, lengths):
     output = json_of("speed", "tiny.toml", *LEARNED, f"model.n_positions={known}", "--repeat", 1)
     assert [row["attn_len"] for row in output["slowdown"]] == lengths
@@ -190,7 +190,7 @@ def test_a_length_beyond_the_learned_positions_is_refused_before_timing(here):
     )
 
 
-@pytest.mark.parametrize(("window", "lengths"), [(11, [11]), (1800, [800, 1800])])
+@pytest.mark.parametrize(("window", "lengths"), [(11, [11]), (1800, [800, 1800])])  # Table 9 goes on to 3,800
 def test_table_9_is_limited_to_the_window(here, window, lengths):
     output = json_of("speed", "tiny.toml", "--set", f"model.window={window}", "--repeat", 1)
     assert [row["attn_len"] for row in output["slowdown"]] == lengths

@@ -33,6 +33,7 @@ def test_two_processes_train_the_same_run_as_one(here):
     assert done("eval", "two", "--mem-len", "0,5").stdout
 
 
+@pytest.mark.slow
 def test_a_fully_divided_training_is_resumed_by_one_process(here):
     divided = ["--processes", 2, "--set", "train.parallel=fsdp", "--set", "train.average=exponential"]
     _, stderr = ended(start("train", "tiny.toml", *divided, "--max-steps", 4, *NOTHING_RANDOM), 0)
@@ -61,7 +62,7 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
         f"error: stopped; saved runs/tiny/last.safetensors at step {step:,}; "
         'resume with "txl train --resume runs/tiny --processes 2"',
     ]
-    if number == signal.SIGINT:
+    if number == signal.SIGTERM:
         ended(start("train", "--resume", "runs/tiny", "--processes", 2, "--max-steps", step + 3), 0)
         assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == step + 3
 
@@ -136,7 +137,7 @@ def test_ranks_that_contradict_the_number_of_processes_are_refused(here):
             marks=pytest.mark.slow,
         ),
         (["--data-dir", "other"], "error: the train split (SHA-256) is "),
-        (["--data-dir", "nowhere"], "error: rank 1 on "),
+        pytest.param(["--data-dir", "nowhere"], "error: rank 1 on ", marks=pytest.mark.slow),
     ],
 )
 def test_processes_that_differ_end_with_one_line(here, free_port, change, error):
@@ -316,6 +317,7 @@ def test_lost_processes_are_started_again_and_resume(here, rank):
     assert reports("runs/tiny")[-1]["step"] == 90
 
 
+@pytest.mark.slow
 def test_a_wrong_request_is_not_repeated(here):
     process = start("train", "tiny.toml", "--set", "train.batch_size=1", "--processes", 2, "--restarts", 3)
     _, stderr = ended(process, 2)

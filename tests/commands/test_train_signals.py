@@ -15,7 +15,14 @@ from tests.samples import sampled
 from txlcli.core.training import checkpoint
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number, code):
     metrics = here / "runs/tiny/metrics.jsonl"
     process = start("train", "tiny.toml", *ENDLESS, "--json")
@@ -41,7 +48,11 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
     ("limit", "file"),
     [
         (8192, "last.safetensors: the checkpoint cannot be written ("),
-        (500, "metrics.jsonl: cannot be written (File too large); check the folder and the free space"),
+        pytest.param(
+            500,
+            "metrics.jsonl: cannot be written (File too large); check the folder and the free space",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(here, limit, file):

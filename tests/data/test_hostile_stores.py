@@ -201,7 +201,7 @@ def test_a_model_that_changes_characters_is_refused(tmp_path):
     assert "the SentencePiece model changes characters" in message
 
 
-MUTATIONS = 20
+MUTATIONS = 10
 
 
 def test_no_mutation_of_a_sentencepiece_model_ends_the_process(tmp_path):

@@ -59,7 +59,7 @@ def test_a_store_is_read_as_it_was_written(tmp_path):
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1), min_size=2, unique=True)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(words=WORDS, streams=st.lists(st.lists(st.integers(0), max_size=50), min_size=1, max_size=3), data=st.data())
 def test_any_ids_and_words_are_read_as_they_were_written(tmp_path_factory, words, streams, data):
     vocab, path = Vocab("word", words), tmp_path_factory.mktemp("store") / "any.h5"

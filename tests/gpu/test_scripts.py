@@ -96,6 +96,7 @@ def test_a_profile_lists_the_operations_that_take_the_most_time():
     assert found["operations"][0]["name"] in found["table"]
 
 
+@pytest.mark.slow
 def test_ptb_trains_the_fastest_way_and_evaluates_the_run_it_keeps(tmp_path):
     code, found = run(ptb, tmp_path, "--keep", str(tmp_path / "kept"))
     assert (code, found["stage"], found["complete"]) == (0, "ptb", True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from txlcli import __version__, console
 from txlcli.views.training import duration
-from txlcli.workflows.reproduction.costs import Costs
+from txlcli.workflows.reproduction.costs import MOST_S, Costs
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Section
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
@@ -73,7 +73,8 @@ def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> No
     notes = [
         scale.description,
         "Time: of the missing trainings on an idle machine, without evaluation, from timed steps, or if these take too "
-        f"long from {SHARE_OF_PEAK:.0%} of the {costs.peak / 1e9:,.0f} GFLOP/s of a matrix product. Models that "
+        f"long from {SHARE_OF_PEAK:.0%} of the {costs.peak / 1e9:,.0f} GFLOP/s of a matrix product. Models "
+        f"whose turn comes after {MOST_S:g} seconds of timing have the median rate of those before. Models that "
         "several items need count for each.",
     ]
     console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, notes)

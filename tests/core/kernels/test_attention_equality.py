@@ -232,7 +232,7 @@ def test_backends_equal_the_default_without_positions(backend):
 
 
 @pytest.mark.usefixtures("static_shapes")
-@pytest.mark.parametrize("backend", [*OTHER_BACKENDS, "flex"])
+@pytest.mark.parametrize("backend", [*OTHER_BACKENDS, pytest.param("flex", marks=pytest.mark.slow)])
 def test_backends_score_far_distances_as_the_default(backend):
     inputs = [tensor.detach().float() for tensor in draw_inputs(reach=L + 2)]
     inputs[-1][:, :L] = inputs[-1][:, :1]

@@ -56,6 +56,7 @@ def two(run_checks, tmp_path_factory):
         2,
         ("steps", "trained", {"folder": str(folder / "steps"), **plain}),
         ("parts", "trained", {"folder": str(folder / "parts"), **plain, "accumulate": 3}),
+        ("uneven", "trained", {"folder": str(folder / "uneven"), "batch_size": UNEVEN, **plain}),
         ("whole", "trained", {"folder": str(folder / "whole"), "dropout": 0.3}),
         ("resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), "steps": 4, "dropout": 0.3}),
         ("names", "saved_after", {"folder": str(folder / "saved"), "steps": 4, "accumulate": 3, **plain}),
@@ -71,6 +72,8 @@ def two(run_checks, tmp_path_factory):
     ) | {"folder": folder}
 
 
+UNEVEN = 5
+"""Lanes of which one process has three and the other two."""
 ZERO = {
     "momentum": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "clip": 0.1},
@@ -186,7 +189,15 @@ def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path,
     assert found["failed"] == [["the valid split cannot be read", 0.0]] * processes
 
 
-def test_lanes_that_do_not_divide_evenly_have_equal_weights(run_checks, tmp_path):
+def test_lanes_that_do_not_divide_evenly_have_equal_weights(two, tmp_path):
+    training = alone(tmp_path, batch_size=UNEVEN, optimizer="sgd", lr=0.5)
+    reports = steps_of(run(training))
+    assert two["uneven"]["losses"] == pytest.approx([report.loss_nats for report in reports], abs=1e-5)
+    torch.testing.assert_close(torch.tensor(two["uneven"]["weights"]), flat(training), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_lanes_that_do_not_divide_among_four_have_equal_weights(run_checks, tmp_path):
     found = run_checks(4, ("steps", "trained", {"folder": str(tmp_path / "four"), "optimizer": "sgd", "lr": 0.5}))
     training = alone(tmp_path / "one", optimizer="sgd", lr=0.5)
     reports = steps_of(run(training))

@@ -11,6 +11,10 @@ Count = Callable[[int], int]
 """Bytes by a size."""
 SMALL_WIDTH = 500
 """Columns of the smaller softmax from which larger ones are extrapolated."""
+COUNTED_ELEMENTS = 1 << 22
+"""Most elements of logits, and of the scores of one head, of a layer whose count takes longer to extrapolate."""
+COUNTED_LAYERS = 5
+"""Layers that take as long to count as those from which more are extrapolated."""
 COUNTED_LENGTH = 1024
 """Longest segment and memory, in tokens, whose activations are counted without extrapolation."""
 SHORT_LENGTH = 64
@@ -42,8 +46,13 @@ def at_lengths(count: SizedCount, sizes: Sizes) -> int:
     """Extrapolate a count from small batches, numbers of layers and widths of the softmax: it is linear in each.
 
     A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from those
-    between.
+    between. Small sizes are counted as they are.
     """
+    row = max(sizes.width, sizes.mem_len + sizes.seg_len)
+    if sizes.batch_size * sizes.seg_len * row <= COUNTED_ELEMENTS:
+        if sizes.n_layers <= COUNTED_LAYERS:
+            return count(sizes)
+        return linear(lambda n_layers: count(sizes._replace(n_layers=n_layers)), sizes.n_layers, (2, 3))
 
     def by_batch_size(batch_size: int) -> int:
         return linear(lambda n_layers: by_layers(batch_size, n_layers), sizes.n_layers, (2, 3))

@@ -6,6 +6,8 @@ Axes: B batch, L segment, M memory.
 import dataclasses
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -77,14 +79,16 @@ def reading_bytes(
     if isinstance(model, TransformerSettings) and settings.mem_len and attn_len is None:
         model = dataclasses.replace(model, memory_start="zeros")  # full from the first segment on
     reading = _Reading(settings=sized, precision=precision, device=device, attn_len=attn_len)
-    held, _ = reading.count(model, vocab_size, segments=0)
-    if not held:
-        return 0
     # The rows that the tail of an adaptive softmax computes depend on the text: a plain one with the mean number of
     # columns replaces it.
     columns = round(softmax_columns(bands(model, vocab_size)))
-    held_plain, peak_plain = reading.count(with_plain_softmax(model), columns, segments=2)
-    return held + peak_plain - held_plain + _packed_bytes(model, vocab_size, precision, device)
+    plain = with_plain_softmax(model)
+    held, peak = reading.count(plain, columns, segments=2)
+    if not held:
+        return 0
+    if (plain, columns) != (model, vocab_size):
+        peak += reading.count(model, vocab_size, segments=0)[0] - held
+    return peak + _packed_bytes(model, vocab_size, precision, device)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,13 @@ class _Reading:
     def count(self, model: ModelSettings, vocab_size: int, *, segments: int) -> tuple[int, int]:
         """Return the bytes that are held before the first segment, and at the peak of so many segments."""
         live = LiveBytes()
-        with unlimited_memory(), tensors_without_data(), use_onednn(NO_ONEDNN), observed_results(live.observe):
+        with (
+            unlimited_memory(),
+            tensors_without_data(),
+            use_onednn(NO_ONEDNN),
+            observed_results(live.observe),
+            _collecting_new_objects(),
+        ):
             network = make_model(model, vocab_size).eval()  # stays beside the reader's copies
             reader = self._reader(network)
             gc.collect()  # tensors in reference cycles would count as held, and be free later
@@ -134,6 +144,16 @@ class _Reading:
         else:
             reader.reset()
             reader.losses(reader.read_last(tokens), tokens[:, -1:])
+
+
+@contextmanager
+def _collecting_new_objects() -> Iterator[None]:
+    """Exclude the objects of imported packages from garbage collection, which takes longer than the count otherwise."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _packed_bytes(model: ModelSettings, vocab_size: int, precision: str, device: torch.device) -> int:

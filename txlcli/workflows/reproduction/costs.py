@@ -1,5 +1,8 @@
 """Forecasts the cost of the trainings that a table or figure needs."""
 
+import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
 from txlcli.core.kernels.device import pick_device
@@ -13,16 +16,29 @@ from txlcli.workflows.training.forecast import SHARE_OF_PEAK, timed_share_of_pea
 from txlcli.workflows.workspace import Workspace
 
 BYTES = 256
+MOST_S = 10.0
+"""Seconds after which no further model is timed."""
 
 
 class Costs:
-    """Costs at a scale on this machine, whose peak rate is measured once; small models are timed, once per shape."""
+    """Costs at a scale on this machine, whose peak rate is measured once; small models are timed, once per shape.
 
-    def __init__(self, scale: Scale, workspace: Workspace, *, seeds: int) -> None:
+    Args:
+        scale: models and texts.
+        workspace: where stores and runs are.
+        seeds: trainings of each model.
+        clock: seconds; no model is timed later than MOST_S after the first call, and those that are left have the
+            median rate of the others.
+    """
+
+    def __init__(
+        self, scale: Scale, workspace: Workspace, *, seeds: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._scale, self._workspace, self._seeds = scale, workspace, seeds
         self._device = pick_device(workspace.device)
         self.peak = peak_flops_per_s(self._device, "fp32", new_clock=idle_clock_of)
         self._shares: dict[tuple[object, ...], float] = {}
+        self._clock, self._timed_until = clock, clock() + MOST_S
 
     def of(self, item: str) -> dict[str, Any]:
         """Return the number of trainings of an item, of missing ones, and the cost of these."""
@@ -53,10 +69,11 @@ class Costs:
         )
         flops = train.max_steps * batch_size * seg_len * flops_per_token
         shape = (settings.model, vocab_size, batch_size, seg_len, mem_len)
-        if shape not in self._shares:
+        if shape not in self._shares and self._clock() < self._timed_until:
             share = timed_share_of_peak(settings.model, vocab_size, train, device=self._device, peak=self.peak)
             self._shares[shape] = share or SHARE_OF_PEAK
-        return flops, flops / (self._shares[shape] * self.peak)
+        share = self._shares.get(shape) or statistics.median(self._shares.values() or [SHARE_OF_PEAK])
+        return flops, flops / (share * self.peak)
 
     def _vocab_size(self, model: Model) -> int:
         """Return the V of the store, or without a store that of the benchmark or of the options of `txl prepare`.
