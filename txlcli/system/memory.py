@@ -4,6 +4,16 @@ import re
 
 LESS = "use a smaller batch size, shorter lengths or a smaller model"
 """The next step where no forecast says what would fit."""
+LIBRARY_MESSAGES = frozenset(
+    {
+        "could not create a memory",
+        "could not create a memory object",
+        "could not create a primitive",
+        "could not execute a primitive",
+        "std::bad_alloc",
+    }
+)
+"""Whole messages of PyTorch's RuntimeErrors for C++ code, oneDNN's above all, that does not say what it lacked."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -13,7 +23,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     because the command line calls this function without loading PyTorch.
     """
     names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+    message = str(error)
+    return (
+        bool(names & {"MemoryError", "OutOfMemoryError"})
+        or "can't allocate memory" in message
+        or ("RuntimeError" in names and message in LIBRARY_MESSAGES)
+    )
 
 
 def requested_size(error: BaseException) -> str:
