@@ -1,6 +1,7 @@
 """txl reproduce, on the small novel with models of a few steps."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from txlcli.runs import run_folder
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.evaluations import key_of
 from txlcli.workflows.reproduction.items import ITEMS
+from txlcli.workflows.reproduction.names import OF_PAPER
 
 SHORT = ("train.max_steps=3", "train.valid_every=3")
 STATE = ("model.d_hidden=7", "train.mem_len=0", "eval.mem_len=0")
@@ -28,6 +30,7 @@ def models():
     small = {key: scales.Model(key, "tiny.toml", (*SHORT, *extra)) for key, extra in changes.items()}
     small |= scales.ablation_models("ablation", (*SHORT, "train.seg_len=4", "eval.seg_len=4"), "tiny.toml", 4, (6, 8))
     small |= scales.sentence_models(SHORT, "tiny.toml", 5)
+    small |= scales.frontier_models("tiny.toml", (*SHORT, "train.batch_size=4", "model.d_head=6"))
     for key, arch in (("words-lstm", "lstm"), ("words-qrnn", "qrnn")):
         small[key] = scales.Model(key, "state.toml", (f"model.arch={arch}",))
     return small
@@ -65,7 +68,7 @@ def test_all_items_are_in_one_report(shrunk):
     result = json_of("reproduce", "all")
     folder = Path("reproduction-tiny")
     assert result["report"] == [str(folder / "report.md"), str(folder / "report.html")]
-    assert list(result["sections"]) == list(ITEMS)
+    assert list(result["sections"]) == list(OF_PAPER)
     markdown, page = (Path(path).read_text(encoding="utf-8") for path in result["report"])
     for section in result["sections"].values():
         assert f"## {section['title']}" in markdown
@@ -82,6 +85,31 @@ def test_all_items_are_in_one_report(shrunk):
         "Context 1",
         "Generated text 1, 5 tokens",
     ]
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
+    result = json_of("reproduce", "frontier", "--seeds", seeds)
+    section = result["sections"]["frontier"]
+    results, saved, published = section["grids"]
+    names = [list(pair) for pair in itertools.product(scales.BLOCKS, scales.POSITIONS)]
+    assert [row[:2] for row in results["rows"]] == [row[:2] for row in saved["rows"]] == names
+    assert results["columns"] == ["block", "positions", "recurrence", "recurrence, M = 20", "window"]
+    for number, (block, position) in enumerate(names):
+        data = [section["data"][scales.frontier_part(memory, position, block)] for memory in scales.MEMORIES]
+        recurrence, window = (cell["trained"]["values"] for cell in data)
+        assert len(recurrence) == len(window) == seeds
+        assert results["rows"][number][2].startswith(f"{sum(recurrence) / seeds:.3f}")
+        assert results["rows"][number][4].startswith(f"{sum(window) / seeds:.3f}")
+        assert data[1]["longer"] is None
+        better = sum(own < other for own, other in zip(recurrence, window, strict=True))
+        assert saved["rows"][number][2].endswith(f" ({better} of {seeds})")
+    assert ["RMT, 10 memory tokens, 3 segments, L = 150", "151M", "wt103", "25.04 ppl"] in [
+        row[:4] for row in published["rows"]
+    ]
+    evaluated = json_of("eval", "tiny-frontier-window-rotary-paper-1111", "--mem-len", 5, "--positions", 40)
+    values = section["data"]["frontier-window-rotary-paper"]["trained"]["values"]
+    assert evaluated["rows"][0]["bpc"] == pytest.approx(values[0], abs=1e-6)
 
 
 def test_finished_runs_are_reused(shrunk):
@@ -289,8 +317,8 @@ def test_two_processes_cannot_write_one_report(shrunk):
 
 
 def test_the_list_shows_missing_trainings_and_makes_nothing(shrunk):
-    rows = {row["item"]: row for row in json_of("reproduce", "--list")["items"]}
-    assert list(rows) == list(ITEMS)
+    rows = {row["item"]: row for row in json_of("reproduce", "all", "--list")["items"]}
+    assert list(rows) == list(OF_PAPER)
     assert (rows["table7"]["models"], rows["table7"]["missing"]) == (3, 3)
     assert rows["table7"]["training_flops"] > 0
     assert not Path("reproduction-tiny").exists()

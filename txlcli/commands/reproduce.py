@@ -9,12 +9,16 @@ from typer import Argument, Option
 from txlcli import console
 from txlcli.errors import UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir
-from txlcli.workflows.reproduction.names import ALL, select
+from txlcli.workflows.reproduction.names import NAMES, select
 
 
 def reproduce(
     item_names: Annotated[
-        list[str] | None, Argument(metavar="ITEM...", help="table1 to table10, figure3 to figure7, appendix-e, or all.")
+        list[str] | None,
+        Argument(
+            metavar="ITEM...",
+            help="table1 to table10, figure3 to figure7, appendix-e, or all of these; frontier goes beyond the paper.",
+        ),
     ] = None,
     scale: Annotated[
         Literal["tiny", "small", "paper"],
@@ -33,11 +37,12 @@ def reproduce(
     """Reproduce the paper's tables and figures.
 
     Prepares the texts, trains and evaluates whatever is missing, and writes report.md and report.html with our numbers
-    beside the paper's. Finished runs and evaluations are reused, interrupted runs resumed.
+    beside the paper's. Finished runs and evaluations are reused, interrupted runs resumed. frontier compares recurrence
+    with other memories, positions and blocks.
 
     Example: txl reproduce table6
     """
-    names = select(item_names or ([ALL] if listed else []))
+    names = select(item_names or (NAMES if listed else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     from txlcli.views import attention_result, plots, recl_table, reproduction_report

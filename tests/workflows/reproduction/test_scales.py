@@ -9,7 +9,7 @@ from txlcli.errors import UnknownNameError
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
-from txlcli.workflows.reproduction.names import NAMES, select
+from txlcli.workflows.reproduction.names import NAMES, OF_PAPER, select
 from txlcli.workflows.reproduction.recl import GROUPS, PARTS
 
 EVERY = {
@@ -45,6 +45,27 @@ def test_ablations_have_the_settings_of_the_papers_rows():
             assert settings.train.loss_part == row.loss_part
         lengths = [scale.models[key].settings().train.seg_len for key in ITEMS["table10"].parts]
         assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer without memory
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_models_of_the_frontier_have_as_many_parameters_and_tokens_and_see_as_many_keys(name):
+    models = {part: EVERY[name].models[part].settings() for part in ITEMS["frontier"].parts}
+    assert len(models) == 20
+    counts = {part: count_parameters(settings.model, 256) for part, settings in models.items()}
+    assert max(counts.values()) <= 1.01 * min(counts.values())
+    assert (
+        len(
+            {
+                settings.train.batch_size * settings.train.seg_len * settings.train.max_steps
+                for settings in models.values()
+            }
+        )
+        == 1
+    )
+    for part, settings in models.items():
+        assert settings.model.position in part
+        assert settings.model.window == (None if "recurrence" in part else settings.eval.mem_len + 1)
+        assert (settings.train.mem_len > 0) == ("recurrence" in part)
 
 
 def scores_distances(settings):
@@ -103,6 +124,7 @@ def test_groups_are_those_of_table_8():
 
 def test_items_are_selected_in_the_papers_order():
     assert select(["figure3", "table2", "table2"]) == ["table2", "figure3"]
-    assert select(["all"]) == list(NAMES) == list(ITEMS)
+    assert select(["all"]) == list(OF_PAPER)
+    assert select(["frontier", "all"]) == list(NAMES) == list(ITEMS)
     with pytest.raises(UnknownNameError, match='unknown table or figure "tabel6"; did you mean "table6"'):
         select(["tabel6"])

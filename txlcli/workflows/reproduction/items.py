@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from txlcli.workflows.reproduction import ablations, benchmarks, recl, single_model
+from txlcli.workflows.reproduction import ablations, benchmarks, frontier, recl, single_model
 from txlcli.workflows.reproduction.runner import Runner
 from txlcli.workflows.reproduction.section import Section
 
@@ -28,4 +28,5 @@ ITEMS: dict[str, Item] = {
     **{f"figure{n}": Item(recl.PARTS, partial(recl.figure, number=n)) for n in (3, 4)},
     **{f"figure{n}": Item((single_model.PART,), partial(single_model.attention_figure, number=n)) for n in (5, 6, 7)},
     "appendix-e": Item((single_model.PART,), single_model.appendix_e),
+    "frontier": Item(frontier.PARTS, frontier.frontier),
 }

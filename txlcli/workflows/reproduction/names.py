@@ -1,11 +1,13 @@
-"""Names of the tables and figures of the paper that can be reproduced."""
+"""Names of what can be reproduced: tables and figures of the paper, and the frontier beyond it."""
 
 from collections.abc import Sequence
 
 from txlcli.errors import UnknownNameError
 
-NAMES = (*(f"table{n}" for n in range(1, 11)), *(f"figure{n}" for n in range(3, 8)), "appendix-e")
+OF_PAPER = (*(f"table{n}" for n in range(1, 11)), *(f"figure{n}" for n in range(3, 8)), "appendix-e")
+NAMES = (*OF_PAPER, "frontier")
 ALL = "all"
+"""All of the paper."""
 
 
 def select(names: Sequence[str]) -> list[str]:
@@ -17,4 +19,4 @@ def select(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in NAMES and name != ALL:
             raise UnknownNameError("table or figure", name, [*NAMES, ALL], listing='"txl reproduce --list" lists all')
-    return [name for name in NAMES if ALL in names or name in names]
+    return [name for name in NAMES if name in names or (ALL in names and name in OF_PAPER)]

@@ -1,10 +1,12 @@
 """Texts, models and lengths that take the place of the paper's at each scale."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from txlcli.config import recipe
+from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings
 
 
@@ -116,6 +118,55 @@ def sentence_models(base: tuple[str, ...], name: str, seg_len: int) -> dict[str,
     )
 
 
+MEMORIES = ("recurrence", "window")
+POSITIONS = ("relative", "rotary", "alibi", "t5", "none")
+BLOCKS = ("paper", "modern")
+
+
+def frontier_part(memory: str, position: str, block: str) -> str:
+    """Return the name of a model of the frontier."""
+    return f"frontier-{memory}-{position}-{block}"
+
+
+def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
+    """Return the models of the frontier as changes of a recipe with memory, of equal cost.
+
+    Args:
+        name: the recipe.
+        base: changes for all models.
+    """
+    settings = recipe.load(name, base)
+    train, model = settings.train, settings.model
+    if not isinstance(model, TransformerSettings):
+        raise ValueError(f"{name} has no attention")
+    seg_len, mem_len, keys = train.seg_len, train.mem_len, train.mem_len + 1
+    memories = {
+        "recurrence": (),
+        "window": (
+            f"model.window={keys}",
+            "train.mem_len=0",
+            f"train.seg_len={seg_len + mem_len}",
+            f"train.batch_size={train.batch_size * seg_len // (seg_len + mem_len)}",
+        ),
+    }
+    # The paper's encoding has a matrix of d_model x d_model per layer for positions: others have a wider feed-forward
+    # sublayer instead.
+    wider = f"model.d_inner={model.d_inner + model.n_heads * model.head_width // 2}"
+    positions = {position: (f"model.position={position}", wider) for position in POSITIONS} | {"relative": ()}
+    blocks = {"paper": (), "modern": ("model.block=modern", "model.norm=pre")}
+    reading = (f"eval.seg_len={seg_len}", f"eval.mem_len={mem_len}", "eval.max_distance=none")
+    return _by_key(
+        *(
+            Model(
+                frontier_part(memory, position, block),
+                name,
+                (*base, *reading, *memories[memory], *positions[position], *blocks[block]),
+            )
+            for memory, position, block in itertools.product(MEMORIES, POSITIONS, BLOCKS)
+        )
+    )
+
+
 PAPER_MODELS = {
     **_by_key(
         _model("words-xl", "wt103"),
@@ -137,6 +188,7 @@ PAPER_MODELS = {
     ),
     **ablation_models("ablation", (), "wt103-ablation", 128, (176, 172)),
     **sentence_models((), "lm1b-ablation", 32),
+    **frontier_models("enwik8"),
 }
 BENCHMARKS = {name: ScaleText(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb")}
 
@@ -202,6 +254,7 @@ DEEPER = "model.n_layers=6"
 WIDER = ("model.d_model=192", "model.n_heads=6", "model.d_inner=768")  # the paper's large models are mainly wider
 # Shorter than the context that a model uses after 500 steps (16 to 30 words), so that memory can help.
 SHORT = ("train.seg_len=16", "train.mem_len=16", "eval.seg_len=16", "eval.mem_len=16", "train.batch_size=64")
+SMALLER = ("model.n_layers=2", "train.max_steps=300", "train.valid_every=300")
 TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "train.seg_len=64", "train.batch_size=16")
 
 
@@ -229,6 +282,7 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
         ),
         "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularized)),
         **ablation,
+        **frontier_models("stdlib", (*TINY_STEPS, *SHORT, *SMALLER)),
         # One text replaces both WikiText-103 and One Billion Word, so that one model can take several parts.
         "sentences-xl": ablation["ablation-xl-full"],
         "short-xl": ablation["ablation-xl-full"],
