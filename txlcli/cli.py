@@ -35,7 +35,7 @@ from txlcli.commands import (
 from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
 from txlcli.config import recipe
-from txlcli.errors import DisagreementError, TxlError, UsageError
+from txlcli.errors import DisagreementError, ReportedError, TxlError, UsageError
 from txlcli.runs import recovery
 from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import launcher, signals
@@ -180,6 +180,8 @@ def _shortened(path: object) -> str:
 
 def _complain_once(error: TxlError) -> None:
     """Report an error; other processes than rank 0 wait, since it reports most errors of all and then ends them."""
+    if isinstance(error, ReportedError):
+        return  # at once: rank 0 goes on when this process has ended
     if not launcher.is_main():
         time.sleep(SECONDS_FOR_RANK_0)
         if isinstance(error, DisagreementError):

@@ -76,6 +76,16 @@ def test_a_silent_rank_0_ends_the_others(heartbeats):
     assert ended[0] == "no sign of life from rank 0 for 30 s; process of rank 1 ends"
 
 
+def test_rank_0_knows_why_others_fail(heartbeats):
+    first, second, third = heartbeats(0), heartbeats(1), heartbeats(2)
+    assert third.report_failure("out of memory")
+    assert second.report_failure("out of disk")
+    assert first.wait_for_silent_ranks(60.0) == []  # does not wait
+    wait_until(lambda: len(first.failures) == 2)
+    assert first.failures == ["out of memory", "out of disk"]
+    assert second.failures == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_rank_0(heartbeats, number):
     first, second = heartbeats(0), heartbeats(1)

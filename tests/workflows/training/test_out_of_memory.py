@@ -11,7 +11,6 @@ from txlcli.config import recipe
 from txlcli.core.measures.footprint import step_bytes
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.errors import TrainingError
-from txlcli.runs.run_folder import Run
 from txlcli.system.memory import format_size
 from txlcli.workflows.training.out_of_memory import advise, explained, smaller_steps
 
@@ -77,15 +76,10 @@ def test_without_settings_that_fit_a_smaller_model_is_advised():
     )
 
 
-def run_of(train, folder):
-    settings = dataclasses.replace(SETTINGS, train=train)
-    return Run(folder, "tiny", settings, vocab_fingerprint="", vocab_size=V, parameters=0, metric="bpc")
-
-
 CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which ..."
 
 
-def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda(tmp_path):
+def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda():
     cuda = torch.device("cuda:0")
     half = sum(step_bytes(MODEL, V, dataclasses.replace(TRAIN, accumulate=2), device=cuda).values())
     asked = []
@@ -94,7 +88,7 @@ def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda(tmp_path
         asked.append(device)
         return round(half / 0.8) + 1
 
-    with pytest.raises(TrainingError) as caught, explained(run_of(TRAIN, tmp_path), cuda, 1, available=available):
+    with pytest.raises(TrainingError) as caught, explained(SETTINGS, V, cuda, 1, available=available):
         raise torch.OutOfMemoryError(CUDA_ERROR)
     assert asked == [cuda]
     needed = format_size(sum(step_bytes(MODEL, V, TRAIN, device=cuda).values()))
@@ -105,8 +99,8 @@ def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda(tmp_path
     assert "\n" not in message
 
 
-def test_other_errors_are_not_explained(tmp_path):
-    with pytest.raises(RuntimeError, match=r"^size mismatch$"), explained(run_of(TRAIN, tmp_path), CPU, 1):
+def test_other_errors_are_not_explained():
+    with pytest.raises(RuntimeError, match=r"^size mismatch$"), explained(SETTINGS, V, CPU, 1):
         raise RuntimeError("size mismatch")
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, distributed
 
 from txlcli.config.settings import TrainSettings
 from txlcli.core.training.heartbeat import INTERVAL_S, Heartbeat
-from txlcli.errors import DisagreementError, RecipeError, TrainingError, TxlError, UsageError
+from txlcli.errors import DisagreementError, RecipeError, ReportedError, TrainingError, TxlError, UsageError
 from txlcli.system import launcher
 from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 
@@ -161,11 +161,20 @@ class World:
         lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST_PROCESS)
         return self.size > 1 and lost
 
+    def report_to_rank_0(self, error: TxlError) -> TxlError:
+        """Let rank 0 report an error that ends this process; return the error to raise, which is not reported twice."""
+        if self.is_rank_zero or self.heartbeat is None:
+            return error
+        told = self.heartbeat.report_failure(f"rank {self.rank} on {socket.gethostname()}: {error}")
+        return ReportedError(str(error)) if told else error
+
     def _lost_ranks(self) -> str:
-        """Name the processes that are gone: those without a sign of life for some intervals."""
+        """Say why another process is gone, or name those without a sign of life for some intervals."""
         silent: list[int] = []
         if self.heartbeat is not None:
             silent = self.heartbeat.wait_for_silent_ranks(3 * INTERVAL_S)
+            if self.heartbeat.failures:
+                return self.heartbeat.failures[0]
         names = " and ".join(map(str, silent))
         return f"the process of rank {names} has ended or does not answer" if silent else "another process has ended"
 

@@ -1,8 +1,8 @@
-"""Signs of life and signals between the processes of a training, beside its steps.
+"""Signs of life, signals and failures of the processes of a training, exchanged beside its steps.
 
-A thread of each process counts in a store that all of them share. Rank 0 sees which process is silent, and the other
-ranks see whether rank 0 is. Python calls no signal handler while a process waits for others in PyTorch, so the thread
-also passes signals on: the interpreter writes their numbers to a socket at once.
+A thread of each process counts in a store that all of them share. Rank 0 sees which process is silent or has failed,
+and the other ranks see whether rank 0 is. Python calls no signal handler while a process waits for others in
+PyTorch, so the thread also passes signals on: the interpreter writes their numbers to a socket at once.
 """
 
 import contextlib
@@ -25,6 +25,9 @@ SECONDS_UNTIL_NAMED = 10.0
 """Silence of a process after which rank 0 names it."""
 SECONDS_TO_END = 30.0
 """Time for this process to end by itself, once the store is gone with the process that served it."""
+
+SECONDS_TO_REPORT = 5.0
+"""Time for the thread to tell rank 0 that this process has failed."""
 
 
 def _exit(message: str) -> None:
@@ -66,6 +69,10 @@ class Heartbeat:
         self._named: set[int] = set()
         self.stop_signal = 0
         """Number of the signal that another process received, on rank 0; 0 for none."""
+        self.failures: list[str] = []
+        """Why other processes have failed, as far as they could tell, on rank 0; the first one first."""
+        self._own_failure: str | None = None
+        self._told_failure = threading.Event()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -96,14 +103,28 @@ class Heartbeat:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def report_failure(self, reason: str) -> bool:
+        """Tell rank 0 why this process fails; return True if it can read so."""
+        self._own_failure = reason
+        with contextlib.suppress(BlockingIOError):
+            self._writer.send(b"\0")  # wakes the thread
+        return self._told_failure.wait(SECONDS_TO_REPORT)
+
     def silent_ranks(self, longer_than_s: float) -> list[int]:
         """Return the watched ranks without a sign of life for this time."""
         now = self._clock()
         return [rank for rank in self._watched if now - self._seen_at[rank] > longer_than_s]
 
     def wait_for_silent_ranks(self, seconds: float) -> list[int]:
-        """Return the watched ranks that give no sign of life for this time, which begins now."""
-        time.sleep(seconds + self._interval_s)
+        """Return the watched ranks that give no sign of life for this time, which begins now.
+
+        Return early, and none of them, if a process has said why it failed.
+        """
+        until = time.monotonic() + seconds + self._interval_s
+        while time.monotonic() < until:
+            if self.failures:
+                return []
+            time.sleep(self._interval_s / 10)
         return self.silent_ranks(seconds)
 
     def _run(self) -> None:
@@ -117,16 +138,26 @@ class Heartbeat:
                 self._end(f"rank 0 does not answer ({str(error).splitlines()[0]}); process of rank {self._rank} ends")
 
     def _exchange(self) -> None:
-        """Report life and signals, and read those of the others."""
+        """Report life, signals and failure, and read those of the others."""
         self._store.add(f"beat/{self._rank}", 1)
         for number in self._received():
             self._store.add(f"signal/{number}", 1)
+        if self._own_failure is not None and not self._told_failure.is_set():
+            self._store.set(f"failure/{self._store.add('failures', 1)}", self._own_failure)
+            self._told_failure.set()
         for rank in self._watched:
             beats = self._store.add(f"beat/{rank}", 0)
             if beats != self._beats[rank]:
                 self._beats[rank], self._seen_at[rank] = beats, self._clock()
+        if self._rank == 0:
+            self.failures += self._new_failures()
         if self._rank == 0 and not self.stop_signal:
             self.stop_signal = next((number for number in signals.ENDING if self._store.add(f"signal/{number}", 0)), 0)
+
+    def _new_failures(self) -> list[str]:
+        """Return the reasons that failed processes have written since the last call, in their order."""
+        numbers = range(len(self.failures) + 1, self._store.add("failures", 0) + 1)
+        return [self._store.get(f"failure/{number}").decode() for number in numbers]
 
     def _received(self) -> list[int]:
         """Return the signals of this process since the last call; the death of its launcher counts as SIGTERM."""

@@ -161,6 +161,7 @@ class Training(TrainingState):
         elif command == Command.validate:
             self._score_validation(averaged=bool(number))
         elif command == Command.on_validation:
+            self.validated = self.step
             self.average.on_validation(number)
 
     def validation_is_due(self) -> bool:

@@ -136,7 +136,7 @@ def execute(
     with (
         _collect_signals(reporter) as caught,
         _explain_second_interrupt(training, caught, resume_hint),
-        out_of_memory.explained(run, training.device, training.world.size, training=training),
+        out_of_memory.explained(run.settings, run.vocab_size, training.device, training.world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
         _take_steps(run, training, limits, caught, reporter, on_report)

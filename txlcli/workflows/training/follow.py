@@ -21,7 +21,7 @@ from txlcli.errors import TrainingError, TxlError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 from txlcli.system import launcher, processors
-from txlcli.workflows.training import execution, plan, text
+from txlcli.workflows.training import execution, out_of_memory, plan, text
 from txlcli.workflows.training.resume import change_settings
 from txlcli.workflows.training.start import load_settings
 from txlcli.workflows.workspace import Workspace
@@ -132,6 +132,7 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
     Raises:
         DisagreementError: settings, text, checkpoint or releases differ from those of rank 0.
         TrainingError: another process is gone.
+        ReportedError: memory ran out, which rank 0 reports.
     """
     run = change_settings(run_folder.find(source, workspace.runs_dir), changes) if resumed else None
     settings = load_settings(source, changes) if run is None else run.settings
@@ -149,7 +150,10 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
         training = Training(model, settings.train, segments, valid, Path(), {}, world, device=device)
         if saved is not None:
             training.restore(saved)
-        with world.forwarding_signals():  # rank 0 decides
+        with (
+            world.forwarding_signals(),  # rank 0 decides
+            out_of_memory.explained(settings, store.vocab.size, device, world.size, training=training),
+        ):
             training.execute_commands()
             if world.heartbeat is not None:
                 world.heartbeat.stop()

@@ -8,13 +8,12 @@ from typing import get_args
 import torch
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import Parallel, TrainSettings
+from txlcli.config.settings import Parallel, Settings, TrainSettings
 from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.footprint import step_bytes
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import Training
-from txlcli.errors import RecipeError, TrainingError
-from txlcli.runs.run_folder import Run
+from txlcli.errors import RecipeError, TrainingError, TxlError
 from txlcli.workflows import out_of_memory
 
 MODES = get_args(Parallel)
@@ -23,7 +22,8 @@ MODES = get_args(Parallel)
 
 @contextmanager
 def explained(
-    run: Run,
+    settings: Settings,
+    vocab_size: int,
     device: torch.device,
     processes: int,
     *,
@@ -32,22 +32,34 @@ def explained(
 ) -> Iterator[None]:
     """Raise a TrainingError with settings that would fit if memory runs out in the block.
 
+    Of several processes in training, rank 0 reports the error of another one.
+
     Args:
-        run: what is trained.
+        settings: of the training.
+        vocab_size: V.
         device: where it is trained.
         processes: number of processes, which divide the batch.
         training: takes its steps in the block; None while it is built.
         available: measures the bytes of a device that this process can use.
     """
 
-    def explain(what: str) -> TrainingError:
-        train = run.settings.train
-        if training is not None and training.validation_is_due() and train.valid_batch_size > 1:
-            return TrainingError(
-                f"{what} in the validation after step {training.step:,}; resume with --set "
-                f"train.valid_batch_size={train.valid_batch_size // 2}"
-            )
-        advised = advise(run.settings.model, run.vocab_size, train, device, processes, available(device))
+    def explain(what: str) -> TxlError:
+        if training is None:
+            return in_a_step(what)
+        return training.world.report_to_rank_0(in_validation(what, training) or in_a_step(what))
+
+    def in_validation(what: str, training: Training) -> TrainingError | None:
+        batch_size = settings.train.valid_batch_size
+        if not training.validation_is_due() or training.valid is None or batch_size == 1:
+            return None
+        use = "resume with" if training.world.is_rank_zero else "use"  # rank 0 adds how to resume
+        return TrainingError(
+            f"{what} in the validation after step {training.step:,}; {use} --set "
+            f"train.valid_batch_size={batch_size // 2}"
+        )
+
+    def in_a_step(what: str) -> TrainingError:
+        advised = advise(settings.model, vocab_size, settings.train, device, processes, available(device))
         return TrainingError(f"{what}; {advised}")
 
     with out_of_memory.explained(explain):

@@ -80,7 +80,7 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path)
     splits = text.read_splits(settings, store, reporter)
     fingerprint = saved.fingerprint() if launcher.world_size() > 1 else ""
-    with out_of_memory.explained(run, device, launcher.world_size()):
+    with out_of_memory.explained(settings, run.vocab_size, device, launcher.world_size()):
         model = model.to(device_of_new_weights(settings.train, device))
         training = execution.build_training(
             model, run, store, splits, reporter, device=device, resumed_from=fingerprint

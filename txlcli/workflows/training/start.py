@@ -165,7 +165,7 @@ def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Worksp
             f"each of the {train.batch_size} parallel parts of the text has {splits[0].lane_len:,} tokens, no more "
             "than a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
         )
-    with out_of_memory.explained(run, device, processes):
+    with out_of_memory.explained(run.settings, run.vocab_size, device, processes):
         of_weights = device_of_new_weights(train, device)
         model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=of_weights)
         return execution.build_training(model, run, store, splits, reporter, device=device)
