@@ -86,6 +86,11 @@ def say(message: str) -> None:
         _write_message(on_one_line(message))
 
 
+def answer(message: str) -> None:
+    """Write one line to stderr, also with --quiet: what the user has just asked for, beside the results."""
+    _write_message(on_one_line(message))
+
+
 def complain(message: str) -> None:
     """Write `error: ...` to stderr."""
     line = f"error: {on_one_line(message)}"

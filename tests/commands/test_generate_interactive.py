@@ -43,6 +43,11 @@ def test_help_lists_the_commands_and_is_no_prompt(here):
     assert answer.startswith(COMMANDS)
 
 
+def test_help_is_answered_with_quiet_too(here):
+    result = conversation("--quiet", prompts="/help\n")
+    assert result.stderr.splitlines() == [f"{COMMANDS}; // at the beginning of a prompt stands for /"]
+
+
 @pytest.mark.parametrize("line", ["/rest", "/temperature 0.5", "/HELP"])
 def test_an_unknown_command_is_answered_with_those_that_exist(here, line):
     result = conversation(prompts=f"{line}\n")

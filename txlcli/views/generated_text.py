@@ -64,7 +64,7 @@ def _obey(command: str, conversation: Conversation) -> None:
     if command == "/reset":
         conversation.reset()
     elif command == "/help":
-        console.say(COMMANDS_IN_A_LINE)
+        console.answer(COMMANDS_IN_A_LINE)
     else:
         console.complain(f"unknown command {command.split(maxsplit=1)[0]}: {COMMANDS_IN_A_LINE}")
 
