@@ -72,8 +72,8 @@ def write_text(path, kind, size, types=TYPES):
                     break
 
 
-def prepare_here(text, kind, workers):
-    """Prepare in this process and print what it took."""
+def prepare_here(corpus, data, workers, **options):
+    """Prepare a corpus, or a file, in this process, and print what it took."""
     import resource
 
     from txlcli.workflows.preparation.planning import PrepareOptions
@@ -91,8 +91,8 @@ def prepare_here(text, kind, workers):
             seconds[description] = time.perf_counter() - started
 
     started = time.perf_counter()
-    wishes = PrepareOptions(tokenizer=kind, workers=workers, split="98,1,1")
-    store = prepare(str(text), text.parent / "data", wishes, force=True, reporter=Timed())
+    wishes = PrepareOptions(workers=workers, **options)
+    store = prepare(str(corpus), data, wishes, force=True, reporter=Timed())
     whole = time.perf_counter() - started
     own, most_of_a_worker = (
         1024 * resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -101,7 +101,7 @@ def prepare_here(text, kind, workers):
     print(
         json_format.dumps(
             {
-                "tokenizer": kind,
+                "tokenizer": store.facts.tokenizer,
                 "tokens": tokens,
                 "vocabulary_size": store.vocab.size,
                 "seconds": whole,
@@ -144,7 +144,10 @@ def main(
         with tempfile.TemporaryDirectory() as folder:
             text = Path(folder) / f"{kind}.txt"
             write_text(text, kind, (1 if quick else megabytes) << 20)
-            code = f"from tests.benchmarks.corpus import *; prepare_here(Path({str(text)!r}), {kind!r}, {workers})"
+            code = (
+                f"from tests.benchmarks.corpus import *; prepare_here({str(text)!r}, Path({folder!r}, 'data'), "
+                f"{workers}, tokenizer={kind!r}, split='98,1,1')"
+            )
             done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
             results.append(json_format.loads(done.stdout))
     if json:

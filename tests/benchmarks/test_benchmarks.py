@@ -8,7 +8,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from tests.benchmarks import corpus
+from tests.benchmarks import billion_words, corpus
 
 
 def invoke(module, *options):
@@ -152,9 +152,21 @@ def test_a_preparation_is_measured(kind, tmp_path, capsys):
     pytest.importorskip("resource")
     text = tmp_path / "text"
     corpus.write_text(text, kind, 1 << 18, types=509)
-    corpus.prepare_here(text, kind, 1)
+    corpus.prepare_here(text, tmp_path / "data", 1, tokenizer=kind, split="98,1,1")
     told = json.loads(capsys.readouterr().out)
     assert told["tokens_per_s"] == pytest.approx(told["tokens"] / told["seconds"])
     assert set(told["seconds_by_step"]) == {"reading", "writing"}
     assert told["vocabulary_size"] == (256 if kind == "byte" else 509 + 2)
     assert told["peak_bytes"] > 1 << 20
+
+
+def test_shards_of_a_billion_words_are_measured_and_give_the_same_store_for_any_number_of_workers(tmp_path):
+    billion_words.write_shards(tmp_path / "shards", 3, types=509, words_per_shard=20_000)
+    results = [billion_words.prepare_shards(tmp_path / "shards", tmp_path / f"{count}", count) for count in (1, 2)]
+    assert results[0]["sha256"] == results[1]["sha256"]
+    assert results[0]["vocabulary_size"] == 509 + 2
+    assert results[0]["type_of_starts"] == "uint16"
+    mean_sentence = (billion_words.SHORTEST + billion_words.LONGEST) / 2 + 1  # with its boundary
+    assert results[0]["sentences"] == pytest.approx(60_000 / mean_sentence, rel=0.1)
+    shards = {path.read_bytes() for path in (tmp_path / "shards").glob("news.en-*")}
+    assert len(shards) == 3
