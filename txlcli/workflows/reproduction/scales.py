@@ -128,6 +128,11 @@ def frontier_part(memory: str, position: str, block: str) -> str:
     return f"frontier-{memory}-{position}-{block}"
 
 
+def _last_of_each(changes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return changes without those that a later one of the same setting replaces."""
+    return tuple({change.partition("=")[0]: change for change in changes}.values())
+
+
 def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
     """Return the models of the frontier as changes of a recipe with memory, of equal cost.
 
@@ -160,7 +165,7 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
             Model(
                 frontier_part(memory, position, block),
                 name,
-                (*base, *reading, *memories[memory], *positions[position], *blocks[block]),
+                _last_of_each((*base, *reading, *memories[memory], *positions[position], *blocks[block])),
             )
             for memory, position, block in itertools.product(MEMORIES, POSITIONS, BLOCKS)
         )
