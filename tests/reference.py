@@ -13,7 +13,8 @@ Weights are a plain dict; a matrix maps row vectors, y = x @ W, and head h owns 
         attention_norm, ff_norm (gain (d,), bias (d,))      ff_1 (W (d, F), b (F,))      ff_2 (W (F, d), b (d,))
 A layer of another block may have ff_gate, as ff_1 (SwiGLU); q_norm and k_norm (D,), gains of normalized queries and
 keys; attention_gate and feed_forward_gate, dicts of w_r, w_z, w_g, u_r, u_z, u_g (d, d) and update_bias (d,). The bias
-of an "rms" norm is not read; other biases that a layer lacks are zeros.
+of an "rms" norm is not read; other biases that a layer lacks are zeros. A layer with compressed memory may have
+compression, (W (c*d, d), b (d,)): rows i*d to (i+1)*d - 1 of W are those of the i-th of c positions.
 That is one band of ids, embedded d wide, and a softmax tied to it. In general, in the order of the ids, the head first:
     embedding: list of bands, each (table (n, w), projection (w, d) or None)
     softmax: list of bands, each (table (n, w), projection (d, w) or None, bias (n,)), in place of softmax_bias
@@ -499,6 +500,129 @@ def forward_segments(
         segment_log_probs, memory = forward(tokens, memory, weights, mem_len=mem_len, **options)
         log_probs.append(segment_log_probs)
     return log_probs, memory
+
+
+def compressed(rows: ndarray, layer: dict, *, rate: int, compression: str) -> ndarray:
+    """One row for every `rate` rows of (n * rate, d): their convolution, mean or maximum (Rae et al. 2020)."""
+    slots = []
+    for first in range(0, len(rows), rate):
+        group = rows[first : first + rate]
+        if compression == "convolution":
+            w, b = layer["compression"]
+            d = len(b)
+            slot = np.array(b, dtype=_kind(group, w, b))
+            for i in range(rate):
+                slot = slot + group[i] @ w[i * d : (i + 1) * d]
+        elif compression == "mean":
+            slot = sum(group) / rate
+        else:
+            slot = np.array([max((row[e] for row in group), key=lambda x: x.real) for e in range(rows.shape[1])])
+        slots.append(slot)
+    return np.array(slots).reshape(len(slots), rows.shape[1])
+
+
+def compress_memory(
+    hidden: ndarray,
+    memory: ndarray,
+    slots: ndarray,
+    layer: dict,
+    *,
+    mem_len: int,
+    compressed_len: int,
+    rate: int,
+    compression: str,
+) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Memory and slots after a segment; then the rows that left the memory, and the slots made of them.
+
+    The oldest rows of [memory o hidden] leave, `rate` at a time, until fewer than mem_len + rate are left.
+    """
+    extended = _concatenate(memory, hidden)
+    count = 0
+    while len(extended) - count - rate >= mem_len:
+        count += rate
+    leaving = extended[:count]
+    made = compressed(leaving, layer, rate=rate, compression=compression)
+    slots = _concatenate(slots, made) if count else slots
+    return extended[count:], slots[max(0, len(slots) - compressed_len) :], leaving, made
+
+
+def content_attention(hidden: ndarray, context: ndarray, layer: dict) -> ndarray:
+    """softmax(q k / sqrt(D)) v over all rows of `context`, by content only: (H, L, D), before w_o."""
+    H, D = _heads(layer)
+    result = np.zeros(
+        (H, len(hidden), D), dtype=_kind(hidden, context, layer["w_q"], layer["w_k_content"], layer["w_v"])
+    )
+    for h in range(H):
+        for i in range(len(hidden)):
+            query = _projected(hidden[i], layer, "q", h, D)
+            logits = [_dot(query, _projected(row, layer, "k", h, D)) / math.sqrt(D) for row in context]
+            for row, log_share in zip(context, log_softmax(np.array(logits)), strict=True):
+                result[h, i] += np.exp(log_share) * (row @ _head(layer["w_v"], h, D))
+    return result
+
+
+def reconstruction_loss(hidden: ndarray, leaving: ndarray, made: ndarray, layer: dict, **how: Any) -> complex:
+    """The attention-reconstruction loss of one layer (Rae et al. 2020): the mean square over heads, queries and D.
+
+    Args:
+        hidden: inputs of the layer in the segment; with `how["norm"]` "pre" and "pre_released" all are normalized.
+        leaving: the rows that leave the memory.
+        made: the slots in their place.
+        how: norm, norm_type and norm_eps, as for `attention_layer`.
+    """
+    layer = layer | {"eps": how["norm_eps"]}
+    if how["norm"] != "post":
+        of_norm = {"norm_type": how["norm_type"], "eps": how["norm_eps"]}
+        hidden, leaving, made = (normed(x, layer["attention_norm"], **of_norm) for x in (hidden, leaving, made))
+    error = content_attention(hidden, made, layer) - content_attention(hidden, leaving, layer)
+    return sum(entry**2 for entry in error.flatten()) / error.size
+
+
+class Compressed(NamedTuple):
+    """A segment read with compressed memory: log-probabilities (L, V), the memories, the loss of each layer."""
+
+    log_probs: ndarray
+    memory: list[ndarray]
+    slots: list[ndarray]
+    losses: list[complex]
+
+
+def forward_compressive(
+    tokens: list[int],
+    memory: list[ndarray],
+    slots: list[ndarray],
+    weights: dict,
+    *,
+    lengths: dict[str, Any],
+    norm: str = "post",
+    norm_type: str = "layer",
+    norm_eps: float = LAYER_NORM_EPS,
+    **options: Any,
+) -> Compressed:
+    """A segment after [slots o memory] in each layer (Rae et al. 2020), and what both are after it.
+
+    Args:
+        tokens: L token ids.
+        memory: one (M, d) per layer.
+        slots: one (C, d) per layer; to the attention they are positions before the memory.
+        weights: see above.
+        lengths: mem_len, compressed_len, rate and compression, those of `compress_memory`.
+        norm: as for `attention_layer`; so are norm_type and norm_eps.
+        options: those of `attention`.
+    """
+    how: dict[str, Any] = {"norm": norm, "norm_type": norm_type, "norm_eps": norm_eps}
+    hidden = np.stack([embed(token, weights) for token in tokens])
+    new_memory, new_slots, losses = [], [], []
+    for n in range(len(weights["layers"])):
+        layer, layer_input = layer_weights(weights, n), hidden
+        hidden = attention_layer(hidden, _concatenate(slots[n], memory[n]), layer, **how, **options)
+        after = compress_memory(layer_input, memory[n], slots[n], layer, **lengths)
+        new_memory.append(after[0])
+        new_slots.append(after[1])
+        losses.append(reconstruction_loss(layer_input, after[2], after[3], layer, **how) if len(after[2]) else 0.0)
+    if norm == "pre":
+        hidden = normed(hidden, weights["final_norm"], norm_type=norm_type, eps=norm_eps)
+    return Compressed(np.stack([token_log_probs(row, weights) for row in hidden]), new_memory, new_slots, losses)
 
 
 def log_softmax(logits: ndarray) -> ndarray:

@@ -31,7 +31,7 @@ def _entry(key: schema.Key) -> Iterator[str]:
     facts = [key.values, *([default] if default != "-" else [])]
     if key.architectures:
         facts.append("only with arch = " + " or ".join(f'"{name}"' for name in key.architectures))
-    anchor = "-".join([key.section, key.name, *key.architectures]).replace("_", "-")
+    anchor = "-".join([key.section, key.name, *key.architectures[:1]]).replace("_", "-")
     yield f"[`{key.full_name}`]{{#{anchor}}}\n: {'; '.join(facts)}\n\n  {_escaped(key.description)}\n"
 
 

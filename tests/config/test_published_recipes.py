@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.config.test_baseline_recipes import BASELINES
+from tests.config.test_compressive_recipes import COMPRESSIVE
 from tests.config.test_modern_recipes import MODERN
 from tests.config.test_nvidia_recipes import NVIDIA
 from tests.config.test_recurrent_recipes import RECURRENT, SMALL
@@ -140,6 +141,7 @@ def test_every_packaged_recipe_except_stdlib_is_in_these_tables():
         "vanilla-stdlib",
         *BASELINES,
         *MODERN,
+        *COMPRESSIVE,
         *NVIDIA,
         *RECURRENT,
         *SMALL,
@@ -220,7 +222,7 @@ def test_tf_recipes_follow_the_tf_code_and_all_others_the_pytorch_code(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_evaluation_settings_match_the_released_ones(name):
     evaluation = recipe.load(name).eval
-    assert dataclasses.astuple(evaluation) == EVALUATION[name]
+    assert dataclasses.astuple(evaluation) == (*EVALUATION[name], None)  # no compressed memory
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())

@@ -202,7 +202,8 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tiny):
 def test_a_key_without_a_similar_one_is_refused_with_all_known_keys(tiny):
     path = tiny("xyzzy = 1\n")
     assert refusal(path) == (
-        f'{path}: [eval] has no key "xyzzy" (known: seg_len, mem_len, batch_size, max_distance, same_length)'
+        f'{path}: [eval] has no key "xyzzy" (known: seg_len, mem_len, batch_size, max_distance, same_length, '
+        "compressed_len)"
     )
 
 
@@ -383,9 +384,9 @@ def test_settings_are_frozen(tiny):
 
 def test_an_unknown_architecture_is_refused_before_its_keys(tiny):
     message = refusal("qrnn-ptb", "model.arch=gru")
-    assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not 'gru'")
+    assert message.endswith("[model] arch must be one of transformer, compressive, lstm, qrnn, not 'gru'")
 
 
 def test_an_architecture_that_is_not_text_is_refused():
     message = refusal("enwik8", "model.arch=[1]")
-    assert message.endswith("[model] arch must be one of transformer, lstm, qrnn, not [1]")
+    assert message.endswith("[model] arch must be one of transformer, compressive, lstm, qrnn, not [1]")

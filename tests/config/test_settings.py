@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from txlcli.config import model_settings, settings
-from txlcli.config.model_settings import MODELS, ModelSettings, RnnSettings, TransformerSettings
+from txlcli.config.model_settings import MODELS, CompressiveSettings, ModelSettings, RnnSettings, TransformerSettings
 from txlcli.config.settings import CorpusSettings, EvalSettings, LogSettings, PublishedSettings, Settings, TrainSettings
 from txlcli.errors import RecipeError, UsageError
 
@@ -34,7 +34,12 @@ def classes():
 def test_every_section_is_a_frozen_dataclass_whose_docstring_names_it():
     expected = {name: cls for name, (cls, _) in SECTIONS.items()} | {"model": ModelSettings}
     assert {field.name: field.type for field in dataclasses.fields(Settings)} == expected
-    assert {"transformer": TransformerSettings, "lstm": RnnSettings, "qrnn": RnnSettings} == MODELS
+    assert {
+        "transformer": TransformerSettings,
+        "compressive": CompressiveSettings,
+        "lstm": RnnSettings,
+        "qrnn": RnnSettings,
+    } == MODELS
     for name, (cls, _) in SECTIONS.items():
         assert cls.__doc__.startswith(f"[{name}]"), name
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -294,7 +299,7 @@ def test_recurrent_layers_have_the_configured_widths_and_windows():
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
         (
             {"arch": "gru"},
-            "arch must be one of transformer, lstm, qrnn, not 'gru'",
+            "arch must be one of transformer, compressive, lstm, qrnn, not 'gru'",
         ),
     ],
     ids=str,
@@ -508,6 +513,78 @@ def test_memory_and_lengths_must_suit_absolute_positions(model, train, evaluatio
         Settings(build("corpus"), build("model", **model), **parts)
     assert str(caught.value) == message
     Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere
+
+
+def build_compressive(**changed):
+    own = {"arch": "compressive", "compressed_len": 5, "compression_rate": 2}
+    return CompressiveSettings(**{**SECTIONS["model"][1], **own, **changed})
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "evaluation", "message"),
+    [
+        ({"window": 4}, {}, {}, '[model] window must be left out with arch = "compressive", not 4'),
+        (
+            {"memory_source": "layer_output"},
+            {},
+            {},
+            """[model] memory_source must be "layer_input" with arch = "compressive", not 'layer_output'""",
+        ),
+        (
+            {"position": "sinusoid"},
+            {},
+            {},
+            """[model] position must be an encoding of distances, or none, with arch = "compressive", not 'sinusoid'""",
+        ),
+        (
+            {"auxiliary_losses": True},
+            {},
+            {},
+            '[model] auxiliary_losses must be false with arch = "compressive", not True',
+        ),
+        ({"compression_rate": 1}, {}, {}, "[model] compression_rate must be 2 or more, not 1"),
+        ({"compressed_len": 0}, {}, {}, "[model] compressed_len must be greater than 0, not 0"),
+        (
+            {},
+            {"mem_len": 0},
+            {},
+            '[train] mem_len must be greater than 0 with model.arch = "compressive", not 0',
+        ),
+        ({}, {"seg_len": 7}, {}, "[train] seg_len must be a multiple of model.compression_rate (2), not 7"),
+        (
+            {},
+            {},
+            {"same_length": "m"},
+            """[eval] same_length must be "off" with model.arch = "compressive": queries see all of its memory, """
+            """not 'm'""",
+        ),
+        ({}, {}, {"compressed_len": 0}, "[eval] compressed_len must be greater than 0, not 0"),
+    ],
+)
+def test_a_compressed_memory_refuses_what_it_cannot_support(model, train, evaluation, message):
+    with pytest.raises(RecipeError) as caught:
+        Settings(
+            build("corpus"),
+            build_compressive(**model),
+            train=build("train", **{"seg_len": 6, **train}),
+            eval=build("eval", **{"same_length": "off", **evaluation}),
+        )
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("arch", ["transformer", "lstm"])
+def test_other_models_have_no_compressed_memory(arch):
+    model, mem_len = (build("model"), 7) if arch == "transformer" else (build_rnn(arch), 0)
+    parts = {"train": build("train", mem_len=mem_len), "eval": build("eval", mem_len=mem_len, compressed_len=3)}
+    with pytest.raises(RecipeError) as caught:
+        Settings(build("corpus"), model, **parts)
+    assert str(caught.value) == '[eval] compressed_len must be left out unless model.arch = "compressive", not 3'
+
+
+def test_distances_of_a_compressed_memory_count_its_slots():
+    parts = {"train": build("train", seg_len=6, mem_len=7), "eval": build("eval", same_length="off", compressed_len=9)}
+    settings = Settings(build("corpus"), build_compressive(), **parts)
+    assert settings.evaluation_settings().max_distance == 6 + 7 + 5
 
 
 def test_a_window_fits_learned_positions_or_a_memory():

@@ -5,24 +5,25 @@ Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 
 import torch
 
-from txlcli.config.model_settings import RnnSettings, TransformerSettings
+from txlcli.config.model_settings import MODELS, RnnSettings
 from txlcli.config.settings import EvalSettings
+from txlcli.core.model.registry import make_model
 from txlcli.core.model.rnn import RecurrentModel
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 
 V = 19
 
 
 def model_settings(**changed):
-    return TransformerSettings(
+    """Settings of a small model with attention; those of `changed["arch"]`, if it is given."""
+    return MODELS[changed.get("arch", "transformer")](
         **{"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17, "dropout": 0.0, **changed}
     )
 
 
 def small_model(*, vocab_size=V, seed=1, std=0.3, dtype=torch.float64, **changed):
     """A model in evaluation mode; no weight, gain or bias keeps a value that could hide it."""
-    model = TransformerXL(model_settings(**changed), vocab_size)
+    model = make_model(model_settings(**changed), vocab_size)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -58,11 +59,11 @@ def draw_tokens(lanes, count, *, vocab_size=V, seed=2):
     return torch.randint(vocab_size, (lanes, count), generator=torch.Generator().manual_seed(seed))
 
 
-def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None):
+def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None, **more):
     """Log-probabilities (B, T, V) of segments read one after the other, and the memory that the last leaves."""
     memory = model.first_memory(tokens.shape[0], mem_len)
     log_probs = []
     for segment in tokens.split(lengths, dim=1):
-        hidden, memory = model(segment, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance)
+        hidden, memory = model(segment, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance, **more)
         log_probs.append(model.log_probs(hidden))
     return torch.cat(log_probs, dim=1), memory

@@ -35,6 +35,13 @@ CASES = {
     "modern": ("stdlib", *EVERY_DROPOUT, "model.block=modern", "model.norm=pre", "model.window=40"),
     "gated": ("stdlib", *EVERY_DROPOUT, "model.gating=gru", "model.norm=pre"),
     "memory of outputs": ("stdlib", "model.memory_source=layer_output"),
+    "compressive": (
+        "stdlib",
+        "model.arch=compressive",
+        "model.compressed_len=32",
+        "model.compression_rate=4",
+        "eval.same_length=off",
+    ),
     "lstm": ("lstm-ptb",),
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),

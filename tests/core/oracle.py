@@ -40,6 +40,8 @@ def weights_of(numbers, settings):
         for name in ("attention_gate", "feed_forward_gate") if settings.gating == "gru" else ():
             gate = {key: numbers[f"layers.{n}.{name}.{key}.weight"].T for key in GATE}
             found[name] = gate | {"update_bias": numbers[f"layers.{n}.{name}.update_bias"]}
+        if getattr(settings, "compression", None) == "convolution":
+            found["compression"] = matrix_and_bias(f"layers.{n}.compression.convolution")
         return found
 
     relative, gated = settings.position == "relative", settings.parts.feed_forward == "swiglu"
@@ -90,6 +92,38 @@ def bands_of(numbers, settings):
     if settings.cutoffs:
         clusters = {"clusters": (numbers["softmax.cluster_weight"].T, numbers["softmax.cluster_bias"])}
     return {"embedding": embedding, "softmax": softmax, **clusters}
+
+
+def compressive_options(settings, *, mem_len, compressed_len=None):
+    """The keyword arguments of `reference.forward_compressive` for a model."""
+    lengths = {"mem_len": mem_len, "compressed_len": compressed_len or settings.compressed_len}
+    return {
+        "lengths": {**lengths, "rate": settings.compression_rate, "compression": settings.compression},
+        "norm": settings.norm,
+        "norm_type": settings.parts.norm_type,
+        "norm_eps": settings.norm_eps,
+        "position": settings.position,
+    }
+
+
+def read_compressive(model, tokens, lengths, *, mem_len, compressed_len=None, **limits):
+    """Log-probabilities (B, T, V), and the last memories, (B, M, d) of each layer and then (B, C, d), by the oracle."""
+    settings, ends = model.settings, list(itertools.accumulate(lengths))
+    weights = weights_of(numbers_of(model), settings)
+    options = compressive_options(settings, mem_len=mem_len, compressed_len=compressed_len) | limits
+    zeros = settings.memory_start == "zeros"
+    log_probs, memories = [], []
+    for row in tokens.tolist():
+        memory = reference.first_memory(weights, zeros=mem_len if zeros else 0)
+        slots = reference.first_memory(weights, zeros=options["lengths"]["compressed_len"] if zeros else 0)
+        parts = []
+        for end, length in zip(ends, lengths, strict=True):
+            read = reference.forward_compressive(row[end - length : end], memory, slots, weights, **options)
+            parts.append(read.log_probs)
+            memory, slots = read.memory, read.slots
+        log_probs.append(np.concatenate(parts))
+        memories.append(memory + slots)
+    return np.stack(log_probs), [np.stack(rows) for rows in zip(*memories, strict=True)]
 
 
 def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None):

@@ -236,6 +236,14 @@ def test_a_memory_of_outputs_cannot_be_exported():
     )
 
 
+def test_a_compressed_memory_cannot_be_exported():
+    with pytest.raises(RunError) as caught:
+        written(
+            model_settings(arch="compressive", compressed_len=3), EvalSettings(seg_len=5, mem_len=7, same_length="off")
+        )
+    assert str(caught.value) == "only Transformer-XL can be exported to Hugging Face; this run has another model"
+
+
 OTHER_LAYERS = [{"block": "modern"}, {"qk_norm": "rms"}, {"biases": "none"}, {"gating": "gru", "norm": "pre_released"}]
 
 

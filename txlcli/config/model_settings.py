@@ -107,12 +107,26 @@ class ModelSettings:
         window = self.attention_window
         return mem_len if window is None else min(mem_len, window - 1)
 
+    def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
+        """Return how many keys stand before a segment after a long text, with M remembered positions.
+
+        Args:
+            mem_len: M.
+            compressed_len: C of an evaluation; that of the model by default. Only a compressed memory has it.
+        """
+        return mem_len
+
     def mean_keys(self, *, seg_len: int, mem_len: int) -> float:
         """Return the mean number of keys that the L queries of a segment see after M remembered positions."""
         window = self.attention_window
         growing = seg_len if window is None else min(seg_len, max(0, window - mem_len))
         limited = seg_len - growing  # queries that see W keys; those before see M + 1, M + 2, ...
         return (growing * mem_len + growing * (growing + 1) / 2 + limited * (window or 0)) / seg_len
+
+    @property
+    def keys_are_tokens(self) -> bool:
+        """True if each key is that of one token, at its distance."""
+        return True
 
     @property
     def depends_on_segments(self) -> bool:
@@ -282,6 +296,47 @@ class TransformerSettings(ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompressiveSettings(TransformerSettings):
+    """[model] with arch = "compressive": the Compressive Transformer (Rae et al. 2020).
+
+    Tokens that leave the memory are compressed; keys are those of compressed memory, memory and segment.
+    """
+
+    compressed_len: PositiveInt
+    """Number of slots C of the compressed memory of each layer; eval.compressed_len may differ."""
+    compression_rate: Annotated[int, Range("2 or more", least=2)] = 3
+    """Number of positions c that are compressed into one slot."""
+    compression: Literal["convolution", "mean", "max"] = "convolution"
+    """How positions are compressed: by a convolution with kernel and stride c, trained to reconstruct the attention of
+    its layer to the tokens that it replaces; by their mean; or by their maximum."""
+
+    @property
+    def keys_are_tokens(self) -> bool:
+        """False: a compressed slot stands for c tokens."""
+        return False
+
+    @property
+    def depends_on_segments(self) -> bool:
+        """True: tokens are compressed when a segment ends."""
+        return True
+
+    def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
+        """Return C + M; without memory nothing is compressed."""
+        return mem_len + (self.compressed_len if compressed_len is None else compressed_len) if mem_len else 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        why = 'with arch = "compressive"'
+        require(self.window is None, "model", "window", self.window, f"left out {why}")
+        inputs = self.memory_source == "layer_input"
+        require(inputs, "model", "memory_source", self.memory_source, f'"layer_input" {why}')
+        relative = not self.absolute_positions
+        require(relative, "model", "position", self.position, f"an encoding of distances, or none, {why}")
+        require(not self.auxiliary_losses, "model", "auxiliary_losses", self.auxiliary_losses, f"false {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RnnSettings(ModelSettings):
     """[model] with arch = "lstm" or "qrnn": the recurrent baselines of Tables 1 and 8.
 
@@ -317,4 +372,4 @@ class RnnSettings(ModelSettings):
         return (self.window or 2) if self.arch == "qrnn" else 1
 
 
-MODELS.update(transformer=TransformerSettings, lstm=RnnSettings, qrnn=RnnSettings)
+MODELS.update(transformer=TransformerSettings, compressive=CompressiveSettings, lstm=RnnSettings, qrnn=RnnSettings)

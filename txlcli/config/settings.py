@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from txlcli.config.model_settings import ModelSettings, TransformerSettings
+from txlcli.config.model_settings import CompressiveSettings, ModelSettings, TransformerSettings
 from txlcli.config.optimizers import OPTIMIZERS
 from txlcli.config.ranges import (
     NaturalInt,
@@ -230,11 +230,14 @@ class EvalSettings:
     batch_size: PositiveInt = 10
     """Batch size B; 1 is the reference."""
     max_distance: PositiveInt | None = None
-    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training. Only with
+    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training, plus C of
+    a compressed memory. Only with
     the positions "relative", "shaw" and "t5"."""
     same_length: SameLength = "m"
     """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code), or
     M + 1 to M + L ("off")."""
+    compressed_len: PositiveInt | None = None
+    """arch = "compressive": number of slots C of the compressed memory; by default model.compressed_len."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -298,6 +301,7 @@ class Settings:
         require(self.train.seg_len > 1 or not dropped, "model", "word_dropout", dropped, "0 with train.seg_len = 1")
         if not self.model.has_attention:
             self._check_without_attention()
+        self._check_compression()
         if self.model.recurrent_state:
             self._check_recurrent()
         elif isinstance(self.model, TransformerSettings):
@@ -317,7 +321,8 @@ class Settings:
         if not (self.model.has_attention or self.model.recurrent_state):
             settings = dataclasses.replace(settings, same_length="off")
         if settings.max_distance is None and self.model.limits_distance:
-            settings = dataclasses.replace(settings, max_distance=self.train.seg_len + self.train.mem_len)
+            before = self.model.memory_keys(self.train.mem_len)
+            settings = dataclasses.replace(settings, max_distance=self.train.seg_len + before)
         return settings
 
     @property
@@ -376,6 +381,19 @@ class Settings:
         applies = max_distance is None or model.limits_distance
         expected = f'left out, or "none", with position = "{model.position}"'
         require(applies, "eval", "max_distance", max_distance, expected)
+
+    def _check_compression(self) -> None:
+        """Check the lengths of a compressed memory, and refuse its settings for other models."""
+        model, length = self.model, self.eval.compressed_len
+        if not isinstance(model, CompressiveSettings):
+            require(length is None, "eval", "compressed_len", length, 'left out unless model.arch = "compressive"')
+            return
+        why = 'with model.arch = "compressive"'
+        require(self.train.mem_len > 0, "train", "mem_len", self.train.mem_len, f"greater than 0 {why}")
+        divides, rate = self.train.seg_len % model.compression_rate == 0, model.compression_rate
+        require(divides, "train", "seg_len", self.train.seg_len, f"a multiple of model.compression_rate ({rate})")
+        same = self.eval.same_length
+        require(same == "off", "eval", "same_length", same, f'"off" {why}: queries see all of its memory')
 
     def _check_recurrent(self) -> None:
         """Refuse settings of memory for a model that carries a state."""

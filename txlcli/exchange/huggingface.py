@@ -171,7 +171,7 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
         RunError: it does not have such a model.
     """
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
-        raise RunError("only Transformer-XL can be exported to Hugging Face; this run is a baseline")
+        raise RunError("only Transformer-XL can be exported to Hugging Face; this run has another model")
     if model.norm == "pre":
         raise RunError(
             'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; '

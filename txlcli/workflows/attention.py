@@ -77,6 +77,11 @@ def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     if not isinstance(settings, TransformerSettings):
         has = f'has a recurrent state (arch = "{settings.arch}") and' if settings.recurrent_state else "has"
         raise UsageError(f'{run.folder} {has} no attention; give a run with arch = "transformer"')
+    if not settings.keys_are_tokens:
+        raise UsageError(
+            f'{run.folder} has arch = "{settings.arch}", whose keys stand for several tokens; give a run with arch = '
+            '"transformer"'
+        )
     has_terms = bool(terms_of(settings.position))
     if options.figures is not None and 7 in options.figures and not has_terms:
         raise UsageError(

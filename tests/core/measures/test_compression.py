@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
 from txlcli.core.measures.compression import (
@@ -36,9 +36,14 @@ def model_of_outputs():
     return model_with("relative", memory_source="layer_output")
 
 
+@pytest.fixture(scope="module")
+def compressive_model():
+    return model_with("relative", arch="compressive", compressed_len=5, compression_rate=2)
+
+
 def model_with(position, **changed):
     torch.manual_seed(5)
-    settings = TransformerSettings(
+    settings = MODELS[changed.get("arch", "transformer")](
         n_layers=2, d_model=16, n_heads=2, d_head=8, d_inner=23, position=position, **changed
     )
     return make_model(settings, VOCAB).eval()
@@ -77,6 +82,11 @@ def test_a_memory_of_outputs_is_that_of_whole_segments(model_of_outputs, mem_len
     check_bits(model_of_outputs, dataclasses.replace(SETTINGS, mem_len=mem_len))
 
 
+@pytest.mark.parametrize(("mem_len", "slots"), [(3, None), (11, 4)])
+def test_a_compressed_memory_is_that_of_whole_segments(compressive_model, mem_len, slots):
+    check_bits(compressive_model, dataclasses.replace(SETTINGS, mem_len=mem_len, compressed_len=slots))
+
+
 def check_bits(model, settings):
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()), lanes)
@@ -89,7 +99,7 @@ def check_bits(model, settings):
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 
 
-@pytest.mark.parametrize("name", ["model", "model_of_outputs"])
+@pytest.mark.parametrize("name", ["model", "model_of_outputs", "compressive_model"])
 def test_dynamic_evaluation_takes_the_steps_of_whole_segments(name, request):
     model = request.getfixturevalue(name)
     settings = dataclasses.replace(SETTINGS, batch_size=1)

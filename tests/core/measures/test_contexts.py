@@ -28,6 +28,10 @@ CASES = {
     ),
     "memory, all keys": (small_model, EvalSettings(seg_len=5, mem_len=3, max_distance=6, same_length="off")),
     "memory of outputs": (lambda: small_model(memory_source="layer_output"), MEMORY),
+    "compressive memory": (
+        lambda: small_model(arch="compressive", compressed_len=4),
+        EvalSettings(seg_len=5, mem_len=7, compressed_len=3, same_length="off"),
+    ),
     "memory of zeros": (lambda: small_model(memory_start="zeros"), MEMORY),
     "memory, absolute positions": (
         lambda: small_model(position="sinusoid"),
@@ -63,6 +67,8 @@ def by_definition(case, model, settings, context):
         "key_limit": key_limit(settings.same_length, settings.mem_len),
         "max_distance": settings.max_distance,
     }
+    if case == "compressive memory":
+        limits["compressed_len"] = settings.compressed_len
     for segment in tokens.split(settings.seg_len, dim=1):
         hidden, memory = model(segment, memory, mem_len=settings.mem_len, **limits)
     return model.log_probs(hidden)[0, -1]

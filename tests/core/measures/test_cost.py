@@ -95,6 +95,13 @@ def test_absolute_positions_have_no_product_with_queries():
         {"block": "modern", "norm": "pre"},
         {"gating": "gru", "norm": "pre"},
         {"memory_source": "layer_output", "norm": "pre"},
+        {
+            "arch": "compressive",
+            "compressed_len": 3,
+            "compression_rate": M,
+            "compression": "mean",
+            "memory_start": "zeros",
+        },
     ],
     ids=str,
 )
@@ -107,6 +114,28 @@ def test_a_training_step_equals_the_count_of_pytorch(mem_len, changed):
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, batch_size=B)
     unseen = unseen_flops_per_token(model.settings, L)
     assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_step_that_trains_a_compression_equals_the_count_of_pytorch(norm):
+    model = small_model(
+        arch="compressive", compressed_len=3, compression_rate=L, norm=norm, dtype=torch.float32
+    ).train()
+    memory, tokens = model.full_memory(B, M), draw_tokens(B, L)
+    with FlopCounterMode(display=False) as counter:
+        objective, _, _ = model.objective(tokens, tokens, memory, mem_len=M, part="full", progress=0.0)
+        objective.backward()
+    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, batch_size=B)
+    unseen = unseen_flops_per_token(model.settings, L)
+    assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
+
+
+def test_one_token_with_compressed_memory_equals_a_calculation_by_hand():
+    # 12 keys, rate 3: a third of a slot is made of 3 x 14 numbers and projected to keys and values, in two layers.
+    model = model_settings(arch="compressive", compressed_len=5)
+    added = 2 * 2 * (14 * 14 + 2 * 14 * 33 / 3)
+    given = decoding_flops_per_token(model, V, keys=12)
+    assert given == pytest.approx(decoding_flops_per_token(model_settings(), V, keys=12) + added, rel=1e-12)
 
 
 def count_step(model, *, backend="auto", recompute=False):

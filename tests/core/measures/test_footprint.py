@@ -94,8 +94,8 @@ def saved_by_a_real_step(settings, batch_size, precision, *, recompute=False, at
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
     ):
-        hidden, _ = model(draw_tokens(batch_size, seg_len), memory, mem_len=M)
-        model.losses(hidden, draw_tokens(batch_size, seg_len)).mean()
+        tokens, targets = (draw_tokens(batch_size, seg_len) for _ in range(2))
+        model.objective(tokens, targets, memory, mem_len=M, part="full", progress=0.0)
     return sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)
 
 
@@ -146,6 +146,7 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
             (model_settings(gating="gru", norm="pre", dropout=0.1), {"seg_len": 1100, "mem_len": 64}),
             (model_settings(window=5000), {"seg_len": 97, "mem_len": 1700}),
             (rnn_settings("lstm"), {"seg_len": 1500, "mem_len": 0}),
+            (model_settings(arch="compressive", compressed_len=70), {"seg_len": 1101, "mem_len": 64}),
         ],
         ["fp32", "bf16"],
     ),
@@ -165,6 +166,9 @@ def test_long_segments_and_memories_are_extrapolated_exactly(model_and_lengths, 
         {"gating": "gru", "norm": "pre"},
         {"memory_source": "layer_output"},
         {"memory_source": "layer_output", "norm": "pre"},
+        {"arch": "compressive", "compressed_len": 3, "compression_rate": L},
+        {"arch": "compressive", "compressed_len": 3, "compression_rate": L, "norm": "pre"},
+        {"arch": "compressive", "compressed_len": 3, "compression": "max"},
     ],
     ids=str,
 )

@@ -63,7 +63,20 @@ def test_reading_with_memory_holds_what_is_forecast(precision):
 
 
 @pytest.mark.parametrize(
-    "overrides", [["model.position=sinusoid"], ["model.memory_start=zeros"], ["model.memory_source=layer_output"]]
+    "overrides",
+    [
+        ["model.position=sinusoid"],
+        ["model.memory_start=zeros"],
+        ["model.memory_source=layer_output"],
+        [
+            "model.arch=compressive",
+            "model.compressed_len=16",
+            "model.compression_rate=4",
+            "model.memory_start=zeros",
+            "eval.same_length=off",
+            "train.seg_len=8",
+        ],
+    ],
 )
 def test_other_models_hold_what_is_forecast(overrides):
     model = model_settings(*overrides)

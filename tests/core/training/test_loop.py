@@ -43,6 +43,9 @@ def train_settings(**changed):
     )
 
 
+COMPRESSIVE = {"arch": "compressive", "compressed_len": 3, "compression_rate": L, "memory_start": "zeros"}
+
+
 def new_training(
     folder,
     *,
@@ -151,6 +154,7 @@ def test_every_attention_backend_trains_the_same(tmp_path, attention):
         pytest.param(0.0, "reference", {}, marks=pytest.mark.slow),
         (0.0, "sdpa", {}),
         pytest.param(0.0, "sdpa", {"block": "modern", "norm": "pre", "window": 4}, marks=pytest.mark.slow),
+        pytest.param(0.0, "sdpa", COMPRESSIVE, marks=pytest.mark.slow),
     ],
 )
 def test_compiled_layers_train_the_same(tmp_path, dropout, attention, shape):

@@ -22,6 +22,7 @@ SETTINGS = {
     "no memory": {"mem_len": 0},
     "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
     "memory of outputs": {"shape": {"memory_source": "layer_output"}},
+    "compressive": {"shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2}},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "muon": {"optimizer": "muon", "weight_decay": 0.1},
     "muon in fp16": {"optimizer": "muon", "precision": "fp16"},

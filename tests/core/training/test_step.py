@@ -10,6 +10,7 @@ import torch
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.model.compressive import CompressiveTransformer
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -26,16 +27,25 @@ MODELS = {
     "memory of zeros": {"memory_start": "zeros"},
     "window": {"window": 4},
     "memory of outputs": {"memory_source": "layer_output"},
+    "compressive": {"arch": "compressive", "compressed_len": 2, "compression_rate": 5, "dropout": 0.2},
     "gated": {"gating": "gru", "norm": "pre", "dropout": 0.2},
     "modern": {"block": "modern", "norm": "pre", "dropout": 0.2},
 }
 
 
-class ModelAsOnCuda(TransformerXL):
-    """A model that does not keep the memory of dropped gradients for the next step."""
+class GradientsAsOnCuda:
+    """The part of a model that does not keep the memory of dropped gradients for the next step."""
 
     def forget_gradients(self):
         self.zero_grad(set_to_none=True)
+
+
+class ModelAsOnCuda(GradientsAsOnCuda, TransformerXL):
+    """Transformer-XL as on CUDA."""
+
+
+class CompressiveAsOnCuda(GradientsAsOnCuda, CompressiveTransformer):
+    """The Compressive Transformer as on CUDA."""
 
 
 def trained(model_changes, *, steps=20, capture_graph=capture_step, **changed):
@@ -44,7 +54,8 @@ def trained(model_changes, *, steps=20, capture_graph=capture_step, **changed):
         **{"seg_len": L, "mem_len": M, "batch_size": LANES, "max_steps": steps, "lr": 0.01, "clip": 0.5, **changed}
     )
     torch.manual_seed(1)
-    model = ModelAsOnCuda(model_settings(**model_changes), V)
+    cls = CompressiveAsOnCuda if "arch" in model_changes else ModelAsOnCuda
+    model = cls(model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8)
     segments = TrainingSegments(ids, batch_size=LANES, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=None, identity={}, capture_graph=capture_graph)

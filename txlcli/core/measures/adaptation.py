@@ -265,10 +265,11 @@ def losses_and_memory(
 
 
 def attention_limits(settings: EvalSettings) -> dict[str, int]:
-    """Return the limits that `TransformerXL.forward` takes; none of them is set for a model without attention."""
+    """Return the limits that `forward` takes of a model with attention, as far as they are set."""
     limits = {
         "key_limit": key_limit(settings.same_length, settings.mem_len),
         "max_distance": settings.max_distance,
+        "compressed_len": settings.compressed_len,
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.config.bands import Band, bands
-from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
+from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RnnSettings, TransformerSettings
 
 COUNTED = 5_000_000  # tokens; more do not change the shares noticeably
 
@@ -146,7 +146,7 @@ class TransformerProducts(LayerProducts):
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
         """Return the products of one token; layer outputs that memory keeps are projected to keys and values, too."""
-        outputs = 2 * self.model.d_model * self._width if self.model.depends_on_segments else 0
+        outputs = 2 * self.model.d_model * self._width if self.model.memory_source == "layer_output" else 0
         return self.model.n_layers * (self._layer(keys=keys, max_distance=max_distance) + outputs)
 
     def window(self, *, window: int, max_distance: int | None) -> float:
@@ -164,7 +164,8 @@ class TransformerProducts(LayerProducts):
         since the weights change; distances are projected once for the whole batch.
         """
         model, width = self.model, self._width
-        keys, mem_len = model.mean_keys(seg_len=seg_len, mem_len=mem_len), model.visible_memory(mem_len)
+        before = model.memory_keys(mem_len)
+        keys, mem_len = model.mean_keys(seg_len=seg_len, mem_len=before), model.visible_memory(before)
         terms = 3 if "b" in model.encoding.score_terms else 2  # content score, weighted values, position score
         per_token = 4 * model.d_model * width + terms * keys * width + self._feed_forward
         memory = 2 * mem_len * model.d_model * width
@@ -183,6 +184,37 @@ class TransformerProducts(LayerProducts):
             return 0.0
         lower = sum(layer / (2 * self.model.n_layers) for layer in range(1, self.model.n_layers))
         return (2 * lower + 1) * vocab_size * self.model.d_model
+
+
+@dataclass(frozen=True)
+class CompressiveProducts(TransformerProducts):
+    """Layers of a Transformer-XL that compress what leaves their memory, one position for each one that is read."""
+
+    model: CompressiveSettings
+
+    @property
+    def _compression(self) -> int:
+        """Products that compress one position."""
+        return self.model.d_model**2 if self.model.compression == "convolution" else 0
+
+    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+        """Return the products of one token, with its share of a slot: made, and projected to keys and values."""
+        slot = 2 * self.model.d_model * self._width / self.model.compression_rate
+        return super().decoding(keys=keys, max_distance=max_distance) + self.model.n_layers * (self._compression + slot)
+
+    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
+        """Return the products per token of a step, with the convolution and its reconstruction loss.
+
+        L queries attend to the L positions that leave, without gradient, and to the slots in their place, which have
+        one; so have their keys and values and the weights of the convolution, but nothing else.
+        """
+        layers = super().training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
+        if not (mem_len and self._compression):
+            return layers
+        projection, rate = self.model.d_model * self._width, self.model.compression_rate
+        projections = 3 * projection + 2 * 2 * projection / rate  # query, key, value; and of slots, there and back
+        attention = 2 * seg_len * self._width + 5 * seg_len * self._width / rate
+        return layers + self.model.n_layers * (2 * self._compression + projections + attention)
 
 
 @dataclass(frozen=True)
@@ -231,7 +263,7 @@ def attention_flops_per_token(
         recompute: compute content and position scores again in the backward pass.
     """
     products = ATTENTION_PRODUCTS[backend]
-    seen = seg_len * model.mean_keys(seg_len=seg_len, mem_len=mem_len)
+    seen = seg_len * model.mean_keys(seg_len=seg_len, mem_len=model.memory_keys(mem_len))
     position_scores = scores if position_scores is None else position_scores
     by_key = (products.by_key + recompute) * (seen if products.skips_unseen else scores)
     terms = model.encoding.score_terms
@@ -244,12 +276,13 @@ def attention_flops_per_token(
 def needed_attention_flops_per_token(model: TransformerSettings, *, seg_len: int, mem_len: int) -> float:
     """Return the part of `training_flops_per_token` between queries and the keys that they see."""
     terms = 3 if "b" in model.encoding.score_terms else 2
-    keys = model.mean_keys(seg_len=seg_len, mem_len=mem_len)
+    keys = model.mean_keys(seg_len=seg_len, mem_len=model.memory_keys(mem_len))
     return 2.0 * 3 * terms * model.n_layers * model.n_heads * model.d_head * keys
 
 
 ARCHITECTURES: dict[str, type[LayerProducts]] = {
     "transformer": TransformerProducts,
+    "compressive": CompressiveProducts,
     "lstm": RnnProducts,
     "qrnn": RnnProducts,
 }

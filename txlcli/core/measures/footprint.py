@@ -39,6 +39,7 @@ PARTS = {
     "auxiliary.": "auxiliary classifiers",
     "encoding.": "positions",
     ".attention.": "attention",
+    ".compression.": "compression",
     ".feed_forward.": "feed-forward",
     "norm.": "norms",
     "_gate.": "gates",
@@ -229,7 +230,8 @@ def _activation_bytes(
 
     if not extrapolate:
         return count(sizes)
-    if max(train.seg_len, train.mem_len) <= COUNTED_LENGTH:
+    # A reconstruction loss has L^2 scores, which extrapolation by length does not know.
+    if max(train.seg_len, train.mem_len) <= COUNTED_LENGTH or not model.keys_are_tokens:
         return at_lengths(count, sizes)
     return beyond_lengths(count, skipped, sizes)
 
@@ -253,7 +255,7 @@ def computed_scores(
         mem_len: M.
         most: largest number of scores of a query, as of those by distance in a window; all keys by default.
     """
-    block, mem_len = seg_len, model.visible_memory(mem_len)
+    block, mem_len = seg_len, model.visible_memory(model.memory_keys(mem_len))
     if isinstance(model, TransformerSettings) and train.attention == "auto" and device.type == "cpu":
         row_bytes = model.n_heads * (mem_len + 2 * seg_len - 1) * _score_bytes(train)
         block = Workspace().block_of_queries(seg_len, row_bytes)

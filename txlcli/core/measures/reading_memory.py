@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.bands import bands
-from txlcli.config.model_settings import ModelSettings, TransformerSettings
+from txlcli.config.model_settings import CompressiveSettings, ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import unlimited_memory
 from txlcli.core.kernels.linear import Linear, OneDnnUse, should_pack, use_onednn
@@ -76,6 +76,8 @@ def reading_bytes(
         attn_len: length of windows without memory; None reads with memory.
     """
     sized = dataclasses.replace(settings, batch_size=batch_size)
+    if isinstance(model, CompressiveSettings):
+        model = dataclasses.replace(model, compressed_len=settings.compressed_len or model.compressed_len)
     if isinstance(model, TransformerSettings) and settings.mem_len and attn_len is None:
         model = dataclasses.replace(model, memory_start="zeros")  # full from the first segment on
     reading = _Reading(settings=sized, precision=precision, device=device, attn_len=attn_len)

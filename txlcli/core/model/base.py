@@ -77,6 +77,10 @@ class LanguageModel(nn.Module, ABC):
         """Return how many positions a memory of length M holds after a long text: those that some query sees."""
         return self.settings.visible_memory(mem_len)
 
+    def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
+        """Return True if a memory of length M has the size that it has after a long text."""
+        return memory[0].shape[1] >= self.memory_size(mem_len)
+
     @property
     def attention_backend(self) -> AttentionBackend | None:
         """The attention backend; None for a model without attention."""

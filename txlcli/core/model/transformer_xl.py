@@ -49,6 +49,16 @@ class Past(ABC):
             (B, H, K, D) each; the last L positions are the segment's.
         """
 
+    def end_segment(self, layer_input: Tensor, remembered: Tensor) -> None:  # noqa: B027 - not every past needs it
+        """Update what this past needs the weights of its layer for, which calls it at the end of its forward pass.
+
+        Nothing by default. With train.parallel = "fsdp" a layer has its weights there only.
+
+        Args:
+            layer_input: (B, L, d).
+            remembered: what a memory keeps of the segment, (B, L, d), without gradient.
+        """
+
 
 class Layer(nn.Module):
     """One layer: attention over past and segment, then feed-forward, each with residual and norm."""
@@ -114,8 +124,9 @@ class Layer(nn.Module):
         keys_values = past.extend(key, value)
         if query.shape[2]:
             hidden = self._residual_block(hidden, self.attention(query, keys_values, terms, past.attend))
-        remembered = self.memory_input(hidden) if self.remembers_output else layer_input
-        return hidden, remembered.detach()  # SG(h) of section 3.2
+        remembered = (self.memory_input(hidden) if self.remembers_output else layer_input).detach()  # SG(h) of 3.2
+        past.end_segment(layer_input, remembered)
+        return hidden, remembered
 
     def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
@@ -160,15 +171,31 @@ class GrowingMemory(Past):
     Args:
         layer: whose memory it is.
         memory: (B, M, d), detached.
+        mem_len: positions to keep for the next segment.
         rotation: of the positions of the memory, if the encoding rotates keys.
     """
 
-    def __init__(self, layer: Layer, memory: Tensor, rotation: Rotation | None = None) -> None:
-        self.layer, self.memory, self.rotation = layer, memory, rotation
+    def __init__(self, layer: Layer, memory: Tensor, *, mem_len: int = 0, rotation: Rotation | None = None) -> None:
+        self.layer, self.mem_len, self.rotation = layer, mem_len, rotation
+        self._memory = memory
+
+    @property
+    def memory(self) -> Tensor:
+        """Hidden states before the segment that are projected to keys and values, oldest first, (B, x, d)."""
+        return self._memory
+
+    @property
+    def length(self) -> int:
+        """Number of these hidden states."""
+        return self._memory.shape[1]
+
+    def after(self, remembered: Tensor) -> Memory:
+        """Return the memory of this layer after the segment, of which it keeps `remembered` (B, L, d)."""
+        return [update_memory(self._memory, remembered, mem_len=self.mem_len)]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return projected keys and values (B, H, M + L, D) of memory and segment."""
-        if not self.memory.shape[1]:
+        if not self.length:
             return keys, values
         # A resumed run may have another precision than the one that its memory was saved in.
         dtype = self.layer.attention_norm.weight.dtype if self.layer.pre_norm else keys.dtype
@@ -207,11 +234,12 @@ class TransformerXL(LanguageModel):
     """
 
     settings: TransformerSettings
+    layer_class: type[Layer] = Layer
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
         self.encoding = ENCODINGS[settings.position](settings)
-        self.layers: ModuleList[Layer] = ModuleList(Layer(settings) for _ in range(settings.n_layers))
+        self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = Workspace()
         """Score buffers that all layers share."""
         self._recompute = False
@@ -381,32 +409,42 @@ class TransformerXL(LanguageModel):
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
-        outputs, new_memory = self._read(
-            tokens, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance
-        )
-        return self._final(outputs[-1]), new_memory
+        outputs, memories = self._read(tokens, self._pasts(memory, mem_len), key_limit, max_distance)
+        return self._final(outputs[-1]), self._joined(memories)
+
+    def _pasts(self, memory: Memory, mem_len: int) -> list[GrowingMemory]:
+        """Return the past of each layer before a segment.
+
+        Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2); with memory_source = "layer_output"
+        it reads its own past.
+        """
+        kept = self.memory_size(mem_len)
+        return [GrowingMemory(layer, past, mem_len=kept) for layer, past in zip(self.layers, memory, strict=True)]
+
+    def _joined(self, memories: Sequence[Memory]) -> Memory:
+        """Return the memory of the model from those of the layers."""
+        return [tensor for of_layer in memories for tensor in of_layer]
 
     def _read(
-        self, tokens: Tensor, memory: Memory, *, mem_len: int, key_limit: int | None, max_distance: int | None
-    ) -> tuple[list[Tensor], Memory]:
-        """Return the output (B, L, d) of each layer, and the new memory."""
-        n_remembered, key_len = memory[0].shape[1], memory[0].shape[1] + tokens.shape[1]
+        self, tokens: Tensor, pasts: Sequence[GrowingMemory], key_limit: int | None, max_distance: int | None
+    ) -> tuple[list[Tensor], list[Memory]]:
+        """Return the output (B, L, d) and the new memory of each layer."""
+        n_remembered, key_len = pasts[0].length, pasts[0].length + tokens.shape[1]
         in_stream = torch.arange(key_len, device=tokens.device)  # positions of memory and segment
         rotation, memory_rotation = (
             self.encoding.rotation(part) for part in (in_stream[n_remembered:], in_stream[:n_remembered])
         )
+        for past in pasts:
+            past.rotation = memory_rotation
         reach = min(key_len, key_limit or key_len, self.settings.window or key_len)
         terms = rotated(self.score_terms(reach, max_distance=max_distance), rotation)
-        pasts = (GrowingMemory(layer, past, memory_rotation) for layer, past in zip(self.layers, memory, strict=True))
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        new_memory, outputs, kept = [], [], self.memory_size(mem_len)
+        outputs, memories = [], []
         layers = self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
-        # Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2); with memory_source = "layer_output"
-        # it reads its own past.
-        for past, (hidden, remembered) in zip(memory, layers, strict=True):
-            new_memory.append(update_memory(past, remembered, mem_len=kept))
+        for past, (hidden, remembered) in zip(pasts, layers, strict=True):
+            memories.append(past.after(remembered))
             outputs.append(hidden)
-        return outputs, new_memory
+        return outputs, memories
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
@@ -419,11 +457,11 @@ class TransformerXL(LanguageModel):
         """Return the loss of the counted positions, with the auxiliary losses of every layer if the model has them."""
         if self.auxiliary is None:
             return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
-        outputs, memory = self._read(tokens, memory, mem_len=mem_len, key_limit=None, max_distance=None)
+        outputs, memories = self._read(tokens, self._pasts(memory, mem_len), None, None)
         finished = [self._final(output) for output in outputs]
         counted = counted_positions(tokens.shape[1], part)
         loss = self.losses(finished[-1][:, counted], targets[:, counted]).mean()
         auxiliary = self.auxiliary(
             [hidden[:, counted] for hidden in finished], targets[:, counted], self.embedding, progress
         )
-        return loss + auxiliary, loss, memory
+        return loss + auxiliary, loss, self._joined(memories)

@@ -5,10 +5,16 @@ from collections.abc import Callable
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.compressive import CompressiveReader
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader, StateReader
 
-READERS: dict[str, Callable[..., Reader]] = {"transformer": Decoder, "lstm": StateReader, "qrnn": StateReader}
+READERS: dict[str, Callable[..., Reader]] = {
+    "transformer": Decoder,
+    "compressive": CompressiveReader,
+    "lstm": StateReader,
+    "qrnn": StateReader,
+}
 """Class or function that makes the reader of a model, for each value of `model.arch`; called as `make_reader` is, and
 with `in_windows=True` for windows."""
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large

@@ -97,21 +97,22 @@ class Scores:
         return 1e3 * self.seconds / len(self.losses_nats)
 
 
-def attention_span(settings: EvalSettings, *, window: int | None = None) -> tuple[int, int]:
+def attention_span(model: ModelSettings, settings: EvalSettings) -> tuple[int, int]:
     """Return the smallest and the largest number of keys that a query sees once the memory is full.
 
     Args:
+        model: settings of the model, which may have a window.
         settings: L, M and same_length.
-        window: W of the model; None is no limit.
     """
-    limit = key_limit(settings.same_length, settings.mem_len)
-    fewest, most = (settings.mem_len + 1, settings.mem_len + settings.seg_len) if limit is None else (limit, limit)
+    limit, window = key_limit(settings.same_length, settings.mem_len), model.attention_window
+    before = model.memory_keys(settings.mem_len, settings.compressed_len)
+    fewest, most = (before + 1, before + settings.seg_len) if limit is None else (limit, limit)
     return (fewest, most) if window is None else (min(fewest, window), min(most, window))
 
 
 def attention_span_in(model: LanguageModel, settings: EvalSettings, count: int) -> tuple[int, int]:
     """Return `attention_span` in a text of T tokens: no query sees more than its lane, which may be short."""
-    fewest, most = attention_span(settings, window=model.settings.attention_window)
+    fewest, most = attention_span(model.settings, settings)
     if model.memory_starts_full:
         return fewest, most
     lane_len = Lanes.of(count, settings).length
@@ -123,7 +124,8 @@ def keys_seen(model: ModelSettings, settings: EvalSettings) -> float:
     limit = key_limit(settings.same_length, settings.mem_len)
     if limit is not None:
         return min(limit, model.attention_window or limit)
-    return model.mean_keys(seg_len=settings.seg_len, mem_len=settings.mem_len)
+    before = model.memory_keys(settings.mem_len, settings.compressed_len)
+    return model.mean_keys(seg_len=settings.seg_len, mem_len=before)
 
 
 def score(

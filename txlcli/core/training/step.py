@@ -156,7 +156,7 @@ class ForwardBackward:
 
     def _grows(self, memory: Memory) -> bool:
         """Return True if the memory of a model with attention is not full yet."""
-        return memory[0].shape[1] < self._model.memory_size(self._settings.mem_len)
+        return not self._model.memory_is_full(memory, self._settings.mem_len)
 
 
 class CapturedForwardBackward:

@@ -196,6 +196,8 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
         )
     if not settings.model.has_attention and (option := first_option(of_attention)):
         raise UsageError(f'{folder} has no attention (arch = "{settings.model.arch}"); leave out {option}')
+    if options.same_length and not settings.model.keys_are_tokens:
+        raise UsageError(f'{folder}: arch = "{settings.model.arch}" sees all of its memory; leave out --same-length')
     if options.max_distance is not None and not settings.model.limits_distance:
         raise UsageError(f"{folder}: its encoding of positions has no such limit; leave out --max-distance")
     settings.check_memory(max(options.mem_lens, default=0), run=folder, instead="give --attn-len instead of --mem-len")

@@ -56,7 +56,7 @@ def _slowdown(scoring: Scoring) -> dict[str, Any]:
     """
     opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
     one_lane = scoring.with_settings(batch_size=1, seg_len=min(settings.seg_len, tokens)).settings
-    _, attn_len = attention_span(one_lane, window=opened.model.settings.attention_window)
+    _, attn_len = attention_span(opened.model.settings, one_lane)
     longest = opened.run.settings.model.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return NO_SLOWDOWN

@@ -157,7 +157,9 @@ def _converted(
     """Return the weights under txl's names and in its shapes."""
     model = settings.model
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
-        raise RecipeError(f"{path}: Transformer-XL weights need a Transformer-XL recipe; do not change model.position")
+        raise RecipeError(
+            f"{path}: Transformer-XL weights need a Transformer-XL recipe; do not change model.arch or model.position"
+        )
     try:
         shapes = conversion.our_shapes(model, vocab_size)
         layout = (

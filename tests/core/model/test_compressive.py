@@ -1,0 +1,294 @@
+"""The Compressive Transformer (model.arch = "compressive"), in training, evaluation and decoding."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core import oracle
+from tests.core.attention_cases import OTHER_BACKENDS
+from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from tests.samples import sampled
+from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import autocast
+from txlcli.core.measures.footprint import parameters_by_part
+from txlcli.core.model.registry import count_parameters
+from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
+from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
+from txlcli.core.reading.windows import WindowReader
+
+B, L, M, C, T = 2, 6, 7, 5, 53
+RATE = 3
+POSITIONS = {"relative": {"tie_biases": False}, "rotary": {"d_head": 12}, "alibi": {}, "t5": {}, "none": {}}
+ALL_POSITIONS = {**POSITIONS, "shaw": {"n_positions": 3}}
+LAYERS = [{"norm": "post"}, {"norm": "pre"}, {"norm": "pre_released", "norm_eps": 0.1}, {"block": "modern"}]
+COMPRESSIONS = ["convolution", "mean", "max"]
+
+
+def compressive(position="relative", *, sizes=ALL_POSITIONS, **changed):
+    own = {"arch": "compressive", "compressed_len": C, "compression_rate": RATE}
+    return small_model(**{**own, "position": position, **sizes[position], **changed})
+
+
+def evaluation(**changed):
+    return EvalSettings(**{"seg_len": L, "mem_len": M, "same_length": "off", **changed})
+
+
+def cut(total, seg_len):
+    return [min(seg_len, total - first) for first in range(0, total, seg_len)]
+
+
+@torch.no_grad()
+def decoded(model, tokens, reader, lengths):
+    """Log-probabilities (B, T, V) of a text read in parts of these lengths, over and over."""
+    parts, at, turns = [], 0, itertools.cycle(lengths)
+    while at < tokens.shape[1]:
+        part = tokens[:, at : at + next(turns)]
+        parts.append(model.log_probs(reader.read(part)))
+        at += part.shape[1]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "position", "memory_start", "compression"),
+    sampled(3, LAYERS, POSITIONS, ["empty", "zeros"], COMPRESSIONS),
+)
+def test_predictions_and_memories_equal_the_oracle(layers, position, memory_start, compression):
+    model = compressive(position, memory_start=memory_start, compression=compression, **layers)
+    tokens, lengths = draw_tokens(B, 28), [L, 11, 1, L, 4]  # L < M and L > M
+    given, memory = read_segments(model, tokens, lengths, mem_len=M)
+    expected, expected_memory = oracle.read_compressive(model, tokens, lengths, mem_len=M)
+    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
+    for kept, wanted in zip(memory, expected_memory, strict=True):
+        torch.testing.assert_close(kept, torch.from_numpy(wanted), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("mem_len", "compressed_len"), [(3, 2), (4, 8), (M, 1), (11, 3)])
+def test_other_lengths_in_evaluation_equal_the_oracle(mem_len, compressed_len):
+    model, tokens, lengths = compressive(), draw_tokens(B, 4 * L), [L] * 4
+    options = {"mem_len": mem_len, "compressed_len": compressed_len, "max_distance": 5}
+    given, memory = read_segments(model, tokens, lengths, **options)
+    expected, expected_memory = oracle.read_compressive(model, tokens, lengths, **options)
+    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
+    assert [tensor.shape for tensor in memory] == [tensor.shape for tensor in expected_memory]
+
+
+@torch.no_grad()
+def test_groups_of_c_positions_leave_and_the_others_stay():
+    model = compressive(compressed_len=2)
+    memory, sizes = model.first_memory(1, M), []
+    for length in (4, 4, 3, 1, 1, 4, 6):
+        _, memory = model(draw_tokens(1, length), memory, mem_len=M)
+        sizes.append((memory[0].shape[1], memory[2].shape[1]))
+    assert sizes == [(4, 0), (8, 0), (8, 1), (9, 1), (7, 2), (8, 2), (8, 2)]
+
+
+@torch.no_grad()
+def test_until_something_leaves_the_memory_it_is_transformer_xl():
+    model, tokens = compressive(), draw_tokens(B, L)
+    plain = small_model(position="relative", **ALL_POSITIONS["relative"])
+    plain.load_state_dict(model.state_dict(), strict=False)
+    for mem_len, lengths in ((M, [L]), (2 * L, [L // 2] * 2), (0, [L // 2] * 2)):
+        expected, _ = read_segments(plain, tokens, lengths, mem_len=mem_len)
+        given, memory = read_segments(model, tokens, lengths, mem_len=mem_len)
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
+        assert memory[2].shape[1] == 0
+    assert memory[0].shape[1] == 0  # M = 0 keeps nothing
+
+
+def test_parameters_of_the_convolution():
+    plain = count_parameters(model_settings(), V)
+    counts = [count_parameters(compressive(compression=name).settings, V) for name in COMPRESSIONS]
+    shared = count_parameters(model_settings(tie_biases=False), V)
+    assert counts == [shared + 2 * (RATE * 14 * 14 + 14), shared, shared]
+    assert plain < shared
+    assert parameters_by_part(compressive().settings, V)["compression"] == 2 * (RATE * 14 * 14 + 14)
+
+
+READ, TARGETS = [1, 5, 9], [8, 2, 4]
+SMALL = {"vocab_size": 11, "d_model": 4, "n_heads": 2, "d_head": 3, "d_inner": 5, "compressed_len": 2}
+KINDS = [
+    {},
+    {"norm": "pre", "tie_biases": False},
+    {"block": "modern", "norm": "pre_released", "norm_eps": 0.1},
+    {"qk_norm": "rms", "position": "none"},
+]
+
+
+def gradients_by_oracle(model, memory, loss_of):
+    """The derivative along each entry, by parameter name: a complex step in the oracle's loops, memories held fixed."""
+    settings = model.settings
+    numbers = {name: array.astype(np.complex128) for name, array in oracle.numbers_of(model).items()}
+    weights = oracle.weights_of(numbers, settings)
+    past = [tensor[0].numpy() for tensor in memory]
+    options = oracle.compressive_options(settings, mem_len=3)
+
+    def slope(array, index):
+        def loss(stepped):
+            array[index] = stepped[index]
+            return loss_of(reference.forward_compressive(READ, past[:2], past[2:], weights, **options))
+
+        derivative = reference.complex_step_gradient(loss, array, index)
+        array[index] = array[index].real
+        return derivative
+
+    return {
+        name: np.array([slope(array, index) for index in np.ndindex(array.shape)]).reshape(array.shape)
+        for name, array in numbers.items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_gradient_of_the_loss_trains_the_model_and_that_of_the_reconstruction_the_convolution(kind):
+    model = compressive(sizes={"relative": {}, "none": {}}, **{**SMALL, **kind}).train()
+    _, memory = read_segments(model, torch.tensor([[6, 10, 0, 3, 7, 9]]), [3, 3], mem_len=3)
+    objective, loss, _ = model.objective(
+        torch.tensor([READ]), torch.tensor([TARGETS]), memory, mem_len=3, part="full", progress=0.0
+    )
+    objective.backward()
+    of_model = gradients_by_oracle(
+        model, memory, lambda read: reference.cross_entropy_nats(read.log_probs, TARGETS).mean()
+    )
+    of_reconstruction = gradients_by_oracle(model, memory, lambda read: sum(read.losses))
+    for name, parameter in model.named_parameters():
+        is_convolution = ".compression." in name
+        expected = (of_reconstruction if is_convolution else of_model)[name]
+        assert expected.any(), name
+        assert of_model[name].any() != is_convolution  # a slot takes effect in later segments only
+        np.testing.assert_allclose(parameter.grad, expected, rtol=1e-10, atol=1e-10, err_msg=name)
+    assert loss < objective
+
+
+def test_pooling_and_evaluation_have_no_reconstruction_loss():
+    tokens = draw_tokens(B, 4 * L)
+    for compression, training in (("mean", True), ("max", True), ("convolution", False)):
+        model = compressive(compression=compression).train(training)
+        _, memory = read_segments(model, tokens, [L] * 4, mem_len=M)
+        objective, loss, _ = model.objective(
+            tokens[:, :L], tokens[:, L : 2 * L], memory, mem_len=M, part="full", progress=0.0
+        )
+        assert torch.equal(objective, loss)
+
+
+def test_training_lowers_the_reconstruction_loss():
+    model, tokens = compressive().train(), draw_tokens(B, 4 * L)
+    _, memory = read_segments(model, tokens, [L] * 4, mem_len=M)
+    optimizer = torch.optim.Adam([one for name, one in model.named_parameters() if ".compression." in name], lr=0.01)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        objective, loss, _ = model.objective(
+            tokens[:, :L], tokens[:, L : 2 * L], memory, mem_len=M, part="full", progress=0.0
+        )
+        (objective - loss).backward()
+        optimizer.step()
+        losses.append(float((objective - loss).detach()))
+    assert losses[-1] < losses[0] / 2
+
+
+def test_no_gradient_passes_through_the_memories():
+    model = compressive().train()
+    _, memory = read_segments(model, draw_tokens(1, 3 * L), [L] * 3, mem_len=M)
+    assert not any(past.requires_grad for past in memory)
+    hidden, _ = model(torch.tensor([[5, 6, 7]]), memory, mem_len=M)
+    hidden.square().sum().backward()
+    assert model.embedding.tables[0].grad.abs().sum(-1).nonzero().flatten().tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
+def test_every_attention_backend_gives_the_same_outputs_and_gradients(backend):
+    tokens, results = draw_tokens(B, 4 * L), []
+    for name in ("auto", backend):
+        model = compressive().train()
+        model.set_attention_backend(name)
+        _, memory = read_segments(model, tokens, [L] * 4, mem_len=M)
+        objective, _, memory = model.objective(
+            tokens[:, :L], tokens[:, -L:], memory, mem_len=M, part="full", progress=0.0
+        )
+        objective.backward()
+        results.append([objective, *memory, *(parameter.grad for parameter in model.parameters())])
+    for given, expected in zip(*results, strict=True):
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "memory_start", "position", "layers", "compression"),
+    sampled(
+        7,
+        [(L, M, None), (1, M, 2), (11, 3, 8), (L, 40, None), (L, 0, None), (M, 1, 1)],
+        ["empty", "zeros"],
+        ALL_POSITIONS,
+        LAYERS,
+        COMPRESSIONS,
+    ),
+)
+def test_the_reader_equals_the_model(lengths, memory_start, position, layers, compression):
+    seg_len, mem_len, slots = lengths
+    model = compressive(position, memory_start=memory_start, compression=compression, **layers)
+    tokens, settings = draw_tokens(B, T), evaluation(seg_len=seg_len, mem_len=mem_len, compressed_len=slots)
+    expected, _ = read_segments(model, tokens, cut(T, seg_len), mem_len=mem_len, compressed_len=slots)
+    reader = make_reader(model, settings, batch_size=B)
+    for _ in range(2):
+        torch.testing.assert_close(decoded(model, tokens, reader, [seg_len]), expected, rtol=0, atol=1e-10)
+        reader.reset()
+    last = reader.log_probs(reader.read_last(tokens, count=3))
+    torch.testing.assert_close(last, expected[:, -3:], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (3, 1, 1, 6, 1, 5, 6), (2, 6, 17)])
+@pytest.mark.parametrize("position", ["relative", "rotary"])
+def test_by_tokens_a_segment_ends_after_l_tokens(position, lengths):
+    model, tokens = compressive(position), draw_tokens(B, T)
+    expected, _ = read_segments(model, tokens, cut(T, L), mem_len=M, max_distance=9)
+    reader = make_token_reader(model, evaluation(max_distance=9), batch_size=B)
+    for _ in range(2):
+        torch.testing.assert_close(decoded(model, tokens, reader, lengths), expected, rtol=0, atol=1e-10)
+        reader.reset()
+
+
+@torch.no_grad()
+def test_a_window_is_one_segment():
+    model, tokens = compressive(memory_start="zeros"), draw_tokens(1, 300)
+    empty = compressive()
+    whole, _ = read_segments(empty, tokens, [300], mem_len=0)
+    reader = make_window_reader(model, 300, windows=1, precision="fp32")  # read in parts
+    torch.testing.assert_close(model.log_probs(reader.read_last(tokens, count=3)), whole[:, -3:], rtol=0, atol=1e-10)
+    growing = WindowReader(model, attn_len=300, precision="fp32")
+    given = decoded(model, tokens[:, :9], growing, [1, 4, 1, 3])
+    torch.testing.assert_close(given, whole[:, :9], rtol=0, atol=1e-10)
+
+
+def test_a_sampled_text_is_read_in_segments_of_l_tokens():
+    model, context = compressive(dtype=torch.float32, std=0.2), draw_tokens(1, 8)
+    reader = reader_of_one_text(model, evaluation(), precision="fp32")
+    sampled_tokens = generate(reader, context[0], Sampling(greedy=True), seed=1)
+    tokens = context[0].tolist()
+    for _ in range(20):
+        expected, _ = read_segments(model, torch.tensor([tokens]), cut(len(tokens), L), mem_len=M)
+        tokens.append(int(expected[0, -1].argmax()))
+        assert next(sampled_tokens) == tokens[-1]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_in_bf16_a_reader_is_close_to_the_model(norm):
+    model, tokens = compressive(dtype=torch.float32, std=0.1, norm=norm), draw_tokens(B, 4 * L)
+    with autocast(torch.device("cpu"), "bf16"):
+        expected, _ = read_segments(model, tokens, [L] * 4, mem_len=M)
+    for length in (L, 1):
+        reader = make_token_reader(model, evaluation(), batch_size=B, precision="bf16")
+        with torch.inference_mode():
+            parts = [reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1).float(), expected.float(), rtol=0, atol=0.05)
+
+
+def test_a_memory_is_full_when_positions_and_slots_are():
+    model, memory, full = compressive(), compressive().first_memory(B, M), []
+    for part in draw_tokens(B, 7 * L).split(L, dim=1):
+        full.append(model.memory_is_full(memory, M))
+        _, memory = model(part, memory, mem_len=M)
+    # Positions before each segment: 0, 6, 9, 9, ...; slots: 0, 0, 1, 3, 5.
+    assert full == [False, False, False, False, True, True, True]
+    assert model.memory_is_full(model.full_memory(B, M), M)
+    assert model.memory_is_full(model.full_memory(B, 0), 0)
