@@ -50,22 +50,18 @@ def test_ablations_have_the_settings_of_the_papers_rows():
 @pytest.mark.parametrize("name", EVERY)
 def test_models_of_the_frontier_have_as_many_parameters_and_tokens_and_see_as_many_keys(name):
     models = {part: EVERY[name].models[part].settings() for part in ITEMS["frontier"].parts}
-    assert len(models) == 20
+    assert len(models) == 30
     counts = {part: count_parameters(settings.model, 256) for part, settings in models.items()}
     assert max(counts.values()) <= 1.01 * min(counts.values())
-    assert (
-        len(
-            {
-                settings.train.batch_size * settings.train.seg_len * settings.train.max_steps
-                for settings in models.values()
-            }
-        )
-        == 1
-    )
+    steps = {(one.train.batch_size * one.train.seg_len, one.train.max_steps) for one in models.values()}
+    assert len(steps) == 1
     for part, settings in models.items():
         assert settings.model.position in part
-        assert settings.model.window == (None if "recurrence" in part else settings.eval.mem_len + 1)
-        assert (settings.train.mem_len > 0) == ("recurrence" in part)
+        seg_len, mem_len = settings.eval.seg_len, settings.model.memory_keys(settings.eval.mem_len)
+        keys = settings.model.mean_keys(seg_len=seg_len, mem_len=mem_len)
+        base = models["frontier-recurrence-relative-paper"]
+        assert keys == pytest.approx(base.train.mem_len + (base.train.seg_len + 1) / 2, abs=0.5)
+        assert (settings.train.mem_len > 0) == ("window" not in part)
 
 
 def scores_distances(settings):

@@ -6,7 +6,7 @@ parameters within 1 %.
 
 import dataclasses
 import itertools
-from typing import Any, Literal
+from typing import Literal
 
 from txlcli.workflows.reproduction.runner import Measured, Runner
 from txlcli.workflows.reproduction.scales import BLOCKS, MEMORIES, POSITIONS, frontier_part
@@ -18,7 +18,8 @@ LONGER = 4
 METRIC = "bpc"
 DESCRIPTIONS = {
     "recurrence": "segments of L tokens with a memory of M, as in the paper",
-    "window": "no recurrence: segments of L + M tokens, half as many at once, attention to the last M + 1 tokens",
+    "window": "no recurrence: segments of L + M tokens, half as many at once; attention to the last M + L / 2 tokens",
+    "compressive": "a memory of M / 2 tokens, and M / 2 slots of older ones, four to a slot (Rae et al. 2020)",
 }
 LIMITS = (
     "What this can show: whether an order holds for models of this size after these steps, in all seeds or in some. "
@@ -67,14 +68,15 @@ class Cell:
 
     parameters: int
     trained: Measured
-    """Bits per character with M, as in training."""
+    """Bits per character with the M of training."""
     longer: Measured | None
     """Bits per character with LONGER M; None for a model that cannot use it."""
 
 
 def frontier(runner: Runner) -> Section:
     """Train and compare all models."""
-    cells = {part: _measure(runner, part) for part in PARTS}
+    of_recurrence = [frontier_part("recurrence", *names) for names in itertools.product(POSITIONS, BLOCKS)]
+    cells = {part: _measure(runner, part, is_longer_useful=part in of_recurrence) for part in PARTS}
     train = runner.model(frontier_part("recurrence", POSITIONS[0], BLOCKS[0])).settings().train
     counts = [cell.parameters for cell in cells.values()]
     notes = [
@@ -93,18 +95,16 @@ def frontier(runner: Runner) -> Section:
     )
 
 
-def _measure(runner: Runner, part: str) -> Cell:
-    """Evaluate the runs of a model, whose queries see M earlier tokens and themselves."""
-    settings = runner.model(part).settings()
-    base = runner.model(frontier_part("recurrence", POSITIONS[0], BLOCKS[0])).settings().train
-    lengths = (base.mem_len,) if settings.model.attention_window else (base.mem_len, LONGER * base.mem_len)
-    values: dict[int, list[float]] = {length: [] for length in lengths}
+def _measure(runner: Runner, part: str, *, is_longer_useful: bool) -> Cell:
+    """Evaluate the runs of a model with its memory, and with a longer one if that is useful."""
+    mem_len = runner.model(part).settings().eval.mem_len
+    lengths = (mem_len, LONGER * mem_len) if is_longer_useful else (mem_len,)
+    values: list[list[float]] = [[] for _ in lengths]
     for seed in runner.seeds:
-        run = runner.run(part, seed)
-        options: dict[str, Any] = {"mem_len": lengths, "seg_len": base.seg_len, "same_length": True}
-        for row in runner.evaluate(run, "test", **options)["rows"]:
-            values[row["mem_len"]].append(float(row[METRIC]))
-    trained, *longer = (Measured(tuple(numbers)) for numbers in values.values())
+        rows = runner.evaluate(runner.run(part, seed), "test", mem_len=lengths)["rows"]
+        for column, row in zip(values, rows, strict=True):
+            column.append(float(row[METRIC]))
+    trained, *longer = (Measured(tuple(column)) for column in values)
     return Cell(runner.run(part).parameters, trained, longer[0] if longer else None)
 
 

@@ -118,7 +118,9 @@ def sentence_models(base: tuple[str, ...], name: str, seg_len: int) -> dict[str,
     )
 
 
-MEMORIES = ("recurrence", "window")
+MEMORIES = ("recurrence", "window", "compressive")
+COMPRESSION_RATE = 4
+"""Tokens that the compressive models of the frontier compress into one slot."""
 POSITIONS = ("relative", "rotary", "alibi", "t5", "none")
 BLOCKS = ("paper", "modern")
 
@@ -136,6 +138,8 @@ def _last_of_each(changes: tuple[str, ...]) -> tuple[str, ...]:
 def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
     """Return the models of the frontier as changes of a recipe with memory, of equal cost.
 
+    A query of the recurrent model attends to M + (L + 1) / 2 keys on average, and so do those of the others.
+
     Args:
         name: the recipe.
         base: changes for all models.
@@ -144,32 +148,39 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
     train, model = settings.train, settings.model
     if not isinstance(model, TransformerSettings):
         raise ValueError(f"{name} has no attention")
-    seg_len, mem_len, keys = train.seg_len, train.mem_len, train.mem_len + 1
-    memories = {
+    seg_len, mem_len = train.seg_len, train.mem_len
+    window = mem_len + (seg_len + 1) // 2
+    slots = mem_len // 2
+    memories: dict[str, tuple[str, ...]] = {
         "recurrence": (),
         "window": (
-            f"model.window={keys}",
+            f"model.window={window}",
             "train.mem_len=0",
             f"train.seg_len={seg_len + mem_len}",
             f"train.batch_size={train.batch_size * seg_len // (seg_len + mem_len)}",
+            f"eval.mem_len={window - 1}",
+        ),
+        "compressive": (
+            "model.arch=compressive",
+            f"model.compressed_len={slots}",
+            f"model.compression_rate={COMPRESSION_RATE}",
+            f"train.mem_len={mem_len - slots}",
+            f"eval.mem_len={mem_len - slots}",
         ),
     }
-    # The paper's encoding has a matrix of d_model x d_model per layer for positions: others have a wider feed-forward
-    # sublayer instead.
-    wider = f"model.d_inner={model.d_inner + model.n_heads * model.head_width // 2}"
-    positions = {position: (f"model.position={position}", wider) for position in POSITIONS} | {"relative": ()}
+    # Matrices of position keys and convolutions take their parameters from the feed-forward sublayer.
+    narrower = {"compressive": COMPRESSION_RATE * model.d_model // 2}
+    wider = dict.fromkeys(POSITIONS, model.n_heads * model.head_width // 2) | {"relative": 0}
     blocks = {"paper": (), "modern": ("model.block=modern", "model.norm=pre")}
-    reading = (f"eval.seg_len={seg_len}", f"eval.mem_len={mem_len}", "eval.max_distance=none")
-    return _by_key(
-        *(
-            Model(
-                frontier_part(memory, position, block),
-                name,
-                _last_of_each((*base, *reading, *memories[memory], *positions[position], *blocks[block])),
-            )
-            for memory, position, block in itertools.product(MEMORIES, POSITIONS, BLOCKS)
-        )
-    )
+    reading = (f"eval.seg_len={seg_len}", f"eval.mem_len={mem_len}", "eval.max_distance=none", "eval.same_length=off")
+
+    def changes(memory: str, position: str, block: str) -> tuple[str, ...]:
+        d_inner = model.d_inner + wider[position] - narrower.get(memory, 0)
+        sizes = (f"model.position={position}", f"model.d_inner={d_inner}")
+        return _last_of_each((*base, *reading, *memories[memory], *sizes, *blocks[block]))
+
+    names = itertools.product(MEMORIES, POSITIONS, BLOCKS)
+    return _by_key(*(Model(frontier_part(*three), name, changes(*three)) for three in names))
 
 
 PAPER_MODELS = {
