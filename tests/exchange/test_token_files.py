@@ -237,6 +237,56 @@ def test_an_index_without_ids_is_refused(tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", ["train.idx", "valid.idx", "VALID.IDX"])
+def test_an_index_without_ids_in_a_folder_is_refused(tmp_path, name):
+    if name != "train.idx":
+        (tmp_path / "train.bin").write_bytes(packed("H", IDS))
+    (tmp_path / name).write_bytes(megatron_index([7]))
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/{name}: the .bin with its ids is not beside it; copy it there, or move this away"
+    )
+
+
+def test_an_idx_of_another_program_is_left_to_the_reader_of_text(tmp_path):
+    (tmp_path / "train.idx").write_bytes(b"\xfftOc" + bytes(100))
+    (tmp_path / "valid.idx").mkdir()
+    assert token_files.find(tmp_path, None) is None
+
+
+@pytest.mark.parametrize("broken", ["train.bin", "train.idx"])
+def test_folders_and_broken_links_with_names_of_token_files_are_refused(tmp_path, broken):
+    path = tmp_path / broken
+    if broken == "train.idx":
+        (tmp_path / "train.bin").write_bytes(packed("H", IDS))
+    path.symlink_to("nowhere")
+    assert refusal(tmp_path) == (
+        f"{path}: a link to a file that does not exist; copy the file there, or remove the link"
+    )
+    path.unlink()
+    path.mkdir()
+    assert refusal(tmp_path) == f"{path}: a folder, not a file of ids; rename it, or move it away"
+
+
+def test_endings_in_capitals_are_read(tmp_path):
+    megatron(tmp_path, IDS, [7])
+    expected = read(tmp_path / "data.idx")
+    (tmp_path / "data.bin").rename(tmp_path / "TRAIN.BIN")
+    (tmp_path / "data.idx").rename(tmp_path / "TRAIN.IDX")
+    assert expected == ("Megatron", {"": IDS})
+    assert read(tmp_path / "TRAIN.IDX") == read(tmp_path / "TRAIN.BIN") == expected
+    assert read(tmp_path) == ("Megatron", {"train": IDS})
+
+
+def test_an_unknown_version_of_llm_c_is_refused_unless_the_file_has_no_header(tmp_path):
+    (tmp_path / "train.bin").write_bytes(llm_c(IDS, version=9))
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/train.bin: its header of llm.c has version 9, but ids have version 1; write it again, or give "
+        "--dtype uint16 if the file has no header"
+    )
+    format, splits = read(tmp_path, "uint16")
+    assert (format, splits["train"][512:]) == ("nanoGPT", IDS)
+
+
 def test_files_of_two_formats_or_without_a_split_are_refused(tmp_path):
     (tmp_path / "train.bin").write_bytes(packed("H", IDS))
     (tmp_path / "val.bin").write_bytes(llm_c(IDS))

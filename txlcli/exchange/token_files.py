@@ -105,11 +105,16 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
         CorpusInputError: a file is empty, truncated, or inconsistent.
     """
     if source.is_file():
-        if source.suffix not in (BIN, IDX):
+        ending = source.suffix.lower()
+        if ending not in (BIN, IDX):
             return None
-        name, part = _open(source.with_suffix(BIN), dtype)
+        name, part = _open(source if ending == BIN else _beside(source, BIN), dtype)
         return TokenFiles(name, {"": (part,)}, source.parent)
-    files = sorted(path for path in source.glob(f"*{BIN}") if not path.name.startswith("."))
+    visible = sorted(path for path in source.iterdir() if not path.name.startswith("."))
+    files = [path for path in visible if path.suffix.lower() == BIN]
+    for index in visible:
+        if index.suffix.lower() == IDX and _beside(index, BIN) not in files and _is_of_megatron(index):
+            raise CorpusInputError(f"{index}: the .bin with its ids is not beside it; copy it there, or move this away")
     if not any(split_of(path.name) == "train" for path in files):
         return None
     if unnamed := [path for path in files if split_of(path.name) is None]:
@@ -126,22 +131,55 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
     return TokenFiles(formats.pop(), {split: parts for split, parts in by_split.items() if parts}, source)
 
 
+def _beside(path: Path, ending: str) -> Path:
+    """Return the path with another ending, in capitals if that of the path is."""
+    return path.with_suffix(ending.upper() if path.suffix.isupper() else ending)
+
+
+def _is_of_megatron(index: Path) -> bool:
+    if not check_regular(index).is_file():
+        return False
+    with index.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what is no file.
+
+    Raises:
+        CorpusInputError: it is missing, a folder, or a link that leads nowhere.
+        UsageError: it is a pipe, a socket or a device.
+    """
+    if check_regular(path).is_file():
+        return
+    if path.is_dir():
+        raise CorpusInputError(f"{path}: a folder, not a file of ids; rename it, or move it away")
+    if path.is_symlink():
+        raise CorpusInputError(f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
+    raise CorpusInputError(f"{path}: there is no such file; the ids of an .idx are in the .bin beside it")
+
+
 def _open(path: Path, dtype: str | None) -> tuple[str, TokenPart]:
     """Return the format of a file, and its ids."""
-    if not check_regular(path).is_file():
-        raise CorpusInputError(f"{path}: there is no such file; the ids of an .idx are in the .bin beside it")
+    _check_file(path)
     size = path.stat().st_size
     if not size:
         raise CorpusInputError(f"{path}: the file is empty; give one with token ids")
-    index = path.with_suffix(IDX)
-    if index.exists():
-        return "Megatron", _of_megatron(path, size, check_regular(index))
+    index = _beside(path, IDX)
+    if index.exists() or index.is_symlink():
+        _check_file(index)
+        return "Megatron", _of_megatron(path, size, index)
     with path.open("rb") as file:
         head = file.read(LLM_C_BEGINNING.size)
     magic, version, count = LLM_C_BEGINNING.unpack(head.ljust(LLM_C_BEGINNING.size, b"\0"))
     known = LLM_C_TYPES.get((magic, version))
     if known is not None:
         return "llm.c", _of_llm_c(path, size, np.dtype(known), count)
+    if dtype is None and size >= 4 * LLM_C_HEADER and (expected := _llm_c_version(magic)) is not None:
+        raise CorpusInputError(
+            f"{path}: its header of llm.c has version {version}, but ids have version {expected}; write it again, or "
+            "give --dtype uint16 if the file has no header"
+        )
     kind = np.dtype(dtype or DTYPES[0]).newbyteorder("<")
     if size % kind.itemsize:
         raise CorpusInputError(
@@ -163,6 +201,11 @@ def _seems_uint32(part: TokenPart) -> bool:
     lower, upper = ids[0::2], ids[1::2]
     least = 1 if not upper.any() else 256
     return len(ids) >= 64 and bool(upper.max() < 256 and lower.max() >= least)
+
+
+def _llm_c_version(magic: int) -> int | None:
+    """Return the version of llm.c's files with a magic number; None if no such file begins with it."""
+    return next((version for number, version in LLM_C_TYPES if number == magic), None)
 
 
 def _of_llm_c(path: Path, size: int, dtype: np.dtype[Any], count: int) -> TokenPart:

@@ -106,6 +106,8 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
     corpus, source = _find_source(corpus_or_path, options)
     tokens = _find_tokens(corpus, source, options)
     parquet = () if tokens or corpus is not corpora.OWN_TEXT else _find_parquet(source, options)
+    if options.column is not None and not parquet:
+        raise UsageError(f"--column has no effect here; it is for files that end with {PARQUET}")
     vocab_file = options.vocab or _vocabulary_beside(source, options, tokens, parquet)
     vocab = _given_vocabulary(options, vocab_file)
     tokenizer: TokenizerName = options.tokenizer or (vocab.tokenizer if vocab else "ids" if tokens else corpus.unit)
@@ -155,9 +157,12 @@ def _find_tokens(corpus: Corpus, source: Path | None, options: PrepareOptions) -
     tokens = None
     if corpus is corpora.OWN_TEXT and source is not None and options.tokenizer is None:
         tokens = token_files.find(source, options.dtype)
-    if options.dtype is not None and (tokens is None or tokens.format != token_files.WITHOUT_HEADER):
+    if options.dtype is not None and tokens is None:
+        other = ", without --tokenizer" if options.tokenizer else ""
+        raise UsageError(f"--dtype has no effect here; it is for a .bin of ids without a header{other}")
+    if options.dtype is not None and tokens is not None and tokens.format != token_files.WITHOUT_HEADER:
         raise UsageError(
-            "--dtype has no effect here; it is for a .bin of ids without a header, and leave out --tokenizer"
+            f"--dtype has no effect here: files of {tokens.format} state the type of their ids; leave it out"
         )
     return tokens
 
@@ -167,12 +172,9 @@ def _find_parquet(source: Path | None, options: PrepareOptions) -> "tuple[Parque
 
     Raises:
         CorpusInputError: a file is damaged, or it is not known which column is the text.
-        UsageError: a column is given for other files.
     """
     files = [] if source is None else text_files(source) if source.is_dir() else [source]
     files = [path for path in files if path.suffix.lower() == PARQUET]
-    if options.column is not None and not files:
-        raise UsageError(f"--column has no effect here; it is for files that end with {PARQUET}")
     if not files:
         return ()
     from txlcli.exchange import parquet_text

@@ -73,7 +73,7 @@ class _Counted:
         for part in parts:
             done = part.first
             for block in part.blocks():
-                _check_ids(block, limit, part.path, done, known=plan.vocab is not None or plan.vocab_size is not None)
+                _check_ids(block, limit, part.path, done, plan)
                 counts = np.bincount(block.astype(np.int64), minlength=len(self.counts))
                 counts[: len(self.counts)] += self.counts
                 self.counts = counts
@@ -99,17 +99,26 @@ class _Counted:
         )
 
 
-def _check_ids(block: NDArray[Any], limit: int, path: Path, first: int, *, known: bool) -> None:
+def _check_ids(block: NDArray[Any], limit: int, path: Path, first: int, plan: Plan) -> None:
     """Refuse negative ids, and those beyond the vocabulary."""
     wrong = (block < 0) | (block >= limit)
     if wrong.any():
         at = int(np.argmax(wrong))
-        least = "an id is at least 0" if block[at] < 0 else f"the vocabulary has {limit:,} ids"
-        reason = least if known or block[at] < 0 else f"no vocabulary has more than {limit:,} ids"
-        raise CorpusInputError(
-            f"{path}: token {first + at:,} has the id {int(block[at]):,}, but {reason}; give the --vocab, "
-            "--vocab-size or --dtype of this file"
+        reason = _reason(int(block[at]), limit, plan)
+        raise CorpusInputError(f"{path}: token {first + at:,} has the id {int(block[at]):,}, but {reason}")
+
+
+def _reason(number: int, limit: int, plan: Plan) -> str:
+    """Return why an id is wrong, and the next step."""
+    if number < 0:
+        return "an id is at least 0; write the file again"
+    has_type = plan.tokens is not None and plan.tokens.format != token_files.WITHOUT_HEADER
+    if plan.vocab is None and plan.vocab_size is None:
+        return (
+            f"no vocabulary has more than {limit:,} ids; {'write the file again' if has_type else 'give its --dtype'}"
         )
+    options = "--vocab or --vocab-size" if has_type else "--vocab, --vocab-size or --dtype"
+    return f"the vocabulary has {limit:,} ids; give the {options} of this file"
 
 
 def _cut(files: TokenFiles, shares: tuple[float, float, float]) -> Parts:
