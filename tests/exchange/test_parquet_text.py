@@ -92,7 +92,27 @@ def test_a_column_that_is_missing_or_no_text_is_refused(tmp_path):
     assert refusal(path, "text") == f'{path}: the column "text" does not exist; give --column one of: title, body'
     assert refusal(path, "id") == f'{path}: the column "id" is not text; give --column one of: title, body'
     parquet.write_table(arrow.table({"id": [1]}), path)
-    assert refusal(path).endswith("Give --column one of: none, the file has no column with text")
+    no_text = f"{path}: no column has text; write the text as a column of strings, or as a text file"
+    assert refusal(path) == refusal(path, "id") == no_text
+
+
+def test_an_error_names_ten_columns_at_most(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({f"c{number}": ["a"] for number in range(1011)}), path)
+    names = ", ".join(f"c{number}" for number in range(10))
+    assert refusal(path) == f"{path}: which column is the text? Give --column one of: {names} and 1,001 more"
+
+
+def test_two_columns_of_the_same_name_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.Table.from_arrays([arrow.array(["a"]), arrow.array([1])], ["text", "text"]), path)
+    assert refusal(path) == f'{path}: several columns are called "text"; rename all but one'
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.symlink_to("nowhere")
+    assert refusal(path) == (f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
 
 
 @pytest.mark.parametrize("size", [0, 3, 11, 300])
@@ -148,6 +168,19 @@ def test_few_bytes_do_not_become_much_text(tmp_path):
     assert refusal(path) == (
         f"{path}: its text has more than 67,108,864 bytes, the most for a file of its size; write it as a text file"
     )
+
+
+def test_a_value_beyond_the_limit_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_column(path, arrow.array(["x" * (128 << 20)]), write_statistics=False, compression="zstd")
+    before = arrow.default_memory_pool()
+    pool = arrow.proxy_memory_pool(before)
+    arrow.set_memory_pool(pool)
+    try:
+        assert "its text has more than 67,108,864 bytes" in refusal(path)
+    finally:
+        arrow.set_memory_pool(before)
+    assert pool.max_memory() < 1 << 20
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

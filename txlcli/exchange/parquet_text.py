@@ -30,6 +30,10 @@ BYTES_PER_GROUP = 32 << 20  # of text in a row group that is written
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
 LEAST_SECONDS, LEAST_BYTES_PER_S = 5, 2 << 20
 """Time that the library may compute: 2 MiB/s would be a hundred times slower than usual."""
+BYTES_PER_VALUE = 32
+"""More than an encoding adds to a value: its length, its level, and its share of headers."""
+MOST_LISTED = 10
+"""Most columns that an error names."""
 DAMAGE = (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, RuntimeError)
 
 
@@ -53,21 +57,31 @@ def open_text(path: Path, column: str | None) -> ParquetText:
     Raises:
         CorpusInputError: the file is damaged, or has no such column.
     """
-    check_regular(path)
+    if not check_regular(path).exists():
+        raise CorpusInputError(f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
     _try_in_copy(path, lambda: _read_metadata(path))
     try:
         schema = parquet.read_schema(path)
     except DAMAGE as error:
         raise _damaged(path, str(error)) from error
+    name = _text_column(path, schema, column)
+    return ParquetText(path, name, (schema.metadata or {}).get(ROWS) == PIECES)
+
+
+def _text_column(path: Path, schema: Any, column: str | None) -> str:
+    """Return the name of the column with the text."""
     names = [field.name for field in schema if _is_text(field.type)]
+    if not names:
+        raise CorpusInputError(f"{path}: no column has text; write the text as a column of strings, or as a text file")
     if column is not None and column not in names:
-        kind = "is not text" if column in schema.names else "does not exist"
-        raise CorpusInputError(f'{path}: the column "{column}" {kind}; give --column one of: {_listed(names)}')
+        fault = "is not text" if column in schema.names else "does not exist"
+        raise CorpusInputError(f'{path}: the column "{column}" {fault}; give --column one of: {_listed(names)}')
     if column is None and TEXT not in names and len(names) != 1:
         raise CorpusInputError(f"{path}: which column is the text? Give --column one of: {_listed(names)}")
-    return ParquetText(
-        path, column or (TEXT if TEXT in names else names[0]), (schema.metadata or {}).get(ROWS) == PIECES
-    )
+    name = names[0] if column is None and TEXT not in names else column or TEXT
+    if schema.names.count(name) > 1:
+        raise CorpusInputError(f'{path}: several columns are called "{name}"; rename all but one')
+    return name
 
 
 def _is_text(kind: Any) -> bool:
@@ -76,7 +90,8 @@ def _is_text(kind: Any) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "none, the file has no column with text"
+    more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
 
 
 def _damaged(path: Path, reason: str) -> CorpusInputError:
@@ -110,6 +125,8 @@ def extract(text: ParquetText, target: Path) -> tuple[int, int]:
         CorpusInputError: the file is damaged, or has much more text than its size allows.
     """
     most = max(SMALL, MOST_RATIO * text.path.stat().st_size)
+    if _least_size(text) > most:  # before the library reads a value, which may be as large
+        raise _too_large(text, most)
     _try_in_copy(text.path, lambda: _total(text, most))
     size = missing = 0
     with target.open("wb") as file:
@@ -117,10 +134,7 @@ def extract(text: ParquetText, target: Path) -> tuple[int, int]:
             missing += column.null_count
             size += compute.sum(compute.binary_length(column)).as_py() or 0
             if size > most:
-                raise CorpusInputError(
-                    f"{text.path}: its text has more than {most:,} bytes, the most for a file of its size; write it "
-                    "as a text file"
-                )
+                raise _too_large(text, most)
             rows = column.drop_null().cast(arrow.large_binary()).to_pylist()
             if not text.is_pieces:
                 rows = [row if row.endswith(b"\n") else row + b"\n" for row in rows]
@@ -128,6 +142,26 @@ def extract(text: ParquetText, target: Path) -> tuple[int, int]:
                 file.write(codecs.BOM_UTF8)  # the one that begins a file is skipped
             file.writelines(rows)
         return file.tell(), missing
+
+
+def _too_large(text: ParquetText, most: int) -> CorpusInputError:
+    return CorpusInputError(
+        f"{text.path}: its text has more than {most:,} bytes, the most for a file of its size; write it as a text file"
+    )
+
+
+def _least_size(text: ParquetText) -> int:
+    """Return the size of the text as the metadata states it without compression, less what encodings may add."""
+    size = 0
+    try:
+        metadata = parquet.read_metadata(text.path)
+    except DAMAGE as error:
+        raise _damaged(text.path, str(error)) from error
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        chunks = (group.column(number) for number in range(group.num_columns))
+        size += sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column)
+        size -= BYTES_PER_VALUE * group.num_rows
+    return size
 
 
 def _total(text: ParquetText, most: int) -> int:
