@@ -10,7 +10,7 @@ TxlError                    the request failed                           exit co
 ├── CorpusInputError        a corpus could not be downloaded, unpacked, read or split
 ├── ExportError             the folder of an export is in use, or cannot be written
 ├── RunError                a run folder or checkpoint is missing, damaged, or not of txl
-│   └── BusyError           another process writes a run, a report or a file of losses
+│   └── BusyError           another process writes a run, a report, an export or a file of losses
 ├── TrainingError           training cannot continue: non-finite loss, text too short, process lost
 ├── DisagreementError       the processes of a command have different settings, releases or files
 ├── ReportedError           another process than rank 0 has failed, and rank 0 reports it
@@ -88,7 +88,7 @@ class RunError(TxlError):
 
 
 class BusyError(RunError):
-    """Another process writes a run, a report or a file of losses."""
+    """Another process writes a run, a report, an export or a file of losses."""
 
 
 class TrainingError(TxlError):

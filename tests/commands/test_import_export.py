@@ -556,7 +556,7 @@ def test_other_files_are_never_overwritten(here):
             "tiny.toml exists; give another folder, or replace an earlier export with --force"
         )
     assert refusal("export", "adaptive", "novel", "--force", code=1) == (
-        "novel holds test.txt, which no export wrote; give another folder, or empty this one"
+        "novel holds test.txt, which no export of this format writes; give another folder, or empty this one"
     )
     assert files_of(here / "novel") == before
 

@@ -2,11 +2,13 @@
 
 import pickle
 import struct
+import subprocess
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from tests.commands.novel import TOKENIZERS, card, done, json_of, on_a_full_disk, refusal, train
+from tests.commands.novel import TOKENIZERS, card, done, json_of, on_a_full_disk, refusal, start, train
 from tests.docs.pages import DOCS, blocks, pages
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
@@ -208,8 +210,23 @@ def test_negative_ids_are_refused(untouched):
     write_ids(untouched / "all.bin", [3, -1, 4], "i")
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", 3, 0, 0, 1)
     (untouched / "all.idx").write_bytes(header)
-    assert refusal("prepare", "all.idx", "--split", "100,0,0", code=1).startswith(
-        "all.bin: token 1 has the id -1, but an id is at least 0; "
+    assert refusal("prepare", "all.idx", "--split", "100,0,0", code=1) == (
+        "all.bin: token 1 has the id -1, but an id is at least 0; write the file again"
+    )
+
+
+def test_the_type_of_ids_is_not_asked_for_where_the_file_states_it(untouched):
+    write_ids(untouched / "all.bin", [3, 1 << 20, 4], "i")
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", 3, 0, 0, 1)
+    (untouched / "all.idx").write_bytes(header)
+    wrong = "all.bin: token 1 has the id 1,048,576, but "
+    prepare = ["prepare", "all.idx", "--split", "100,0,0"]
+    assert refusal(*prepare, code=1) == f"{wrong}no vocabulary has more than 1,048,576 ids; write the file again"
+    assert refusal(*prepare, "--vocab-size", 9, code=1) == (
+        f"{wrong}the vocabulary has 9 ids; give the --vocab or --vocab-size of this file"
+    )
+    assert refusal("prepare", "all.idx", "--dtype", "uint16") == (
+        "--dtype has no effect here: files of Megatron state the type of their ids; leave it out"
     )
 
 
@@ -236,9 +253,14 @@ def test_options_that_the_files_decide_are_refused(ids_of_nanogpt):
     assert refusal("prepare", "shakespeare", "--vocab-size", 1 << 21) == (
         "--vocab-size 2097152 is too large for ids; give at most 1048576"
     )
-    for text in (["novel"], ["shakespeare/train.bin", "--tokenizer", "byte"]):
-        assert refusal("prepare", *text, "--dtype", "uint16") == (
-            "--dtype has no effect here; it is for a .bin of ids without a header, and leave out --tokenizer"
+    without_header = "--dtype has no effect here; it is for a .bin of ids without a header"
+    assert refusal("prepare", "novel", "--dtype", "uint16") == without_header
+    assert refusal("prepare", "shakespeare/train.bin", "--tokenizer", "byte", "--dtype", "uint16") == (
+        f"{without_header}, without --tokenizer"
+    )
+    for source in ("shakespeare", "stdlib"):
+        assert refusal("prepare", source, "--column", "text") == (
+            "--column has no effect here; it is for files that end with .parquet"
         )
 
 
@@ -292,13 +314,37 @@ def test_an_export_of_a_store_is_replaced_only_with_force(here):
         "files exists; give another folder, or replace an earlier export with --force"
     )
     assert refusal("export", "word", "files", "--format", "nanogpt", "--force", code=1) == (
-        "files holds test.idx, which no export wrote; give another folder, or empty this one"
+        "files holds test.idx, which no export of this format writes; give another folder, or empty this one"
     )
     before = {path.name for path in (here / "files").iterdir()}
     done("export", "char", "files", "--format", "megatron", "--force")
     assert {path.name for path in (here / "files").iterdir()} == before
     done("prepare", "files", "--name", "again")
     assert digests("again") == digests("char")
+
+
+def test_a_folder_is_filled_by_one_export_at_a_time(here):
+    export = ["export", "word", "new/files", "--format", "megatron"]
+    (here / "new").mkdir()
+    with FileLock("new/.files.lock"):
+        assert refusal(*export, code=1) == (
+            "new/files is being written by another process; wait for it, or give another folder"
+        )
+        assert not (here / "new/files").exists()
+    done(*export)
+    assert [path.name for path in (here / "new").iterdir()] == ["files"]
+
+
+def test_two_exports_into_one_folder_leave_one_of_them_complete(here):
+    formats = ["nanogpt", "megatron"] * 2
+    exports = [start("export", "word", "files", "--format", form, stdout=subprocess.DEVNULL) for form in formats]
+    ends = [export.communicate()[1] for export in exports]
+    codes = [export.returncode for export in exports]
+    assert codes.count(0) == 1
+    for code, error in zip(codes, ends, strict=True):
+        assert code == 0 or error.splitlines()[-1].startswith(("error: files exists; ", "error: files is being "))
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("word")
 
 
 def test_a_full_disk_leaves_no_incomplete_export_of_a_store(here):

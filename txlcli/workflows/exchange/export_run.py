@@ -29,6 +29,7 @@ def export_run(run_name: str, folder: Path, *, runs_dir: Path, force: bool) -> d
     Raises:
         RunError: Hugging Face's TransfoXL has no such model.
         ExportError: the folder is in use, or cannot be written.
+        BusyError: another process writes the folder.
     """
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
     run, model = opened.run, opened.model
@@ -40,7 +41,7 @@ def export_run(run_name: str, folder: Path, *, runs_dir: Path, force: bool) -> d
         "run": str(run.folder),
         "folder": str(folder),
         "files": export_folder.fill(
-            folder, FILES, lambda draft: _write(opened.transformer, opened.vocab, config, draft)
+            folder, FILES, lambda draft: _write(opened.transformer, opened.vocab, config, draft), force=force
         ),
         "parameters": run.parameters,
         "notes": [] if model.memory_starts_full else [EMPTY_START],

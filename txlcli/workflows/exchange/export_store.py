@@ -36,6 +36,7 @@ def export_store(
     Raises:
         StoreError: the store is damaged.
         ExportError: the folder is in use or cannot be written, or the format cannot hold so many ids.
+        BusyError: another process writes the folder.
         VocabularyError: the ids have no text, or their text would not give the same ids again.
     """
     files = _possible_files(format)
@@ -49,7 +50,7 @@ def export_store(
         if format == "parquet":
             _check_text(store, draft, reporter)
 
-    written = export_folder.fill(folder, files, write)
+    written = export_folder.fill(folder, files, write, force=force)
     return {
         "store": str(store.path),
         "folder": str(folder),
