@@ -625,6 +625,37 @@ def forward_compressive(
     return Compressed(np.stack([token_log_probs(row, weights) for row in hidden]), new_memory, new_slots, losses)
 
 
+def forward_with_tokens_of_memory(
+    tokens: list[int],
+    state: ndarray,
+    weights: dict,
+    *,
+    norm: str = "post",
+    norm_type: str = "layer",
+    norm_eps: float = LAYER_NORM_EPS,
+    **options: Any,
+) -> tuple[ndarray, ndarray]:
+    """Log-probabilities (L, V) of a segment read as [state o segment o state], and the next state.
+
+    This is the Recurrent Memory Transformer (Bulatov et al. 2022).
+
+    Args:
+        tokens: L token ids.
+        state: (n, d), of the segment before; weights["first_state"] before the first one.
+        weights: see above.
+        norm: as for `attention_layer`; so are norm_type and norm_eps.
+        options: those of `attention`.
+    """
+    n, L = len(state), len(tokens)
+    hidden = _concatenate(_concatenate(state, np.stack([embed(token, weights) for token in tokens])), state)
+    how: dict[str, Any] = {"norm": norm, "norm_type": norm_type, "norm_eps": norm_eps}
+    for number in range(len(weights["layers"])):
+        hidden = attention_layer(hidden, hidden[:0], layer_weights(weights, number), **how, **options)
+    if norm == "pre":
+        hidden = normed(hidden, weights["final_norm"], norm_type=norm_type, eps=norm_eps)
+    return np.stack([token_log_probs(row, weights) for row in hidden[n : n + L]]), hidden[n + L :]
+
+
 def log_softmax(logits: ndarray) -> ndarray:
     """The logarithm of exp(logits) / sum exp(logits) over the one axis of `logits`."""
     largest = max(logit.real for logit in logits)

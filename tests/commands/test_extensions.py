@@ -192,4 +192,4 @@ def test_a_registered_optimizer_that_cannot_train_ends_a_command_before_its_work
 
 def test_the_name_of_an_architecture_is_unknown_unless_it_is_registered(untouched):
     Path("gru.toml").write_text(RECIPE.replace("n_layers = 2", 'arch = "gru"\nn_layers = 2'))
-    assert "arch must be one of transformer, compressive, lstm, qrnn, not 'gru'" in refusal("train", "gru.toml")
+    assert "arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'" in refusal("train", "gru.toml")

@@ -11,6 +11,7 @@ from tests.config.test_compressive_recipes import COMPRESSIVE
 from tests.config.test_modern_recipes import MODERN
 from tests.config.test_nvidia_recipes import NVIDIA
 from tests.config.test_recurrent_recipes import RECURRENT, SMALL
+from tests.config.test_rmt_recipes import RMT
 from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.core.model.registry import count_parameters
@@ -142,6 +143,7 @@ def test_every_packaged_recipe_except_stdlib_is_in_these_tables():
         *BASELINES,
         *MODERN,
         *COMPRESSIVE,
+        *RMT,
         *NVIDIA,
         *RECURRENT,
         *SMALL,

@@ -384,9 +384,9 @@ def test_settings_are_frozen(tiny):
 
 def test_an_unknown_architecture_is_refused_before_its_keys(tiny):
     message = refusal("qrnn-ptb", "model.arch=gru")
-    assert message.endswith("[model] arch must be one of transformer, compressive, lstm, qrnn, not 'gru'")
+    assert message.endswith("[model] arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'")
 
 
 def test_an_architecture_that_is_not_text_is_refused():
     message = refusal("enwik8", "model.arch=[1]")
-    assert message.endswith("[model] arch must be one of transformer, compressive, lstm, qrnn, not [1]")
+    assert message.endswith("[model] arch must be one of transformer, compressive, rmt, lstm, qrnn, not [1]")

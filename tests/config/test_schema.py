@@ -71,7 +71,7 @@ def test_a_key_with_two_meanings_accepts_the_values_of_both():
     assert errors(changed("model", "window", 512)) == []
     assert len(errors(changed("model", "window", 0))) == 1
     described = schema.json_schema()["properties"]["model"]["properties"]["window"]["description"]
-    assert described.startswith("With arch = transformer or compressive: Largest number of keys W")
+    assert described.startswith("With arch = transformer or compressive or rmt: Largest number of keys W")
     assert "With arch = lstm or qrnn: " in described
 
 
@@ -96,4 +96,4 @@ def test_every_setting_is_described_with_its_values_and_default():
 
 def test_a_setting_whose_default_depends_on_the_architecture_is_listed_for_each():
     stds = {key.architectures: key.default for key in schema.keys("model") if key.name == "init_std"}
-    assert stds == {("transformer", "compressive"): 0.02, ("lstm", "qrnn"): 0.1}
+    assert stds == {("transformer", "compressive", "rmt"): 0.02, ("lstm", "qrnn"): 0.1}

@@ -7,7 +7,14 @@ import inspect
 import pytest
 
 from txlcli.config import model_settings, settings
-from txlcli.config.model_settings import MODELS, CompressiveSettings, ModelSettings, RnnSettings, TransformerSettings
+from txlcli.config.model_settings import (
+    MODELS,
+    CompressiveSettings,
+    ModelSettings,
+    RmtSettings,
+    RnnSettings,
+    TransformerSettings,
+)
 from txlcli.config.settings import CorpusSettings, EvalSettings, LogSettings, PublishedSettings, Settings, TrainSettings
 from txlcli.errors import RecipeError, UsageError
 
@@ -37,6 +44,7 @@ def test_every_section_is_a_frozen_dataclass_whose_docstring_names_it():
     assert {
         "transformer": TransformerSettings,
         "compressive": CompressiveSettings,
+        "rmt": RmtSettings,
         "lstm": RnnSettings,
         "qrnn": RnnSettings,
     } == MODELS
@@ -299,7 +307,7 @@ def test_recurrent_layers_have_the_configured_widths_and_windows():
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
         (
             {"arch": "gru"},
-            "arch must be one of transformer, compressive, lstm, qrnn, not 'gru'",
+            "arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'",
         ),
     ],
     ids=str,
@@ -568,6 +576,72 @@ def test_a_compressed_memory_refuses_what_it_cannot_support(model, train, evalua
             build_compressive(**model),
             train=build("train", **{"seg_len": 6, **train}),
             eval=build("eval", **{"same_length": "off", **evaluation}),
+        )
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "evaluation", "message"),
+    [
+        ({"window": 4}, {}, {}, '[model] window must be left out with arch = "rmt", not 4'),
+        (
+            {"memory_source": "layer_output"},
+            {},
+            {},
+            """[model] memory_source must be "layer_input" with arch = "rmt": its state is its memory, """
+            """not 'layer_output'""",
+        ),
+        (
+            {"memory_start": "zeros"},
+            {},
+            {},
+            """[model] memory_start must be "empty" with arch = "rmt": its state is its memory, not 'zeros'""",
+        ),
+        (
+            {"position": "sinusoid"},
+            {},
+            {},
+            """[model] position must be an encoding of distances, or none, with arch = "rmt", not 'sinusoid'""",
+        ),
+        ({"auxiliary_losses": True}, {}, {}, '[model] auxiliary_losses must be false with arch = "rmt", not True'),
+        ({"n_memory_tokens": 0}, {}, {}, "[model] n_memory_tokens must be greater than 0, not 0"),
+        (
+            {},
+            {"seg_len": 7},
+            {},
+            "[train] seg_len must be a multiple of model.segment_len (3): gradients pass through that many segments, "
+            "not 7",
+        ),
+        ({}, {"mem_len": 7}, {}, '[train] mem_len must be 0 with arch = "rmt": its state is its memory, not 7'),
+        ({}, {}, {"mem_len": 7}, '[eval] mem_len must be 0 with arch = "rmt": its state is its memory, not 7'),
+        (
+            {},
+            {},
+            {"same_length": "m"},
+            """[eval] same_length must be "off" with arch = "rmt": its state is its memory, not 'm'""",
+        ),
+        (
+            {},
+            {},
+            {"max_distance": 4},
+            '[eval] max_distance must be left out, or "none", with position = "relative", not 4',
+        ),
+        (
+            {"attention_dropout": 0.1},
+            {"attention": "flex"},
+            {},
+            '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1',
+        ),
+    ],
+)
+def test_memory_tokens_refuse_what_they_cannot_support(model, train, evaluation, message):
+    own = {"arch": "rmt", "segment_len": 3}
+    with pytest.raises(RecipeError) as caught:
+        Settings(
+            build("corpus"),
+            RmtSettings(**{**SECTIONS["model"][1], **own, **model}),
+            train=build("train", **{"seg_len": 6, "mem_len": 0, **train}),
+            eval=build("eval", **{"mem_len": 0, "same_length": "off", **evaluation}),
         )
     assert str(caught.value) == message
 

@@ -67,6 +67,8 @@ def weights_of(numbers, settings):
         weights[name] = bias[0] if settings.tie_biases else bias
     if settings.norm == "pre":
         weights["final_norm"] = pair("final_norm")
+    if "first_state" in numbers:
+        weights["first_state"] = numbers["first_state"]
     return weights | bands_of(numbers, settings)
 
 

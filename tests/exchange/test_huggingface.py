@@ -236,11 +236,10 @@ def test_a_memory_of_outputs_cannot_be_exported():
     )
 
 
-def test_a_compressed_memory_cannot_be_exported():
+@pytest.mark.parametrize("own", [{"arch": "compressive", "compressed_len": 3}, {"arch": "rmt", "segment_len": 3}])
+def test_models_with_another_memory_cannot_be_exported(own):
     with pytest.raises(RunError) as caught:
-        written(
-            model_settings(arch="compressive", compressed_len=3), EvalSettings(seg_len=5, mem_len=7, same_length="off")
-        )
+        written(model_settings(**own), EvalSettings(seg_len=5, mem_len=0, same_length="off"))
     assert str(caught.value) == "only Transformer-XL can be exported to Hugging Face; this run has another model"
 
 

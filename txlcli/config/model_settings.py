@@ -337,6 +337,55 @@ class CompressiveSettings(TransformerSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RmtSettings(TransformerSettings):
+    """[model] with arch = "rmt": the Recurrent Memory Transformer (Bulatov et al. 2022).
+
+    A state of n vectors is read before each segment and written after it. A training step reads several segments, and
+    gradients pass through the states between them.
+    """
+
+    recurrent_state: ClassVar[bool] = True
+    """The memory tokens replace the memory."""
+
+    segment_len: PositiveInt
+    """Number of tokens L between two states. train.seg_len is a multiple of it: its gradients pass through
+    train.seg_len / L segments."""
+    n_memory_tokens: PositiveInt = 10
+    """Number n of memory tokens, of which each segment has a group before and a group after its tokens."""
+
+    @property
+    def keys_are_tokens(self) -> bool:
+        """False: some keys are memory tokens."""
+        return False
+
+    @property
+    def limits_distance(self) -> bool:
+        """False: distances end with the segment."""
+        return False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the input of a layer: those of a segment and of both groups of memory tokens."""
+        return self.segment_len + 2 * self.n_memory_tokens
+
+    def mean_keys(self, *, seg_len: int, mem_len: int) -> float:
+        """Return the mean number of keys that the rows of a segment see, memory tokens included."""
+        return (self.rows + 1) / 2
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        why = 'with arch = "rmt"'
+        require(self.window is None, "model", "window", self.window, f"left out {why}")
+        for key, value in (("memory_source", "layer_input"), ("memory_start", "empty")):
+            given = getattr(self, key)
+            require(given == value, "model", key, given, f'"{value}" {why}: its state is its memory')
+        relative = not self.absolute_positions
+        require(relative, "model", "position", self.position, f"an encoding of distances, or none, {why}")
+        require(not self.auxiliary_losses, "model", "auxiliary_losses", self.auxiliary_losses, f"false {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RnnSettings(ModelSettings):
     """[model] with arch = "lstm" or "qrnn": the recurrent baselines of Tables 1 and 8.
 
@@ -372,4 +421,5 @@ class RnnSettings(ModelSettings):
         return (self.window or 2) if self.arch == "qrnn" else 1
 
 
-MODELS.update(transformer=TransformerSettings, compressive=CompressiveSettings, lstm=RnnSettings, qrnn=RnnSettings)
+MODELS.update(transformer=TransformerSettings, compressive=CompressiveSettings, rmt=RmtSettings)
+MODELS.update(lstm=RnnSettings, qrnn=RnnSettings)

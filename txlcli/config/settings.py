@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from txlcli.config.model_settings import CompressiveSettings, ModelSettings, TransformerSettings
+from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings, TransformerSettings
 from txlcli.config.optimizers import OPTIMIZERS
 from txlcli.config.ranges import (
     NaturalInt,
@@ -304,7 +304,7 @@ class Settings:
         self._check_compression()
         if self.model.recurrent_state:
             self._check_recurrent()
-        elif isinstance(self.model, TransformerSettings):
+        if isinstance(self.model, TransformerSettings):
             self._check_positions(self.model)
             dropout, flex = self.model.attention_dropout, self.train.attention == "flex"
             require(not (flex and dropout), "model", "attention_dropout", dropout, '0 with train.attention = "flex"')
@@ -401,6 +401,11 @@ class Settings:
         require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
         require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
         require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
+        if isinstance(self.model, RmtSettings):
+            length, seg_len = self.model.segment_len, self.train.seg_len
+            expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
+            require(seg_len % length == 0, "train", "seg_len", seg_len, expected)
+            require(self.eval.same_length == "off", "eval", "same_length", self.eval.same_length, f'"off" {why}')
 
     def _check_without_attention(self) -> None:
         """Refuse settings of attention for a model that has none."""

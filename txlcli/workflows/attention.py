@@ -79,8 +79,8 @@ def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
         raise UsageError(f'{run.folder} {has} no attention; give a run with arch = "transformer"')
     if not settings.keys_are_tokens:
         raise UsageError(
-            f'{run.folder} has arch = "{settings.arch}", whose keys stand for several tokens; give a run with arch = '
-            '"transformer"'
+            f'{run.folder} has arch = "{settings.arch}", some of whose keys are no single tokens; give a run with '
+            'arch = "transformer"'
         )
     has_terms = bool(terms_of(settings.position))
     if options.figures is not None and 7 in options.figures and not has_terms:

@@ -41,6 +41,11 @@ def compressive_model():
     return model_with("relative", arch="compressive", compressed_len=5, compression_rate=2)
 
 
+@pytest.fixture(scope="module")
+def model_with_memory_tokens():
+    return model_with("relative", arch="rmt", segment_len=3, n_memory_tokens=2)
+
+
 def model_with(position, **changed):
     torch.manual_seed(5)
     settings = MODELS[changed.get("arch", "transformer")](
@@ -87,6 +92,10 @@ def test_a_compressed_memory_is_that_of_whole_segments(compressive_model, mem_le
     check_bits(compressive_model, dataclasses.replace(SETTINGS, mem_len=mem_len, compressed_len=slots))
 
 
+def test_memory_tokens_are_those_of_whole_segments(model_with_memory_tokens):
+    check_bits(model_with_memory_tokens, dataclasses.replace(SETTINGS, mem_len=0, max_distance=None))
+
+
 def check_bits(model, settings):
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()), lanes)
@@ -99,7 +108,7 @@ def check_bits(model, settings):
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 
 
-@pytest.mark.parametrize("name", ["model", "model_of_outputs", "compressive_model"])
+@pytest.mark.parametrize("name", ["model", "model_of_outputs", "compressive_model", "model_with_memory_tokens"])
 def test_dynamic_evaluation_takes_the_steps_of_whole_segments(name, request):
     model = request.getfixturevalue(name)
     settings = dataclasses.replace(SETTINGS, batch_size=1)

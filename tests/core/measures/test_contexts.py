@@ -32,6 +32,7 @@ CASES = {
         lambda: small_model(arch="compressive", compressed_len=4),
         EvalSettings(seg_len=5, mem_len=7, compressed_len=3, same_length="off"),
     ),
+    "memory tokens": (lambda: small_model(arch="rmt", segment_len=3, n_memory_tokens=2), NONE),
     "memory of zeros": (lambda: small_model(memory_start="zeros"), MEMORY),
     "memory, absolute positions": (
         lambda: small_model(position="sinusoid"),
@@ -57,7 +58,7 @@ def by_definition(case, model, settings, context):
     if case.startswith("window"):
         empty = [past[:, :0] for past in model.first_memory(1, 0)]
         return model.log_probs(model(tokens, empty, mem_len=0, max_distance=settings.max_distance)[0])[0, -1]
-    if case in ("lstm", "qrnn"):
+    if case in ("lstm", "qrnn", "memory tokens"):
         memory = model.first_memory(1, 0)
         for token in tokens.split(1, dim=1):
             hidden, memory = model(token, memory, mem_len=0)

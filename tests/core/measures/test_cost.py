@@ -130,6 +130,27 @@ def test_a_step_that_trains_a_compression_equals_the_count_of_pytorch(norm):
     assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_step_of_several_segments_with_memory_tokens_equals_the_count_of_pytorch(norm):
+    model = small_model(arch="rmt", segment_len=L, n_memory_tokens=2, norm=norm, dtype=torch.float32)
+    memory, tokens = model.full_memory(B, 0), draw_tokens(B, 3 * L)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(tokens, memory, mem_len=0)
+        model.losses(hidden, tokens).mean().backward()
+    formula = training_flops_per_token(model.settings, V, seg_len=3 * L, mem_len=0, batch_size=B)
+    rows = model.settings.rows
+    unseen = unseen_flops_per_token(model.settings, rows) * rows / L
+    assert counter.get_total_flops() == pytest.approx(B * 3 * L * (formula + unseen), rel=1e-12)
+
+
+def test_one_token_with_memory_tokens_equals_a_calculation_by_hand():
+    # Seven tokens are read as 7 + 2 x 3 rows, which see 1 to 13 keys, 7 on average.
+    model = model_settings(arch="rmt", segment_len=7, n_memory_tokens=3)
+    layer = 4 * 14 * 33 + 3 * 7 * 33 + 2 * 14 * 17
+    expected = 2 * (2 * layer * 13 / 7 + 14 * V)
+    assert decoding_flops_per_token(model, V, keys=1) == pytest.approx(expected, rel=1e-12)
+
+
 def test_one_token_with_compressed_memory_equals_a_calculation_by_hand():
     # 12 keys, rate 3: a third of a slot is made of 3 x 14 numbers and projected to keys and values, in two layers.
     model = model_settings(arch="compressive", compressed_len=5)

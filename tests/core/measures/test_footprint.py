@@ -83,7 +83,7 @@ def saved_by_a_real_step(settings, batch_size, precision, *, recompute=False, at
     if attention != "auto":
         model.set_attention_backend(attention)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    memory = [torch.randn_like(tensor) for tensor in model.full_memory(batch_size, M)]
+    memory = [tensor.clone() for tensor in model.full_memory(batch_size, M)]
     saved = {}
 
     def keep(tensor):
@@ -169,6 +169,8 @@ def test_long_segments_and_memories_are_extrapolated_exactly(model_and_lengths, 
         {"arch": "compressive", "compressed_len": 3, "compression_rate": L},
         {"arch": "compressive", "compressed_len": 3, "compression_rate": L, "norm": "pre"},
         {"arch": "compressive", "compressed_len": 3, "compression": "max"},
+        {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2},
+        {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 2, "norm": "pre"},
     ],
     ids=str,
 )

@@ -118,7 +118,18 @@ FSDP = {
     "bf16": {"precision": "bf16", "optimizer": "sgd", "lr": 0.5},
 }
 """Trainings that are divided (train.parallel = "fsdp") and compared with those that are not."""
-FSDP_MODELS = ["recomputed", "shaw", "vanilla", "modern", "gated", "memory of outputs", "compressive", "lstm", "qrnn"]
+FSDP_MODELS = [
+    "recomputed",
+    "shaw",
+    "vanilla",
+    "modern",
+    "gated",
+    "memory of outputs",
+    "compressive",
+    "memory tokens",
+    "lstm",
+    "qrnn",
+]
 
 
 def fsdp_checks(folder):

@@ -23,6 +23,7 @@ SETTINGS = {
     "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
     "memory of outputs": {"shape": {"memory_source": "layer_output"}},
     "compressive": {"shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2}},
+    "memory tokens": {"shape": {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 3}, "mem_len": 0},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "muon": {"optimizer": "muon", "weight_decay": 0.1},
     "muon in fp16": {"optimizer": "muon", "precision": "fp16"},

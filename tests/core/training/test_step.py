@@ -11,6 +11,7 @@ from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.model.compressive import CompressiveTransformer
+from txlcli.core.model.rmt import RecurrentMemoryTransformer
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -28,6 +29,7 @@ MODELS = {
     "window": {"window": 4},
     "memory of outputs": {"memory_source": "layer_output"},
     "compressive": {"arch": "compressive", "compressed_len": 2, "compression_rate": 5, "dropout": 0.2},
+    "memory tokens": {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2, "dropout": 0.2},
     "gated": {"gating": "gru", "norm": "pre", "dropout": 0.2},
     "modern": {"block": "modern", "norm": "pre", "dropout": 0.2},
 }
@@ -48,14 +50,20 @@ class CompressiveAsOnCuda(GradientsAsOnCuda, CompressiveTransformer):
     """The Compressive Transformer as on CUDA."""
 
 
+class RmtAsOnCuda(GradientsAsOnCuda, RecurrentMemoryTransformer):
+    """The Recurrent Memory Transformer as on CUDA."""
+
+
+AS_ON_CUDA = {"transformer": ModelAsOnCuda, "compressive": CompressiveAsOnCuda, "rmt": RmtAsOnCuda}
+
+
 def trained(model_changes, *, steps=20, capture_graph=capture_step, **changed):
     """Return losses and gradient norms of the steps, and the weights and memory after them."""
     settings = TrainSettings(
         **{"seg_len": L, "mem_len": M, "batch_size": LANES, "max_steps": steps, "lr": 0.01, "clip": 0.5, **changed}
     )
     torch.manual_seed(1)
-    cls = CompressiveAsOnCuda if "arch" in model_changes else ModelAsOnCuda
-    model = cls(model_settings(**model_changes), V)
+    model = AS_ON_CUDA[model_changes.get("arch", "transformer")](model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8)
     segments = TrainingSegments(ids, batch_size=LANES, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, folder=None, identity={}, capture_graph=capture_graph)

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.config.bands import Band, bands
-from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RnnSettings, TransformerSettings
+from txlcli.config.model_settings import (
+    CompressiveSettings,
+    ModelSettings,
+    RmtSettings,
+    RnnSettings,
+    TransformerSettings,
+)
 
 COUNTED = 5_000_000  # tokens; more do not change the shares noticeably
 
@@ -218,6 +224,28 @@ class CompressiveProducts(TransformerProducts):
 
 
 @dataclass(frozen=True)
+class RmtProducts(TransformerProducts):
+    """Layers of a Transformer that read memory tokens with each segment."""
+
+    model: RmtSettings
+
+    def decoding(self, *, keys: float, max_distance: int | None) -> float:
+        """Return the products of one token of a whole segment, with its share of the memory tokens."""
+        keys = self.model.mean_keys(seg_len=self.model.segment_len, mem_len=0)
+        rows_per_token = self.model.rows / self.model.segment_len
+        return rows_per_token * super().decoding(keys=keys, max_distance=max_distance)
+
+    def window(self, *, window: int, max_distance: int | None) -> float:
+        """Return the products of a window, which is read in segments."""
+        return window * self.decoding(keys=1, max_distance=max_distance)
+
+    def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
+        """Return the products per token of a step, whose segments are read one after the other."""
+        layers = super().training(seg_len=self.model.rows, mem_len=0, batch_size=batch_size)
+        return layers * self.model.rows / self.model.segment_len
+
+
+@dataclass(frozen=True)
 class AttentionProducts:
     """Products between queries and keys that an attention backend computes in a training step, per layer and head."""
 
@@ -283,6 +311,7 @@ def needed_attention_flops_per_token(model: TransformerSettings, *, seg_len: int
 ARCHITECTURES: dict[str, type[LayerProducts]] = {
     "transformer": TransformerProducts,
     "compressive": CompressiveProducts,
+    "rmt": RmtProducts,
     "lstm": RnnProducts,
     "qrnn": RnnProducts,
 }

@@ -5,12 +5,14 @@ import torch
 from txlcli.config.model_settings import ModelSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.compressive import CompressiveTransformer
+from txlcli.core.model.rmt import RecurrentMemoryTransformer
 from txlcli.core.model.rnn import RecurrentModel
 from txlcli.core.model.transformer_xl import TransformerXL
 
 ARCHITECTURES: dict[str, type[LanguageModel]] = {
     "transformer": TransformerXL,
     "compressive": CompressiveTransformer,
+    "rmt": RecurrentMemoryTransformer,
     "lstm": RecurrentModel,
     "qrnn": RecurrentModel,
 }

@@ -12,6 +12,7 @@ from txlcli.core.reading.reader import Reader, StateReader
 READERS: dict[str, Callable[..., Reader]] = {
     "transformer": Decoder,
     "compressive": CompressiveReader,
+    "rmt": StateReader,
     "lstm": StateReader,
     "qrnn": StateReader,
 }
@@ -43,7 +44,7 @@ def make_token_reader(
     Raises:
         UsageError: the model has learned fewer positions than a segment has.
     """
-    if not model.settings.has_attention:  # a recurrent state does not depend on segments
+    if model.has_recurrent_state or not model.settings.has_attention:  # neither depends on segments
         return make_reader(model, settings, batch_size=batch_size, precision=precision)
     return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision, by_tokens=True)
 

@@ -190,7 +190,12 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     of_memory = {"--mem-len": options.mem_len, "--plot": options.plotted or None}
     if not options.protocols:  # which read a recurrent state in windows, too
         of_memory["--attn-len"] = options.attn_len
-    if settings.model.recurrent_state and (option := first_option(of_memory) or first_option(of_attention)):
+    if settings.model.recurrent_state and (option := first_option(of_memory)):
+        without = "" if settings.model.has_attention else " and no attention"
+        raise UsageError(
+            f'{folder} has a recurrent state (arch = "{settings.model.arch}"){without}; leave out {option}'
+        )
+    if settings.model.recurrent_state and not settings.model.has_attention and (option := first_option(of_attention)):
         raise UsageError(
             f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
         )

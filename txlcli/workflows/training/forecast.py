@@ -189,8 +189,8 @@ def _by_attention(
         shares: of the tokens in each band of the vocabulary; by Zipf's law by default.
     """
     model = settings.model
-    if not isinstance(model, TransformerSettings):
-        return
+    if not isinstance(model, TransformerSettings) or model.recurrent_state:
+        return  # formulas of the backends know keys of a memory, but no memory tokens
     lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len}
     others = flops - needed_attention_flops_per_token(model, **lengths)
     logits = softmax_flops_per_token(model, vocab_size, shares)

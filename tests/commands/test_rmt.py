@@ -1,0 +1,69 @@
+"""Commands with a run of the Recurrent Memory Transformer."""
+
+import filecmp
+
+import pytest
+
+from tests.commands.novel import done, json_of, refusal, train
+
+RMT = [
+    "model.arch=rmt",
+    "model.segment_len=5",
+    "model.n_memory_tokens=2",
+    "train.seg_len=10",
+    "train.mem_len=0",
+    "eval.mem_len=0",
+    "eval.same_length=off",
+]
+SHORT = ["--positions", 60, "--batch-size", 2]
+
+
+@pytest.fixture
+def run(here):
+    train(*RMT, name="run")
+    return here
+
+
+def test_the_segment_length_of_an_evaluation_changes_its_speed_only(run):
+    outputs = [json_of("eval", "run", "--seg-len", length, *SHORT) for length in (1, 5, 7, 20)]
+    losses = [output["rows"][0]["loss_nats"] for output in outputs]
+    assert losses[1:] == pytest.approx(losses[:1] * 3, rel=1e-5)
+    assert "The recurrent state is carried along the text." in done("eval", "run", *SHORT).stdout
+
+
+def test_it_generates_compresses_and_adapts(run):
+    assert len(json_of("generate", "run", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
+    (run / "text").write_bytes(b"the fox saw the fox and the fox saw the hen")
+    for options in ([], ["--dynamic"]):
+        done("compress", "run", "text", "packed", "--force", *options)
+        done("decompress", "run", "packed", "restored", "--force")
+        assert filecmp.cmp(run / "text", run / "restored", shallow=False)
+    for method in (["--cache", 10], ["--dynamic"]):
+        assert json_of("eval", "run", *method, *SHORT)["rows"][0]["tokens"] == 60
+
+
+def test_a_forecast_has_no_memory_length(run):
+    changes = [part for one in RMT for part in ("--set", one)]
+    forecast = json_of("train", "tiny.toml", "--dry-run", *changes)
+    assert forecast["mem_len"] is None
+
+
+def test_what_memory_tokens_cannot_do_is_refused_in_one_line(run):
+    assert refusal("eval", "run", "--mem-len", 5) == (
+        'runs/run has a recurrent state (arch = "rmt"); leave out --mem-len'
+    )
+    assert refusal("eval", "run", "--attn-len", 5) == (
+        'runs/run has a recurrent state (arch = "rmt"); leave out --attn-len'
+    )
+    assert refusal("eval", "run", "--same-length") == (
+        'runs/run: arch = "rmt" sees all of its memory; leave out --same-length'
+    )
+    assert refusal("eval", "run", "--max-distance", 5) == (
+        "runs/run: its encoding of positions has no such limit; leave out --max-distance"
+    )
+    assert refusal("attention", "run") == (
+        'runs/run has arch = "rmt", some of whose keys are no single tokens; give a run with arch = "transformer"'
+    )
+    assert refusal("export", "run", "exported", code=1) == (
+        "only Transformer-XL can be exported to Hugging Face; this run has another model"
+    )

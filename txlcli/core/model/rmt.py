@@ -1,0 +1,103 @@
+"""The Recurrent Memory Transformer (Bulatov et al. 2022): memory tokens are read before a segment and written after it.
+
+A segment of L tokens is read as [state o segment o state], n + L + n rows. The first group is read by all tokens after
+it; the outputs of the last group, which sees all of them, are the next state. There is no other memory. Within one call
+gradients pass through all states, so that a training step of k segments trains what they keep for each other.
+
+A state changes when a segment of L tokens is complete, however the text is cut into calls: the memory has the tokens of
+a segment that is not complete, which are read again with those that follow.
+
+Axes: B batch, L segment, n memory tokens, d model width, T tokens of a call.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from txlcli.config.model_settings import RmtSettings
+from txlcli.core.model.base import Memory
+from txlcli.core.model.transformer_xl import GrowingMemory, TransformerXL, rotated
+
+
+class RecurrentMemoryTransformer(TransformerXL):
+    """A Transformer with memory tokens.
+
+    The memory holds the state (B, n, d), with n = 0 before the first complete segment, and tokens (B, x), x < L, of a
+    segment that is not complete.
+    """
+
+    settings: RmtSettings
+
+    def __init__(self, settings: RmtSettings, vocab_size: int) -> None:
+        super().__init__(settings, vocab_size)
+        self.first_state = nn.Parameter(torch.empty(settings.n_memory_tokens, settings.d_model))
+        if self.device.type != "meta":
+            nn.init.normal_(self.first_state)
+
+    @property
+    def has_idle_weights(self) -> bool:
+        """True: the first state has a gradient in the first segment of a text only."""
+        return True
+
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return a memory without a state, which then is the trained one, and without tokens."""
+        return self._memory(batch_size, 0)
+
+    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return a memory with a state of zeros."""
+        return self._memory(batch_size, self.settings.n_memory_tokens)
+
+    def _memory(self, batch_size: int, count: int) -> Memory:
+        like = self.softmax.biases[0]
+        state = like.new_zeros(batch_size, count, self.settings.d_model)
+        return [state, like.new_zeros(batch_size, 0, dtype=torch.int64)]
+
+    def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
+        """Return True if there is a state, and no segment has begun."""
+        return memory[0].shape[1] > 0 and memory[1].shape[1] == 0
+
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory,
+        *,
+        mem_len: int,
+        key_limit: int | None = None,
+        max_distance: int | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Read tokens in segments; return their last hidden states (B, T, d) and the new memory, without gradient.
+
+        Args:
+            tokens: (B, T).
+            memory: what the call before left.
+            mem_len: 0; the state is all the memory.
+            key_limit: the largest number of keys a row may see, itself included; all by default.
+            max_distance: distances beyond it share one encoding.
+        """
+        before, outputs = memory[1].shape[1], []
+        state = memory[0] if memory[0].shape[1] else self.first_state.expand(len(tokens), -1, -1)
+        has_state = memory[0].shape[1] > 0
+        present = torch.cat([memory[1], tokens], dim=1)
+        for segment in present.split(self.settings.segment_len, dim=1):
+            hidden, written = self._read_segment(segment, state, key_limit, max_distance)
+            outputs.append(hidden)
+            if segment.shape[1] == self.settings.segment_len:
+                state, has_state = written, True
+        left = present.shape[1] % self.settings.segment_len
+        new_state = state.detach() if has_state else memory[0]
+        return torch.cat(outputs, dim=1)[:, before:], [new_state, present[:, present.shape[1] - left :].clone()]
+
+    def _read_segment(
+        self, tokens: Tensor, state: Tensor, key_limit: int | None, max_distance: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the last hidden states of a segment (B, x, d), and the state that is written after it (B, n, d)."""
+        count, rows = state.shape[1], tokens.shape[1] + 2 * state.shape[1]
+        positions = torch.arange(rows, device=tokens.device)
+        embedded = self.embed(tokens, positions[count : rows - count])
+        state = state.to(embedded.dtype)
+        terms = self.score_terms(min(rows, key_limit or rows), max_distance=max_distance)
+        nothing = embedded[:, :0].detach()
+        pasts = [GrowingMemory(layer, nothing) for layer in self.layers]
+        hidden = torch.cat([state, embedded, state], dim=1)
+        for output, _ in self.run_layers(hidden, pasts, rotated(terms, self.encoding.rotation(positions)), positions):
+            hidden = output
+        return self._final(hidden[:, count : rows - count]), self.final_norm(hidden[:, rows - count :])
