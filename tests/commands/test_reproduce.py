@@ -21,7 +21,7 @@ from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.names import OF_PAPER
 
 SHORT = ("train.max_steps=3", "train.valid_every=3")
-EVEN = ("train.batch_size=4", "train.seg_len=4", "train.mem_len=4", "model.d_head=6", "model.d_inner=30")
+EVEN = ("train.batch_size=8", "train.seg_len=4", "train.mem_len=4", "model.d_head=6", "model.d_inner=30")
 STATE = ("model.d_hidden=7", "train.mem_len=0", "eval.mem_len=0")
 
 
@@ -95,14 +95,23 @@ def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
     results, saved, published = section["grids"]
     names = [list(pair) for pair in itertools.product(scales.BLOCKS, scales.POSITIONS)]
     assert [row[:2] for row in results["rows"]] == [row[:2] for row in saved["rows"]] == names
-    assert results["columns"] == ["block", "positions", "recurrence", "recurrence, M = 16", "window", "compressive"]
+    assert results["columns"] == [
+        "block",
+        "positions",
+        "recurrence",
+        "recurrence, M = 16",
+        "window",
+        "compressive",
+        "rmt",
+    ]
     for number, (block, position) in enumerate(names):
         data = [section["data"][scales.frontier_part(memory, position, block)] for memory in scales.MEMORIES]
-        recurrence, window, compressive = (cell["trained"]["values"] for cell in data)
-        assert len(recurrence) == len(window) == len(compressive) == seeds
+        recurrence, window, compressive, rmt = (cell["trained"]["values"] for cell in data)
+        assert len(recurrence) == len(window) == len(compressive) == len(rmt) == seeds
         assert results["rows"][number][2].startswith(f"{sum(recurrence) / seeds:.3f}")
         assert results["rows"][number][4].startswith(f"{sum(window) / seeds:.3f}")
         assert results["rows"][number][5].startswith(f"{sum(compressive) / seeds:.3f}")
+        assert results["rows"][number][6].startswith(f"{sum(rmt) / seeds:.3f}")
         assert data[1]["longer"] is None
         better = sum(own < other for own, other in zip(recurrence, window, strict=True))
         assert saved["rows"][number][2].endswith(f" ({better} of {seeds})")

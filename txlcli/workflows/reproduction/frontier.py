@@ -20,6 +20,7 @@ DESCRIPTIONS = {
     "recurrence": "segments of L tokens with a memory of M, as in the paper",
     "window": "no recurrence: segments of L + M tokens, half as many at once; attention to the last M + L / 2 tokens",
     "compressive": "a memory of M / 2 tokens, and M / 2 slots of older ones, four to a slot (Rae et al. 2020)",
+    "rmt": "memory tokens between segments of L + M tokens, gradients through two segments (Bulatov et al. 2022)",
 }
 LIMITS = (
     "What this can show: whether an order holds for models of this size after these steps, in all seeds or in some. "
@@ -97,11 +98,13 @@ def frontier(runner: Runner) -> Section:
 
 def _measure(runner: Runner, part: str, *, is_longer_useful: bool) -> Cell:
     """Evaluate the runs of a model with its memory, and with a longer one if that is useful."""
-    mem_len = runner.model(part).settings().eval.mem_len
+    settings = runner.model(part).settings()
+    mem_len = settings.eval.mem_len
     lengths = (mem_len, LONGER * mem_len) if is_longer_useful else (mem_len,)
+    options = {} if settings.model.recurrent_state else {"mem_len": lengths}
     values: list[list[float]] = [[] for _ in lengths]
     for seed in runner.seeds:
-        rows = runner.evaluate(runner.run(part, seed), "test", mem_len=lengths)["rows"]
+        rows = runner.evaluate(runner.run(part, seed), "test", **options)["rows"]
         for column, row in zip(values, rows, strict=True):
             column.append(float(row[METRIC]))
     trained, *longer = (Measured(tuple(column)) for column in values)

@@ -118,9 +118,11 @@ def sentence_models(base: tuple[str, ...], name: str, seg_len: int) -> dict[str,
     )
 
 
-MEMORIES = ("recurrence", "window", "compressive")
+MEMORIES = ("recurrence", "window", "compressive", "rmt")
 COMPRESSION_RATE = 4
 """Tokens that the compressive models of the frontier compress into one slot."""
+MOST_MEMORY_TOKENS = 10
+"""Memory tokens of the frontier's models with L + M >= 80; others have one for 8 tokens of a segment."""
 POSITIONS = ("relative", "rotary", "alibi", "t5", "none")
 BLOCKS = ("paper", "modern")
 
@@ -138,7 +140,8 @@ def _last_of_each(changes: tuple[str, ...]) -> tuple[str, ...]:
 def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
     """Return the models of the frontier as changes of a recipe with memory, of equal cost.
 
-    A query of the recurrent model attends to M + (L + 1) / 2 keys on average, and so do those of the others.
+    A query of the recurrent model attends to M + (L + 1) / 2 keys on average, and so do those of the others; with
+    memory tokens, to fewer.
 
     Args:
         name: the recipe.
@@ -150,14 +153,14 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
         raise ValueError(f"{name} has no attention")
     seg_len, mem_len = train.seg_len, train.mem_len
     window = mem_len + (seg_len + 1) // 2
-    slots = mem_len // 2
+    longer, slots = seg_len + mem_len, mem_len // 2
     memories: dict[str, tuple[str, ...]] = {
         "recurrence": (),
         "window": (
             f"model.window={window}",
             "train.mem_len=0",
-            f"train.seg_len={seg_len + mem_len}",
-            f"train.batch_size={train.batch_size * seg_len // (seg_len + mem_len)}",
+            f"train.seg_len={longer}",
+            f"train.batch_size={train.batch_size * seg_len // longer}",
             f"eval.mem_len={window - 1}",
         ),
         "compressive": (
@@ -167,12 +170,23 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
             f"train.mem_len={mem_len - slots}",
             f"eval.mem_len={mem_len - slots}",
         ),
+        "rmt": (
+            "model.arch=rmt",
+            f"model.segment_len={longer}",
+            f"model.n_memory_tokens={min(MOST_MEMORY_TOKENS, longer // 8)}",
+            "train.mem_len=0",
+            f"train.seg_len={2 * longer}",
+            f"train.batch_size={train.batch_size * seg_len // (2 * longer)}",
+            f"eval.seg_len={longer}",
+            "eval.mem_len=0",
+        ),
     }
     # Matrices of position keys and convolutions take their parameters from the feed-forward sublayer.
     narrower = {"compressive": COMPRESSION_RATE * model.d_model // 2}
     wider = dict.fromkeys(POSITIONS, model.n_heads * model.head_width // 2) | {"relative": 0}
     blocks = {"paper": (), "modern": ("model.block=modern", "model.norm=pre")}
-    reading = (f"eval.seg_len={seg_len}", f"eval.mem_len={mem_len}", "eval.max_distance=none", "eval.same_length=off")
+    unlimited = ("eval.max_distance=none", "eval.same_length=off", "train.valid_seg_len=none")
+    reading = (f"eval.seg_len={seg_len}", f"eval.mem_len={mem_len}", *unlimited)
 
     def changes(memory: str, position: str, block: str) -> tuple[str, ...]:
         d_inner = model.d_inner + wider[position] - narrower.get(memory, 0)
@@ -204,7 +218,7 @@ PAPER_MODELS = {
     ),
     **ablation_models("ablation", (), "wt103-ablation", 128, (176, 172)),
     **sentence_models((), "lm1b-ablation", 32),
-    **frontier_models("enwik8"),
+    **frontier_models("enwik8", ("train.batch_size=24",)),  # which divides into longer segments
 }
 BENCHMARKS = {name: ScaleText(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb")}
 
@@ -233,7 +247,7 @@ def _smaller(model: Model) -> Model:
     warmup = settings.train.warmup_steps * steps // settings.train.max_steps
     layers = settings.model.n_layers
     changes = [f"train.max_steps={steps}", f"train.warmup_steps={warmup}", f"train.valid_every={steps // 10}"]
-    if not settings.model.recurrent_state:
+    if settings.model.has_attention:
         changes.append(f"model.n_layers={-(-layers // SMALL_SHARE)}")
     return Model(model.key, model.recipe, (*model.changes, *changes))
 
