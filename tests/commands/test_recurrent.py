@@ -187,7 +187,9 @@ def test_options_without_meaning_for_a_recurrent_state_are_refused(here, arch, a
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_recurrent_model_cannot_be_exported(here, arch):
     message = refusal("export", arch, "out", code=1)
-    assert message == "only Transformer-XL can be exported to Hugging Face; this run has another model"
+    assert message == (
+        f'model.arch = "{arch}": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'
+    )
     assert not (here / "out").exists()
 
 

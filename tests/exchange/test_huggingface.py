@@ -240,7 +240,24 @@ def test_a_memory_of_outputs_cannot_be_exported():
 def test_models_with_another_memory_cannot_be_exported(own):
     with pytest.raises(RunError) as caught:
         written(model_settings(**own), EvalSettings(seg_len=5, mem_len=0, same_length="off"))
-    assert str(caught.value) == "only Transformer-XL can be exported to Hugging Face; this run has another model"
+    assert str(caught.value) == (
+        f'model.arch = "{own["arch"]}": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'
+    )
+
+
+OTHER_MODELS = [
+    ({"position": "alibi"}, 'position = "alibi"', '"relative"'),
+    ({"auxiliary_losses": True}, "auxiliary_losses = true", "false"),
+]
+
+
+@pytest.mark.parametrize(("changed", "setting", "usual"), OTHER_MODELS)
+def test_the_setting_of_another_model_is_named(changed, setting, usual):
+    with pytest.raises(RunError) as caught:
+        written(model_settings(**changed), EvalSettings(seg_len=5, mem_len=7))
+    assert str(caught.value) == (
+        f"model.{setting}: Hugging Face's TransfoXL has no such model; to export, train with {usual}"
+    )
 
 
 OTHER_LAYERS = [{"block": "modern"}, {"qk_norm": "rms"}, {"biases": "none"}, {"gating": "gru", "norm": "pre_released"}]

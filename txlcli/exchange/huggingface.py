@@ -164,6 +164,16 @@ def _section(name: str, keys: Mapping[str, Any], where: Path) -> Any:
         raise RunError(f"{where}: {error}") from error
 
 
+def _other_model(model: ModelSettings) -> str:
+    """Return the setting of a model that is not Transformer-XL, and the next step."""
+    setting, value, usual = "arch", f'"{model.arch}"', '"transformer"'
+    if isinstance(model, TransformerSettings) and model.arch == "transformer":
+        setting, value, usual = "auxiliary_losses", "true", "false"
+        if not model.encoding.transformer_xl:
+            setting, value, usual = "position", f'"{model.position}"', '"relative"'
+    return f"model.{setting} = {value}: Hugging Face's TransfoXL has no such model; to export, train with {usual}"
+
+
 def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, boundary: int | None) -> dict[str, Any]:
     """Return the configuration with which Hugging Face's TransfoXL is the same model.
 
@@ -171,7 +181,7 @@ def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, b
         RunError: it does not have such a model.
     """
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
-        raise RunError("only Transformer-XL can be exported to Hugging Face; this run has another model")
+        raise RunError(_other_model(model))
     if model.norm == "pre":
         raise RunError(
             'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; '
