@@ -247,6 +247,13 @@ def test_an_index_without_ids_in_a_folder_is_refused(tmp_path, name):
     )
 
 
+def test_a_folder_of_megatron_without_train_is_not_read_as_text(tmp_path):
+    path = megatron(tmp_path, IDS, [7])
+    assert refusal(tmp_path) == (
+        f"{tmp_path}: no file is named after train; give {path} to split its ids, or rename the files"
+    )
+
+
 def test_an_idx_of_another_program_is_left_to_the_reader_of_text(tmp_path):
     (tmp_path / "train.idx").write_bytes(b"\xfftOc" + bytes(100))
     (tmp_path / "valid.idx").mkdir()

@@ -112,10 +112,14 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
         return TokenFiles(name, {"": (part,)}, source.parent)
     visible = sorted(path for path in source.iterdir() if not path.name.startswith("."))
     files = [path for path in visible if path.suffix.lower() == BIN]
-    for index in visible:
-        if index.suffix.lower() == IDX and _beside(index, BIN) not in files and _is_of_megatron(index):
-            raise CorpusInputError(f"{index}: the .bin with its ids is not beside it; copy it there, or move this away")
+    indexes = [path for path in visible if path.suffix.lower() == IDX and _is_of_megatron(path)]
+    if alone := [path for path in indexes if _beside(path, BIN) not in files]:
+        raise CorpusInputError(f"{alone[0]}: the .bin with its ids is not beside it; copy it there, or move this away")
     if not any(split_of(path.name) == "train" for path in files):
+        if indexes:
+            raise CorpusInputError(
+                f"{source}: no file is named after train; give {indexes[0]} to split its ids, or rename the files"
+            )
         return None
     if unnamed := [path for path in files if split_of(path.name) is None]:
         raise CorpusInputError(f"{unnamed[0]}: its name mentions no split, or several; rename it, or move it away")

@@ -8,7 +8,7 @@ from pathlib import Path
 from txlcli import __version__
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, Slice, Text
 from txlcli.corpora.download import digest_fault, fetch, is_complete
-from txlcli.corpora.locate import text_files
+from txlcli.corpora.locate import printable, text_files
 from txlcli.corpora.unpack import is_archive, unpack
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
@@ -39,6 +39,14 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
     return text, tuple(f"{path.name} is not the original file" for path, _ in _altered_files(source, plan.corpus))
 
 
+def _files_beside(plan: Plan, source: Path) -> list[str]:
+    """Return the names of the files in a folder that are neither its Parquet files nor its vocabulary."""
+    if not source.is_dir():
+        return []
+    used = {*(text.path for text in plan.parquet), plan.vocab_file}
+    return [printable(path.relative_to(source).as_posix()) for path in text_files(source) if path not in used]
+
+
 def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> tuple[Text, tuple[str, ...]]:
     """Write the text column of Parquet files into text files of the same names, and find the splits in these.
 
@@ -66,6 +74,9 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
         raise CorpusError(str(error).replace(str(written), str(source))) from error
     columns = ", ".join(dict.fromkeys(text.column for text in plan.parquet))
     notes = [f"text of the column {columns} of {len(plan.parquet):,} Parquet file{'s' * (len(plan.parquet) > 1)}"]
+    if others := _files_beside(plan, source):
+        named = ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
+        notes.append(f"files in the folder that are not Parquet, which were left out: {named}")
     if missing:
         notes.append(f"rows without a text (null), which were left out: {missing:,}")
     return found, tuple(notes)
