@@ -65,5 +65,5 @@ def test_what_memory_tokens_cannot_do_is_refused_in_one_line(run):
         'runs/run has arch = "rmt", some of whose keys are no single tokens; give a run with arch = "transformer"'
     )
     assert refusal("export", "run", "exported", code=1) == (
-        "only Transformer-XL can be exported to Hugging Face; this run has another model"
+        'model.arch = "rmt": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'
     )

@@ -90,6 +90,8 @@ def test_a_large_vocabulary_has_wider_ids(untouched, form, dtype):
     told = json_of("export", "large", "files", "--format", form)
     assert told["dtype"] == ("int32" if form == "megatron" else "uint32")
     assert [note.split(":")[0] for note in told["notes"]] == ["V = 70,001 needs uint32"] * (form != "megatron")
+    printed = done("export", "large", "files", "--format", form, "--force").stdout
+    assert f" txl prepare {' '.join(['files', *dtype])} " in printed
     done("prepare", "files", "--name", "again", *dtype)
     assert digests("again") == digests("large")
 
@@ -304,6 +306,9 @@ def test_the_kind_of_export_must_suit_what_is_exported(here):
     )
     assert refusal("export", "nothing", "files", "--format", "nanogpt", code=1).startswith(
         "no token store at data/nothing.h5; "
+    )
+    assert refusal("export", "byte", "files", "--format", "nanogpt", "--data-dir", "none") == (
+        "byte is a run; export its token store, or leave out --format nanogpt"
     )
     assert not (here / "files").exists()
 

@@ -241,7 +241,8 @@ def test_models_with_another_memory_cannot_be_exported(own):
     with pytest.raises(RunError) as caught:
         written(model_settings(**own), EvalSettings(seg_len=5, mem_len=0, same_length="off"))
     assert str(caught.value) == (
-        f'model.arch = "{own["arch"]}": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'
+        f'model.arch = "{own["arch"]}": Hugging Face\'s TransfoXL has no such model; to export, train with '
+        '"transformer"'
     )
 
 

@@ -45,6 +45,8 @@ def export(
     from txlcli.workflows.exchange import export_store as workflow
 
     path = Path(name) if name.endswith(".h5") else data_dir / f"{name}.h5"
+    if not path.exists() and run_folder.is_run(name, runs_dir):
+        raise UsageError(f"{name} is a run; export its token store, or leave out --format {format}")
     result = workflow.export_store(
         TokenStore.open(path), folder, format, force=force, reporter=console.TerminalReporter()
     )

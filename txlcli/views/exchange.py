@@ -25,10 +25,15 @@ def show_store_export(result: dict[str, Any]) -> None:
         ["files", ", ".join(result["files"])],
         ["tokens", ", ".join(f"{split} {count:,}" for split, count in result["tokens"].items())],
         *([["dtype", result["dtype"]]] if result["dtype"] else []),
-        ["prepare again", shlex.join(["txl", "prepare", result["folder"]])],
+        ["prepare again", shlex.join(["txl", "prepare", result["folder"], *_dtype_option(result)])],
     ]
     title = f"{result['store']} as {result['format']} files in {result['folder']}"
     console.show_table(title, ("", ""), rows, result["notes"])
+
+
+def _dtype_option(result: dict[str, Any]) -> list[str]:
+    """Return the option with which `txl prepare` reads ids without a header that are not uint16."""
+    return ["--dtype", result["dtype"]] if result["format"] == "nanogpt" and result["dtype"] != "uint16" else []
 
 
 def show_export(result: dict[str, Any]) -> None:
