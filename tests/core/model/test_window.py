@@ -168,7 +168,7 @@ def test_numbers_of_keys_are_those_of_a_count(seg_len, mem_len, window):
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length="off", batch_size=1)
     counts = [min(mem_len + query + 1, window) for query in range(seg_len)]
     model = model_settings(window=window)
-    assert attention_span(settings, window=window) == (min(counts), max(counts))
+    assert attention_span(model_settings(window=window), settings) == (min(counts), max(counts))
     assert keys_seen(model, settings) == pytest.approx(sum(counts) / seg_len, rel=1e-12)
     in_lane = attention_span_in(small_model(window=window), settings, 3)
     assert in_lane == (min(3, *counts), min(3, max(counts)))
@@ -179,5 +179,5 @@ def test_same_length_and_window_give_the_smaller_number_of_keys(same_length, key
     settings = EvalSettings(seg_len=L, mem_len=M, same_length=same_length)
     for window in (2, 7, 8, 100):
         expected = min(keys, window)
-        assert attention_span(settings, window=window) == (expected, expected)
+        assert attention_span(model_settings(window=window), settings) == (expected, expected)
         assert keys_seen(model_settings(window=window), settings) == expected

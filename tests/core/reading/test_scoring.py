@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import V, draw_tokens, small_model
+from tests.core.builders import V, draw_tokens, model_settings, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.registry import make_reader
@@ -203,7 +203,16 @@ def test_bf16_scores_are_close_to_fp32():
     ],
 )
 def test_attention_span(seg_len, mem_len, same_length, span):
-    assert attention_span(EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length)) == span
+    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length)
+    assert attention_span(model_settings(), settings) == span
+
+
+def test_slots_of_a_compressed_memory_are_keys():
+    model = model_settings(arch="compressive", compressed_len=4)
+    settings = EvalSettings(seg_len=5, mem_len=7, same_length="off")
+    assert attention_span(model, settings) == (4 + 8, 4 + 12)
+    assert attention_span(model, dataclasses.replace(settings, compressed_len=3)) == (3 + 8, 3 + 12)
+    assert attention_span(model, dataclasses.replace(settings, mem_len=0)) == (1, 5)
 
 
 def test_the_total_is_summed_in_float64():

@@ -15,13 +15,15 @@ from txlcli.core.training.segments import TrainingSegments
 
 V, STEPS, LANES = 37, 4, 12
 CUTOFFS = (11, 24, 31)
+OWN = {"compressive": {"compressed_len": 5}, "rmt": {"segment_len": 4}}
+"""Lengths of other memories."""
 
 
 def narrow(model):
     """Return the same model with a small vocabulary and few channels."""
     sizes = {"d_model": 16, "d_embed": None, "cutoffs": CUTOFFS[: len(model.cutoffs)], "div_val": min(model.div_val, 2)}
-    if model.arch == "transformer":
-        sizes |= {"n_heads": 2, "d_head": 8, "d_inner": 24}
+    if model.has_attention:
+        sizes |= {"n_heads": 2, "d_head": 8, "d_inner": 24} | OWN.get(model.arch, {})
     elif model.d_hidden:
         sizes |= {"d_hidden": 24}
     return dataclasses.replace(model, **sizes)
