@@ -181,7 +181,7 @@ def _shortened(path: object) -> str:
 def _complain_once(error: TxlError) -> None:
     """Report an error; other processes than rank 0 wait, since it reports most errors of all and then ends them."""
     if isinstance(error, ReportedError):
-        return  # at once: rank 0 goes on when this process has ended
+        return  # at once: rank 0 waits until this process has ended
     if not launcher.is_main():
         time.sleep(SECONDS_FOR_RANK_0)
         if isinstance(error, DisagreementError):

@@ -65,7 +65,7 @@ def _notes(forecast: dict[str, Any]) -> list[str]:
     timed = ", as in training steps timed just now" if forecast["step_was_timed"] else " measured just now"
     notes = [
         f"Expected on an idle machine: {forecast['share_of_peak']:.0%} of the {peak} of a matrix product{timed}. "
-        "Memory: without the workspace of single operations."
+        "Memory: without the libraries and, on a GPU, the workspace of single operations."
     ]
     if forecast["tails"]:
         notes.append(f"Share of tokens in each tail band: from {forecast['tails_by']}.")

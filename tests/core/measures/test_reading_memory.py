@@ -10,13 +10,13 @@ from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.kernels.private import observed_results
-from txlcli.core.measures.reading_memory import LiveBytes, reading_bytes
+from txlcli.core.measures.live_bytes import NO_ONEDNN, LiveBytes
+from txlcli.core.measures.reading_memory import reading_bytes
 from txlcli.core.model.registry import make_model
 from txlcli.core.reading.registry import make_reader, make_window_reader
 
 CPU, V, B = torch.device("cpu"), 300, 3
 SETTINGS = EvalSettings(seg_len=16, mem_len=64, batch_size=B)
-NO_ONEDNN = OneDnnUse(fp32=False, bf16=False)
 
 
 def model_settings(*overrides):

@@ -8,6 +8,8 @@ key. In one tile: b sequences, l queries, k keys.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +19,17 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.compilation import not_compiled
-from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state
+from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state, setting
 from txlcli.core.kernels.dropout_mask import keep_mask
 from txlcli.core.kernels.private import softmax_backward
 from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace
+
+_first_tiles_only = ContextVar("_first_tiles_only", default=False)
+
+
+def first_tiles_only() -> AbstractContextManager[None]:
+    """Compute the tiles of the first sequences only inside this block: to forecast the memory, which is that of all."""
+    return setting(_first_tiles_only, True)
 
 
 class TiledAttention:
@@ -130,10 +139,14 @@ class Tiling:
             unseen=inputs.unseen,
         )
 
+    def computed_sequences(self, batch_size: int) -> int:
+        """Return how many of B sequences are computed: of two tiles, one is still held while the next one begins."""
+        return min(batch_size, 2 * self.sequences) if _first_tiles_only.get() else batch_size
+
     def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
         others = inputs.key_len - inputs.seg_len  # keys that are not of the queries
-        for first in range(0, inputs.query.shape[0], self.sequences):
+        for first in range(0, self.computed_sequences(inputs.query.shape[0]), self.sequences):
             for end in range(inputs.seg_len, 0, -self.queries):
                 begin = max(0, end - self.queries)
                 yield Tile(first=first, sequences=self.sequences, begin=begin, queries=end - begin, keys=others + end)
@@ -214,6 +227,9 @@ def _attend(
         if mask is not None:
             probability = probability * tile.select_scores(mask)
         _multiply_into(tile.select_queries(out), probability, _dense(tile.select_keys(inputs.value)))
+    computed = tiling.computed_sequences(query.shape[0])
+    if saved and computed < query.shape[0]:  # the memory of the other tiles
+        saved.append(key.new_empty(query.shape[0] - computed, sum(map(Tensor.numel, saved)) // computed))
     if mask is not None:
         out.mul_(1 / (1 - dropout))
     probabilities.release()

@@ -27,6 +27,7 @@ from txlcli.core.measures.extrapolation import (
     beyond_lengths,
     linear,
 )
+from txlcli.core.measures.step_workspace import backward_bytes
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.optimizer import state_bytes as optimizer_state_bytes
@@ -67,11 +68,11 @@ def step_bytes(
     processes: int = 1,
     extrapolate: bool = True,
 ) -> dict[str, int]:
-    """Return the bytes that a training step holds at its peak, by purpose, without the workspace of single operations.
+    """Return the bytes that a training step holds at its peak, by purpose.
 
     Activations are the tensors that the backward pass reads, counted by a forward pass over tensors without data, with
-    the kernels of a CPU: fused attention on CUDA may keep less. The workspace of an LSTM's kernel, which keeps its
-    gates, is not counted.
+    the kernels of a CPU: fused attention on CUDA may keep less. On a CPU, the workspace is what the backward pass holds
+    beyond them and the gradients, with the gates of an LSTM's kernel; that of single operations on CUDA is not counted.
 
     Args:
         model: settings of the model.
@@ -89,6 +90,7 @@ def step_bytes(
         "memory": sum(tensor.untyped_storage().nbytes() for tensor in memory),
         "activations": _activation_bytes(model, vocab_size, train, device, extrapolate=extrapolate)
         - _divided_casts(model, vocab_size, train, device),
+        "workspace": _workspace_bytes(model, vocab_size, train, processes) if device.type == "cpu" else 0,
     }
 
 
@@ -122,6 +124,21 @@ def _optimizer_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings
         return largest_state_bytes(model, vocab_size, train, processes)
     with torch.device("meta"):
         return optimizer_state_bytes(make_model(model, vocab_size), train)
+
+
+def _workspace_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, processes: int) -> int:
+    """Return the bytes of temporary tensors at the peak of a step on a CPU.
+
+    The peak is near the end of the forward pass. The gradients of the layers, which are counted in full, do not exist
+    yet, unless several micro-batches add to them or they are parts of buckets.
+    """
+    columns = round(softmax_columns(bands(model, vocab_size)))
+    needed = backward_bytes(with_plain_softmax(model), columns, train)
+    if train.accumulate > 1 or processes > 1:
+        return needed
+    with torch.device("meta"):
+        named = make_model(model, vocab_size).named_parameters()
+        return max(0, needed - FLOAT * sum(one.numel() for name, one in named if name.startswith("layers.")))
 
 
 def _divided_casts(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:

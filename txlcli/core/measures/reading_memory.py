@@ -5,9 +5,6 @@ Axes: B batch, L segment, M memory.
 
 import dataclasses
 import gc
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,40 +13,16 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import CompressiveSettings, ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import unlimited_memory
-from txlcli.core.kernels.linear import Linear, OneDnnUse, should_pack, use_onednn
+from txlcli.core.kernels.linear import Linear, should_pack, use_onednn
 from txlcli.core.kernels.private import observed_results, tensors_without_data
 from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.measures.footprint import with_plain_softmax
+from txlcli.core.measures.live_bytes import NO_ONEDNN, LiveBytes, collecting_new_objects
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.registry import make_model
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader, make_window_reader
-
-NO_ONEDNN = OneDnnUse(fp32=False, bf16=False)
-"""oneDNN's operators need data."""
-
-
-class LiveBytes:
-    """Bytes of the tensors that exist, and the most that existed at once."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = 0
-        self._storages: set[int] = set()
-
-    def observe(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor, once, until it is freed."""
-        storage = tensor.untyped_storage()
-        if id(storage) in self._storages:
-            return
-        self._storages.add(id(storage))
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._free, id(storage), storage.nbytes())
-
-    def _free(self, key: int, size: int) -> None:
-        self._storages.discard(key)
-        self.now -= size
 
 
 def reading_bytes(
@@ -110,7 +83,7 @@ class _Reading:
             tensors_without_data(),
             use_onednn(NO_ONEDNN),
             observed_results(live.observe),
-            _collecting_new_objects(),
+            collecting_new_objects(),
         ):
             network = make_model(model, vocab_size).eval()  # stays beside the reader's copies
             reader = self._reader(network)
@@ -146,16 +119,6 @@ class _Reading:
         else:
             reader.reset()
             reader.losses(reader.read_last(tokens), tokens[:, -1:])
-
-
-@contextmanager
-def _collecting_new_objects() -> Iterator[None]:
-    """Exclude the objects of imported packages from garbage collection, which takes longer than the count otherwise."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _packed_bytes(model: ModelSettings, vocab_size: int, precision: str, device: torch.device) -> int:
