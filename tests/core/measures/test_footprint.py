@@ -201,7 +201,7 @@ def test_lengths_that_no_machine_holds_are_counted_within_seconds():
     step_bytes(model_settings(), V, train_settings())  # imports what it needs
     begin = time.process_time()
     needed = step_bytes(model_settings(n_layers=18, n_heads=10), 20_000, train)
-    assert time.process_time() - begin < 10
+    assert time.process_time() - begin < 30  # CPU seconds of a busy machine; a count at these lengths would never end
     assert needed["activations"] > 18 * 60 * 10 * 4 * 10**16  # scores: 2 L^2 of 4 bytes, of which blocks leave out half
 
 
