@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import Settings
+from txlcli.config.settings import Settings, TrainSettings
 
 
 @dataclass(frozen=True)
@@ -137,24 +137,12 @@ def _last_of_each(changes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple({change.partition("=")[0]: change for change in changes}.values())
 
 
-def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
-    """Return the models of the frontier as changes of a recipe with memory, of equal cost.
-
-    A query of the recurrent model attends to M + (L + 1) / 2 keys on average, and so do those of the others; with
-    memory tokens, to fewer.
-
-    Args:
-        name: the recipe.
-        base: changes for all models.
-    """
-    settings = recipe.load(name, base)
-    train, model = settings.train, settings.model
-    if not isinstance(model, TransformerSettings):
-        raise ValueError(f"{name} has no attention")
+def _by_memory(train: TrainSettings) -> dict[str, tuple[str, ...]]:
+    """Return the changes that give a recipe each of MEMORIES, with as many tokens per step."""
     seg_len, mem_len = train.seg_len, train.mem_len
     window = mem_len + (seg_len + 1) // 2
     longer, slots = seg_len + mem_len, mem_len // 2
-    memories: dict[str, tuple[str, ...]] = {
+    return {
         "recurrence": (),
         "window": (
             f"model.window={window}",
@@ -181,12 +169,28 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
             "eval.mem_len=0",
         ),
     }
+
+
+def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
+    """Return the models of the frontier as changes of a recipe with memory, of equal cost.
+
+    A query of the recurrent model attends to M + (L + 1) / 2 keys on average, and so do those of the others; with
+    memory tokens, to fewer.
+
+    Args:
+        name: the recipe.
+        base: changes for all models.
+    """
+    settings = recipe.load(name, base)
+    train, model, memories = settings.train, settings.model, _by_memory(settings.train)
+    if not isinstance(model, TransformerSettings):
+        raise ValueError(f"{name} has no attention")
     # Matrices of position keys and convolutions take their parameters from the feed-forward sublayer.
     narrower = {"compressive": COMPRESSION_RATE * model.d_model // 2}
     wider = dict.fromkeys(POSITIONS, model.n_heads * model.head_width // 2) | {"relative": 0}
     blocks = {"paper": (), "modern": ("model.block=modern", "model.norm=pre")}
     unlimited = ("eval.max_distance=none", "eval.same_length=off", "train.valid_seg_len=none")
-    reading = (f"eval.seg_len={seg_len}", f"eval.mem_len={mem_len}", *unlimited)
+    reading = (f"eval.seg_len={train.seg_len}", f"eval.mem_len={train.mem_len}", *unlimited)
 
     def changes(memory: str, position: str, block: str) -> tuple[str, ...]:
         d_inner = model.d_inner + wider[position] - narrower.get(memory, 0)
