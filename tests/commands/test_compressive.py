@@ -50,4 +50,6 @@ def test_what_a_compressed_memory_cannot_do_is_refused_in_one_line(run):
         'runs/run has arch = "compressive", some of whose keys are no single tokens; give a run with arch = '
         '"transformer"'
     )
-    assert "this run has another model" in refusal("export", "run", "exported", code=1)
+    assert refusal("export", "run", "exported", code=1) == (
+        'model.arch = "compressive": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'
+    )
