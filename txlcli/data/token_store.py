@@ -211,14 +211,20 @@ class TokenStore:
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.path}: the {split} split cannot be read ({error}); {_again(self.path)}") from error
         if not self._is_verified:
-            self._check(split, ids)
+            self._check(split, dtype, offset)
         return ids
 
-    def _check(self, split: str, ids: NDArray[Any]) -> None:
-        """Compare the tokens of a split with its checksum and with the vocabulary."""
-        if _digest(ids) != self.info(split).sha256:
+    def _check(self, split: str, dtype: np.dtype[Any], offset: int) -> None:
+        """Compare the tokens of a split with its checksum and with the vocabulary, without mapping them into memory."""
+        digest, largest = hashlib.sha256(), -1
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            for start in range(0, self.info(split).tokens, _HASH_BLOCK):
+                block = np.fromfile(file, dtype, min(_HASH_BLOCK, self.info(split).tokens - start))
+                digest.update(block.data)
+                largest = max(largest, int(block.max(initial=0)))
+        if digest.hexdigest() != self.info(split).sha256:
             raise StoreError(f"{self.path}: the {split} split is damaged (wrong checksum); {_again(self.path)}")
-        largest = max((int(ids[i : i + _HASH_BLOCK].max()) for i in range(0, len(ids), _HASH_BLOCK)), default=-1)
         if largest >= self.vocab.size:
             raise StoreError(
                 f"{self.path}: the {split} split has the id {largest:,}, but its vocabulary {self.vocab.size:,}; "
