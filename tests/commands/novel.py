@@ -100,6 +100,14 @@ def json_of(*arguments, stdin=None):
     return json.loads(result.stdout)
 
 
+def compressed_and_restored(run, text, *options):
+    """Return True if `txl decompress` restores a text, bytes, that `txl compress` has compressed."""
+    Path("text").write_bytes(text)
+    done("compress", run, "text", "packed", "--force", *options)
+    done("decompress", run, "packed", "restored", "--force")
+    return Path("restored").read_bytes() == text
+
+
 def refusal(*arguments, stdin=None, code=2):
     """Return the error line of a command that must fail and print no result."""
     result = txl(*arguments, stdin=stdin)

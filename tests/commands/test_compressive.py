@@ -1,10 +1,8 @@
 """Commands with a run of the Compressive Transformer."""
 
-import filecmp
-
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, train
+from tests.commands.novel import compressed_and_restored, json_of, refusal, train
 
 COMPRESSIVE = ["model.arch=compressive", "model.compressed_len=4", "model.compression_rate=5", "eval.same_length=off"]
 SHORT = ["--positions", 60, "--batch-size", 2]
@@ -29,11 +27,8 @@ def test_an_evaluation_counts_the_slots_among_the_keys(run):
 
 def test_it_generates_compresses_and_adapts(run):
     assert len(json_of("generate", "run", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
-    (run / "text").write_bytes(b"the fox saw the fox and the fox saw the hen")
     for options in ([], ["--dynamic"]):
-        done("compress", "run", "text", "packed", "--force", *options)
-        done("decompress", "run", "packed", "restored", "--force")
-        assert filecmp.cmp(run / "text", run / "restored", shallow=False)
+        assert compressed_and_restored("run", b"the fox saw the fox and the fox saw the hen", *options)
     assert json_of("eval", "run", "--cache", 10, *SHORT)["rows"][0]["tokens"] == 60
 
 

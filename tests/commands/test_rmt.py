@@ -1,10 +1,8 @@
 """Commands with a run of the Recurrent Memory Transformer."""
 
-import filecmp
-
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, train
+from tests.commands.novel import compressed_and_restored, done, json_of, refusal, train
 
 RMT = [
     "model.arch=rmt",
@@ -33,11 +31,8 @@ def test_the_segment_length_of_an_evaluation_changes_its_speed_only(run):
 
 def test_it_generates_compresses_and_adapts(run):
     assert len(json_of("generate", "run", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
-    (run / "text").write_bytes(b"the fox saw the fox and the fox saw the hen")
     for options in ([], ["--dynamic"]):
-        done("compress", "run", "text", "packed", "--force", *options)
-        done("decompress", "run", "packed", "restored", "--force")
-        assert filecmp.cmp(run / "text", run / "restored", shallow=False)
+        assert compressed_and_restored("run", b"the fox saw the fox and the fox saw the hen", *options)
     for method in (["--cache", 10], ["--dynamic"]):
         assert json_of("eval", "run", *method, *SHORT)["rows"][0]["tokens"] == 60
 

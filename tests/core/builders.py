@@ -3,6 +3,8 @@
 Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 """
 
+import itertools
+
 import torch
 
 from txlcli.config.model_settings import MODELS, RnnSettings
@@ -67,3 +69,19 @@ def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distan
         hidden, memory = model(segment, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance, **more)
         log_probs.append(model.log_probs(hidden))
     return torch.cat(log_probs, dim=1), memory
+
+
+def cut(total, seg_len):
+    """Lengths of the segments of a text, the last one shorter."""
+    return [min(seg_len, total - first) for first in range(0, total, seg_len)]
+
+
+@torch.no_grad()
+def decoded(model, tokens, reader, lengths):
+    """Log-probabilities (B, T, V) of a text read in parts of these lengths, over and over."""
+    parts, at, turns = [], 0, itertools.cycle(lengths)
+    while at < tokens.shape[1]:
+        part = tokens[:, at : at + next(turns)]
+        parts.append(model.log_probs(reader.read(part)))
+        at += part.shape[1]
+    return torch.cat(parts, dim=1)

@@ -151,3 +151,21 @@ def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distan
         log_probs.append(np.concatenate(parts))
         memories.append(memory)
     return np.stack(log_probs), [np.stack(rows) for rows in zip(*memories, strict=True)]
+
+
+def exact_gradients(numbers, loss):
+    """The derivative of `loss()` along each entry of the complex arrays that it reads, by name, by complex steps."""
+
+    def slope(array, index):
+        def stepped_loss(stepped):
+            array[index] = stepped[index]
+            return loss()
+
+        derivative = reference.complex_step_gradient(stepped_loss, array, index)
+        array[index] = array[index].real
+        return derivative
+
+    return {
+        name: np.array([slope(array, index) for index in np.ndindex(array.shape)]).reshape(array.shape)
+        for name, array in numbers.items()
+    }

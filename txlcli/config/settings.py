@@ -230,9 +230,8 @@ class EvalSettings:
     batch_size: PositiveInt = 10
     """Batch size B; 1 is the reference."""
     max_distance: PositiveInt | None = None
-    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training, plus C of
-    a compressed memory. Only with
-    the positions "relative", "shaw" and "t5"."""
+    """Largest distance with an encoding of its own, larger ones share it; by default L + M of training, plus C of a
+    compressed memory. Only with the positions "relative", "shaw" and "t5"."""
     same_length: SameLength = "m"
     """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code), or
     M + 1 to M + L ("off")."""

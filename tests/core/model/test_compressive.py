@@ -1,7 +1,5 @@
 """The Compressive Transformer (model.arch = "compressive"), in training, evaluation and decoding."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import torch
 from tests import reference
 from tests.core import oracle
 from tests.core.attention_cases import OTHER_BACKENDS
-from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from tests.core.builders import V, cut, decoded, draw_tokens, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast
@@ -34,21 +32,6 @@ def compressive(position="relative", *, sizes=ALL_POSITIONS, **changed):
 
 def evaluation(**changed):
     return EvalSettings(**{"seg_len": L, "mem_len": M, "same_length": "off", **changed})
-
-
-def cut(total, seg_len):
-    return [min(seg_len, total - first) for first in range(0, total, seg_len)]
-
-
-@torch.no_grad()
-def decoded(model, tokens, reader, lengths):
-    """Log-probabilities (B, T, V) of a text read in parts of these lengths, over and over."""
-    parts, at, turns = [], 0, itertools.cycle(lengths)
-    while at < tokens.shape[1]:
-        part = tokens[:, at : at + next(turns)]
-        parts.append(model.log_probs(reader.read(part)))
-        at += part.shape[1]
-    return torch.cat(parts, dim=1)
 
 
 @pytest.mark.parametrize(
@@ -125,19 +108,10 @@ def gradients_by_oracle(model, memory, loss_of):
     past = [tensor[0].numpy() for tensor in memory]
     options = oracle.compressive_options(settings, mem_len=3)
 
-    def slope(array, index):
-        def loss(stepped):
-            array[index] = stepped[index]
-            return loss_of(reference.forward_compressive(READ, past[:2], past[2:], weights, **options))
+    def loss():
+        return loss_of(reference.forward_compressive(READ, past[:2], past[2:], weights, **options))
 
-        derivative = reference.complex_step_gradient(loss, array, index)
-        array[index] = array[index].real
-        return derivative
-
-    return {
-        name: np.array([slope(array, index) for index in np.ndindex(array.shape)]).reshape(array.shape)
-        for name, array in numbers.items()
-    }
+    return oracle.exact_gradients(numbers, loss)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -54,31 +54,22 @@ def exact_gradients(model, memory, **limits):
     weights = oracle.weights_of(numbers, settings)
     past = [layer[0].numpy() for layer in memory]
 
-    def slope(array, index):
-        def loss(stepped):
-            array[index] = stepped[index]
-            log_probs, _ = reference.forward(
-                READ,
-                past,
-                weights,
-                mem_len=M,
-                memory_source=settings.memory_source,
-                norm=settings.norm,
-                norm_type=settings.parts.norm_type,
-                norm_eps=settings.norm_eps,
-                position=settings.position,
-                **limits,
-            )
-            return reference.cross_entropy_nats(log_probs, TARGETS).sum()
+    def loss():
+        log_probs, _ = reference.forward(
+            READ,
+            past,
+            weights,
+            mem_len=M,
+            memory_source=settings.memory_source,
+            norm=settings.norm,
+            norm_type=settings.parts.norm_type,
+            norm_eps=settings.norm_eps,
+            position=settings.position,
+            **limits,
+        )
+        return reference.cross_entropy_nats(log_probs, TARGETS).sum()
 
-        derivative = reference.complex_step_gradient(loss, array, index)
-        array[index] = array[index].real
-        return derivative
-
-    return {
-        name: np.array([slope(array, index) for index in np.ndindex(array.shape)]).reshape(array.shape)
-        for name, array in numbers.items()
-    }
+    return oracle.exact_gradients(numbers, loss)
 
 
 @pytest.mark.parametrize(("kind", "limits"), CASES, ids=[*KINDS, *LIMITS])

@@ -1,13 +1,11 @@
 """Memory of layer outputs (model.memory_source = "layer_output"), in training, evaluation and decoding."""
 
-import itertools
-
 import pytest
 import torch
 
 from tests.core import oracle, tape
 from tests.core.attention_cases import OTHER_BACKENDS
-from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast
@@ -26,21 +24,6 @@ WAYS = [{}, {"replay_steps": True}, {"replay_segments": True, "capture_graph": t
 
 def outputs_kept(position="relative", **changed):
     return small_model(memory_source="layer_output", position=position, **{**POSITIONS[position], **changed})
-
-
-def cut(total, seg_len):
-    return [min(seg_len, total - first) for first in range(0, total, seg_len)]
-
-
-@torch.no_grad()
-def decoded(model, tokens, reader, lengths):
-    """Log-probabilities (B, T, V) of a text read in parts of these lengths, over and over."""
-    parts, at, turns = [], 0, itertools.cycle(lengths)
-    while at < tokens.shape[1]:
-        part = tokens[:, at : at + next(turns)]
-        parts.append(model.log_probs(reader.read(part)))
-        at += part.shape[1]
-    return torch.cat(parts, dim=1)
 
 
 @pytest.mark.parametrize(

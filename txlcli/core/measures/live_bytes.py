@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.linear import OneDnnUse
+from txlcli.core.kernels.device import unlimited_memory
+from txlcli.core.kernels.linear import OneDnnUse, use_onednn
+from txlcli.core.kernels.private import observed_results, tensors_without_data
 
 NO_ONEDNN = OneDnnUse(fp32=False, bf16=False)
 """For tensors without data: oneDNN's operators need data."""
@@ -39,7 +41,20 @@ class LiveBytes:
 
 
 @contextmanager
-def collecting_new_objects() -> Iterator[None]:
+def counting(live: LiveBytes) -> Iterator[None]:
+    """Compute on tensors without data in the block, and let `live` observe all results."""
+    with (
+        unlimited_memory(),
+        tensors_without_data(),
+        use_onednn(NO_ONEDNN),
+        observed_results(live.observe),
+        _collecting_new_objects(),
+    ):
+        yield
+
+
+@contextmanager
+def _collecting_new_objects() -> Iterator[None]:
     """Exclude the objects of imported packages from garbage collection, which takes longer than the count otherwise."""
     gc.freeze()
     try:

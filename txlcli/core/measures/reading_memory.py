@@ -12,13 +12,11 @@ from torch import Tensor
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import CompressiveSettings, ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import unlimited_memory
-from txlcli.core.kernels.linear import Linear, should_pack, use_onednn
-from txlcli.core.kernels.private import observed_results, tensors_without_data
+from txlcli.core.kernels.linear import Linear, should_pack
 from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.measures.footprint import with_plain_softmax
-from txlcli.core.measures.live_bytes import NO_ONEDNN, LiveBytes, collecting_new_objects
+from txlcli.core.measures.live_bytes import LiveBytes, counting
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.registry import make_model
 from txlcli.core.reading.reader import Reader
@@ -78,13 +76,7 @@ class _Reading:
     def count(self, model: ModelSettings, vocab_size: int, *, segments: int) -> tuple[int, int]:
         """Return the bytes that are held before the first segment, and at the peak of so many segments."""
         live = LiveBytes()
-        with (
-            unlimited_memory(),
-            tensors_without_data(),
-            use_onednn(NO_ONEDNN),
-            observed_results(live.observe),
-            collecting_new_objects(),
-        ):
+        with counting(live):
             network = make_model(model, vocab_size).eval()  # stays beside the reader's copies
             reader = self._reader(network)
             gc.collect()  # tensors in reference cycles would count as held, and be free later

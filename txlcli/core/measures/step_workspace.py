@@ -13,11 +13,9 @@ from torch import Tensor
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.attention_tiles import first_tiles_only
-from txlcli.core.kernels.device import DTYPES, autocast, unlimited_memory
-from txlcli.core.kernels.linear import use_onednn
-from txlcli.core.kernels.private import observed_results, tensors_without_data
+from txlcli.core.kernels.device import DTYPES, autocast
 from txlcli.core.measures.extrapolation import SMALL_WIDTH
-from txlcli.core.measures.live_bytes import NO_ONEDNN, LiveBytes, collecting_new_objects
+from txlcli.core.measures.live_bytes import LiveBytes, counting
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import SINGLE_PROCESS
@@ -81,11 +79,7 @@ def _counted(model: ModelSettings, vocab_size: int, train: TrainSettings) -> int
         return tensor
 
     with (
-        unlimited_memory(),
-        tensors_without_data(),
-        use_onednn(NO_ONEDNN),
-        observed_results(live.observe),
-        collecting_new_objects(),
+        counting(live),
         first_tiles_only(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):

@@ -227,8 +227,9 @@ class CompressiveTransformer(TransformerXL):
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Return the loss of the counted positions plus the reconstruction losses of all layers, which train the
-        convolutions alone; the mean loss in nats; and the new memory.
+        """Return what training minimizes, the mean loss in nats of the counted positions, and the new memory.
+
+        The former adds the reconstruction losses of all layers, which train the convolutions alone.
         """
         pasts = self._compressed_pasts(memory, mem_len, self.settings.compressed_len)
         outputs, memories = self._read(tokens, pasts, None, None)
