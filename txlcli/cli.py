@@ -129,7 +129,7 @@ class TxlGroup(TyperGroup):
         try:
             sys.unraisablehook = functools.partial(_deliver_again, otherwise=hook)
             _check_working_folder()
-            with signals.raising(), _signals_of_c_code(), _errors_of_loading():  # so that unfinished files are removed
+            with signals.raising(), _errors_of_loading():  # so that unfinished files are removed
                 result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
@@ -187,17 +187,6 @@ def _complain_once(error: TxlError) -> None:
         if isinstance(error, DisagreementError):
             return
     console.complain(str(error))
-
-
-@contextlib.contextmanager
-def _signals_of_c_code() -> Iterator[None]:
-    """Raise the exception of a signal instead of the SystemError that C code makes of it, for example HDF5's."""
-    try:
-        yield
-    except SystemError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt | signals.Terminated):
-            raise error.__cause__ from None
-        raise
 
 
 @contextlib.contextmanager

@@ -32,12 +32,29 @@ def raising() -> Iterator[None]:
     """Let the signals raise KeyboardInterrupt or Terminated while the block runs, so that it can clean up.
 
     One that an import has deferred is raised at the end of the block at the latest, even if the block fails by then,
-    and is not delivered again.
+    and is not delivered again. If the block fails with an error after a signal was raised, the signal is raised: C code
+    replaces the exception of a signal by an error of its own, as PyTorch does while it measures a sequence.
     """
-    before = {number: signal.signal(number, _raise) for number in handled()}
+    raised: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if _imports(
+            frame
+        ):  # an exception within the C code of a library may end the process, as in the import of torch
+            _deferred[number] = deliver_again(number, SECONDS_OF_IMPORT)
+        else:
+            _forget_deferred()
+            raised.append(number)
+            raise _exception_of(number)
+
+    before = {number: signal.signal(number, handle) for number in handled()}
     try:
         try:
             yield
+        except Exception:
+            if raised:
+                raise _exception_of(raised[0]) from None
+            raise
         finally:
             if _deferred:
                 raise _exception_of(next(iter(_deferred)))
@@ -70,14 +87,6 @@ def handled(*always: int) -> list[int]:
     """Return `always`, and the other signals unless they are ignored, as nohup does with SIGHUP."""
     ignored = (signal.SIG_IGN, None)  # None: handled by C code
     return [number for number in ENDING if number in always or signal.getsignal(number) not in ignored]
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    if _imports(frame):  # an exception within the C code of a library may end the process, as in the import of torch
-        _deferred[number] = deliver_again(number, SECONDS_OF_IMPORT)
-    else:
-        _forget_deferred()
-        raise _exception_of(number)
 
 
 def _forget_deferred() -> None:
