@@ -8,7 +8,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from tests.benchmarks import billion_words, corpus
+from tests.benchmarks import billion_words, corpus, loading
+from tests.core.builders import V, model_settings
+from txlcli.core.training import checkpoint
 
 
 def invoke(module, *options):
@@ -170,3 +172,17 @@ def test_shards_of_a_billion_words_are_measured_and_give_the_same_store_for_any_
     assert results[0]["sentences"] == pytest.approx(60_000 / mean_sentence, rel=0.1)
     shards = {path.read_bytes() for path in (tmp_path / "shards").glob("news.en-*")}
     assert len(shards) == 3
+
+
+def test_a_checkpoint_is_loaded_with_and_without_checksums():
+    (result,) = json.loads(output_of(loading, "--uncached", "--json"))["recipes"]
+    for key, share in result["share"].items():
+        assert share == pytest.approx(1 - result["unverified"][key] / result["verified"][key])
+        assert result["unverified"][key] > 0
+
+
+def test_one_of_the_two_checkpoints_has_checksums(tmp_path):
+    parameters, *paths = loading.write_both(tmp_path, model_settings(), V)
+    loaded = [checkpoint.load(path) for path in paths]
+    assert [saved.verified for saved in loaded] == [True, False]
+    assert all(sum(tensor.numel() for tensor in saved.tensors.values()) == parameters for saved in loaded)

@@ -1,6 +1,8 @@
 """Token files of nanoGPT, llm.c and Megatron: read as their authors describe them, and refused if damaged."""
 
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -223,6 +225,53 @@ def test_a_damaged_index_is_refused(tmp_path, change, reason):
     assert refusal(path) == (
         f"{tmp_path}/data.idx: {reason}; it does not belong to data.bin, or is damaged: write both again"
     )
+
+
+@pytest.mark.parametrize("part", ["lengths", "offsets", "bounds"])
+def test_damage_at_the_edge_of_a_block_of_the_index_is_refused(tmp_path, part):
+    count = token_files.BLOCK + 5
+    token_files.write_megatron(tmp_path / "data.bin", np.zeros(count, np.uint8), 251, np.arange(count))
+    place = {"lengths": 34 + 4 * token_files.BLOCK, "offsets": 34 + 4 * count + 8 * token_files.BLOCK}
+    place["bounds"] = 34 + 12 * count + 8 * token_files.BLOCK
+    with (tmp_path / "data.idx").open("r+b") as file:
+        file.seek(place[part])
+        file.write(bytes(4))
+    reason = "documents do not cover" if part == "bounds" else "lengths and offsets of its sequences disagree"
+    assert reason in refusal(tmp_path / "data.idx")
+
+
+TRUNCATE_WHILE_READING = """
+import os, sys, threading, time
+from pathlib import Path
+from txlcli.errors import CorpusInputError
+from txlcli.exchange import token_files
+
+index = Path(sys.argv[1])
+whole = index.read_bytes()
+started = time.perf_counter()
+token_files.find(index, None)
+seconds = time.perf_counter() - started
+for tenth in range(10):
+    index.write_bytes(whole)
+    truncation = threading.Timer(seconds * tenth / 10, os.truncate, (index, 4096))
+    truncation.start()
+    try:
+        token_files.find(index, None)
+    except CorpusInputError as error:
+        print(error)
+    truncation.join()
+"""
+
+
+def test_an_index_that_another_program_truncates_is_an_error(tmp_path):
+    count = token_files.BLOCK + 5
+    token_files.write_megatron(tmp_path / "data.bin", np.zeros(count, np.uint8), 251, np.arange(count))
+    index = tmp_path / "data.idx"
+    command = [sys.executable, "-c", TRUNCATE_WHILE_READING, str(index)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for line in ended.stdout.splitlines():
+        assert line.startswith(f"{index}: became shorter while it was read") or "bytes instead of" in line
 
 
 def test_an_index_of_other_ids_is_refused(tmp_path):

@@ -231,41 +231,63 @@ def _of_megatron(path: Path, size: int, index: Path) -> TokenPart:
 
     with index.open("rb") as file:
         header = file.read(MEGATRON_HEADER.size)
-    if len(header) < MEGATRON_HEADER.size:
-        raise refuse("too short for a header")
-    magic, version, code, sequences, documents = MEGATRON_HEADER.unpack(header)
-    if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
-        raise refuse(f"no index of ids (version {version}, type {code})" if magic == MAGIC else "no index of Megatron")
-    length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
-    if index.stat().st_size not in (length, length + sequences):  # with a mode per sequence
-        raise refuse(f"{index.stat().st_size:,} bytes instead of {length:,}")
-    dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
-    lengths = _mapped(index, "<i4", MEGATRON_HEADER.size, sequences)
-    pointers = _mapped(index, "<i8", MEGATRON_HEADER.size + 4 * sequences, sequences)
-    end = 0
-    for start in range(0, sequences, BLOCK):
-        some = lengths[start : start + BLOCK].astype(np.int64)
-        ends = end + np.cumsum(some) * dtype.itemsize
-        if (some < 0).any() or not np.array_equal(pointers[start : start + BLOCK], ends - some * dtype.itemsize):
+        if len(header) < MEGATRON_HEADER.size:
+            raise refuse("too short for a header")
+        magic, version, code, sequences, documents = MEGATRON_HEADER.unpack(header)
+        if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
+            raise refuse(
+                f"no index of ids (version {version}, type {code})" if magic == MAGIC else "no index of Megatron"
+            )
+        length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
+        if index.stat().st_size not in (length, length + sequences):  # with a mode per sequence
+            raise refuse(f"{index.stat().st_size:,} bytes instead of {length:,}")
+        dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
+        end = _end_of_sequences(file, sequences, dtype.itemsize)
+        if end is None:
             raise refuse("lengths and offsets of its sequences disagree")
-        end = int(ends[-1])
-    if end != size:
-        raise refuse(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
-    bounds = _mapped(index, "<i8", MEGATRON_HEADER.size + 12 * sequences, documents)
-    if not documents or bounds[0] != 0 or bounds[-1] != sequences or not _is_sorted(bounds):
-        raise refuse("its documents do not cover its sequences")
+        if end != size:
+            raise refuse(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
+        if not _covers(file, MEGATRON_HEADER.size + 12 * sequences, documents, sequences):
+            raise refuse("its documents do not cover its sequences")
     return TokenPart(path, dtype, 0, size // dtype.itemsize)
 
 
-def _is_sorted(numbers: NDArray[Any]) -> bool:
-    blocks = (numbers[start : start + BLOCK + 1] for start in range(0, len(numbers), BLOCK))
-    return all(bool((block[1:] >= block[:-1]).all()) for block in blocks)
+def _end_of_sequences(index: BinaryIO, sequences: int, itemsize: int) -> int | None:
+    """Return where the last sequence ends in the .bin, in bytes; None if lengths and offsets disagree."""
+    end = 0
+    for start in range(0, sequences, BLOCK):
+        count = min(BLOCK, sequences - start)
+        lengths = _numbers(index, "<i4", MEGATRON_HEADER.size + 4 * start, count).astype(np.int64)
+        offsets = _numbers(index, "<i8", MEGATRON_HEADER.size + 4 * sequences + 8 * start, count)
+        ends = end + np.cumsum(lengths) * itemsize
+        if (lengths < 0).any() or not np.array_equal(offsets, ends - lengths * itemsize):
+            return None
+        end = int(ends[-1])
+    return end
 
 
-def _mapped(path: Path, dtype: Any, offset: int, count: int) -> NDArray[Any]:
-    if not count:
-        return np.zeros(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+def _covers(index: BinaryIO, offset: int, documents: int, sequences: int) -> bool:
+    """True if the bounds of the documents rise from 0 to the number of sequences."""
+    last = None
+    for start in range(0, documents, BLOCK):
+        bounds = _numbers(index, "<i8", offset + 8 * start, min(BLOCK, documents - start))
+        if bounds[0] < (last or 0) or (last is None and bounds[0] != 0) or (bounds[1:] < bounds[:-1]).any():
+            return False
+        last = int(bounds[-1])
+    return last == sequences
+
+
+def _numbers(file: BinaryIO, dtype: str, offset: int, count: int) -> NDArray[Any]:
+    """Read numbers from a file; a memory map would end the process if another program truncated the file.
+
+    Raises:
+        CorpusInputError: the file has become shorter.
+    """
+    file.seek(offset)
+    content = file.read(count * np.dtype(dtype).itemsize)
+    if len(content) < count * np.dtype(dtype).itemsize:
+        raise CorpusInputError(f"{file.name}: became shorter while it was read; write it and its .bin again")
+    return np.frombuffer(content, dtype)
 
 
 def write_nanogpt(path: Path, ids: NDArray[Any], vocab_size: int) -> None:

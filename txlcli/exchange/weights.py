@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
+from txlcli.core.training.tensor_reader import read_file
 from txlcli.errors import RunError
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import UnsafePickleError
 from txlcli.system.input_files import check_regular
-from txlcli.system.tensor_files import check_safetensors, check_zip
+from txlcli.system.tensor_files import check_zip
 
 System = Literal["hugging_face", "pytorch", "tf"]
 STATE_DICT_HINT = (
@@ -34,8 +34,7 @@ def read(path: Path) -> dict[str, Tensor]:
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.suffix == ".safetensors":
-            check_safetensors(path)
-            return load_file(path)
+            return read_file(path)
         if path.suffix == ".npz":
             return _read_npz(path)
         loaded = pickles.load_torch(path)

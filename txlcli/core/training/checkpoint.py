@@ -10,13 +10,13 @@ saves its own memories alone, and the state has the number of their lanes (`memo
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -25,11 +25,12 @@ from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import World
+from txlcli.core.training.tensor_reader import checksum, read_tensors
 from txlcli.errors import RunError, TrainingError
 from txlcli.system.atomic_files import replacing
-from txlcli.system.checkpoint_header import FORMAT, digest, read_header, write_header
+from txlcli.system.checkpoint_header import FORMAT, read_header, write_header
 from txlcli.system.input_files import check_regular
-from txlcli.system.tensor_files import check_safetensors
+from txlcli.system.tensor_files import read_safetensors_header
 
 
 @dataclass(frozen=True)
@@ -82,29 +83,13 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         RunError: the disk is full or the folder cannot be written; the older checkpoint is not changed.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    metadata = write_header(checkpoint.state, {name: _digest_of(name, tensor) for name, tensor in tensors.items()})
+    metadata = write_header(checkpoint.state, {name: checksum(name, tensor) for name, tensor in tensors.items()})
     try:
         with replacing(path) as beside:
             save_file(tensors, beside, metadata)
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{path}: the checkpoint cannot be written ({error}); the previous checkpoint is not changed"
-        ) from error
-
-
-def _digest_of(name: str, tensor: Tensor) -> str:
-    """Return the checksum of a tensor in host memory, with its name, dtype and shape."""
-    content = tensor.flatten().view(torch.uint8).numpy().data
-    return digest(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), content)
-
-
-def _check_name(path: Path) -> None:
-    """Refuse a path that safetensors cannot open, though it can write to it."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise RunError(
-            f"{path}: safetensors opens no file whose path is not UTF-8; rename its folders, or work within them"
         ) from error
 
 
@@ -122,25 +107,32 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         other = next(path.parent.glob("*.safetensors"), None)
         reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
         raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
-    _check_name(path)
     try:
-        check_safetensors(path)  # opens it, too: safetensors reports an unreadable file as missing
-        with safe_open(path, framework="pt") as file:
-            metadata, all_names = file.metadata(), list(file.keys())
-            names = all_names
+        with path.open("rb") as file:
+            metadata, stored = read_safetensors_header(file, path.stat().st_size)
+            state, checksums = _read_header(path, metadata)
+            if checksums is not None and checksums.keys() != stored.keys():
+                raise ValueError("tensors are missing")
             if to_evaluate:
-                group = _evaluated(names)
-                names = [name for name in names if name.startswith(f"{group}.")]
-            # A copy is aligned by PyTorch. Kernels choose their path by alignment, and paths differ in rounding.
-            tensors = {name: file.get_tensor(name).clone() for name in names}
+                group = _evaluated(stored)
+                stored = {name: place for name, place in stored.items() if name.startswith(f"{group}.")}
+            tensors = read_tensors(file, stored, checksums)
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
+    return Checkpoint(tensors, state, verified=checksums is not None)
+
+
+def _read_header(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """Return the state and the checksums of the tensors; None for a file of an earlier version, which has none.
+
+    Raises:
+        RunError: the file is not a checkpoint of txl, or of a newer format.
+        ValueError: the state is damaged.
+    """
     try:
-        state, digests = read_header(metadata)
-    except ValueError as error:
-        raise _damaged(path, str(error)) from error
+        state, checksums = read_header(metadata)
     except LookupError as error:
         raise RunError(
             f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or convert it to a run "
@@ -148,12 +140,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         ) from error
     if state["format"] > FORMAT:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
-    if digests is None:
-        return Checkpoint(tensors, state, verified=False)
-    wrong = [name for name in tensors if digests.get(name) != _digest_of(name, tensors[name])]
-    if wrong or digests.keys() != set(all_names):
-        raise _damaged(path, f"{wrong[0]} has a wrong checksum" if wrong else "tensors are missing")
-    return Checkpoint(tensors, state)
+    return state, checksums
 
 
 def _damaged(path: Path, reason: str) -> RunError:
