@@ -80,7 +80,10 @@ def prepare_here(corpus, data, workers, **options):
     from txlcli.workflows.preparation.preparing import prepare
     from txlcli.workflows.reporter import SilentReporter
 
-    seconds = {}
+    def peak_bytes(who):
+        return 1024 * resource.getrusage(who).ru_maxrss
+
+    seconds, sums = {}, []
 
     class Timed(SilentReporter):
         @contextmanager
@@ -89,14 +92,14 @@ def prepare_here(corpus, data, workers, **options):
             with super().progress(description, total, unit) as step:
                 yield step
             seconds[description] = time.perf_counter() - started
+            if description == "reading":  # its workers have ended, and are the only children so far
+                sums.append(peak_bytes(resource.RUSAGE_SELF) + workers * peak_bytes(resource.RUSAGE_CHILDREN))
 
     started = time.perf_counter()
     wishes = PrepareOptions(workers=workers, **options)
     store = prepare(str(corpus), data, wishes, force=True, reporter=Timed())
     whole = time.perf_counter() - started
-    own, most_of_a_worker = (
-        1024 * resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    sums.append(peak_bytes(resource.RUSAGE_SELF) + peak_bytes(resource.RUSAGE_CHILDREN))  # one copy checks the store
     tokens = sum(split.tokens for split in store.splits.values())
     print(
         json_format.dumps(
@@ -107,7 +110,7 @@ def prepare_here(corpus, data, workers, **options):
                 "seconds": whole,
                 "seconds_by_step": seconds,
                 "tokens_per_s": tokens / whole,
-                "peak_bytes": own + workers * most_of_a_worker,
+                "peak_bytes": max(sums),
             }
         )
     )
@@ -127,7 +130,10 @@ def show(results, workers):
         ]
         for result in results
     ]
-    caption = "memory: at most; the peak of the first process and, as often as there are workers, of the largest one."
+    caption = (
+        "memory: at most; the peak of the first process and, as often as there are workers, of the largest one, or of "
+        "the copy of the first process that checks the store."
+    )
     headings = ("tokens", "count", "V", "tokens/s", "target", "of which", "memory", "target")
     console.show_table(f"txl prepare, {workers} workers", headings, lines, [caption])
 

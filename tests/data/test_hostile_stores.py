@@ -122,7 +122,7 @@ def test_sentences_outside_their_split_are_refused(tmp_path, starts):
     with unsealed(path) as file:
         del file["splits/test/sentence_starts"]
         file["splits/test/sentence_starts"] = starts
-    assert refusal(path) == f"{path}: the sentences of the test split are damaged{AGAIN}"
+    assert refusal(path) == f"{path}: the list of sentences of the test split is damaged{AGAIN}"
 
 
 WORDS = {"kind": "word", "symbols": ["<eos>", "a", "b", "c"], "lower_case": False, "boundary": 0, "unknown": None}

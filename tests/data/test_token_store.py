@@ -29,7 +29,7 @@ def write(path, splits=None, vocab=VOCAB, facts=FACTS):
                 tokens=ids.size, words=7, bytes=11, unknown=int((ids == 1).sum()), types=np.unique(ids).size
             )
             writer.add(split, counts, np.array_split(ids, 2))
-        writer.add_sentence_starts("test", np.array([0], dtype=np.uint8))
+        writer.add_sentence_starts("test", 1, np.dtype(np.uint8), [np.array([0])])
     return path
 
 
@@ -70,12 +70,29 @@ def test_any_ids_and_words_are_read_as_they_were_written(tmp_path_factory, words
             counts = SplitCounts(tokens=len(numbers), words=1, bytes=1, unknown=0, types=len(set(numbers)))
             cuts = sorted(data.draw(st.lists(st.integers(0, len(numbers)), max_size=3)))
             writer.add(split, counts, np.split(np.array(numbers, dtype=np.int64), cuts))
-        writer.add_sentence_starts("train", np.array(starts, dtype=np.int64))
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(starts)), max_size=3)))
+        blocks = np.split(np.array(starts, dtype=np.int64), cuts)
+        writer.add_sentence_starts("train", len(starts), np.dtype(np.uint16), blocks)
     store = TokenStore.open(path)
     store.verify()
     assert {split: store.ids(split).tolist() for split in store.splits} == streams
     assert store.sentence_starts("train").tolist() == starts
     assert store.vocab.to_json() == vocab.to_json()
+
+
+@pytest.mark.parametrize("repeated", [1, 1 << 22, (1 << 22) + 5])
+def test_sentences_must_rise_within_and_between_the_blocks_that_are_read(tmp_path, repeated):
+    starts = np.arange((1 << 22) + 7)
+    starts[repeated] = starts[repeated - 1]
+    counts = SplitCounts(tokens=starts.size, words=1, bytes=1, unknown=0, types=1)
+
+    def write_all():
+        with writing(tmp_path / "tiny.h5", FACTS, VOCAB) as writer:
+            writer.add("train", counts, [np.zeros(starts.size, dtype=np.uint8)])
+            writer.add_sentence_starts("train", starts.size, np.dtype(np.uint32), [starts])
+
+    with pytest.raises(StoreError, match=r"the list of sentences of the train split is damaged;"):
+        write_all()
 
 
 def test_a_store_can_be_read_without_txl(tmp_path):

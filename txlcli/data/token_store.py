@@ -27,7 +27,7 @@ from txlcli.system.plain_json import parse_json, value_of
 FORMAT = "txl token store"
 VERSION = 1
 SUFFIX = ".h5"
-_HASH_BLOCK = 1 << 22  # tokens
+_BLOCK = 1 << 22  # tokens that are read at once
 _ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 _TEXTS = ("name", "corpus", "tokenizer", "unit", "metric", "source_digest")
 
@@ -75,14 +75,15 @@ class StoreFacts:
 
 
 @dataclass(frozen=True)
-class _Arrays:
-    """Place and type of the ids of a split."""
+class _Array:
+    """Place and type of numbers in the file."""
 
     offset: int | None
-    """First byte in the file; None if they are not stored in one piece, or if there are none."""
+    """First byte in the file; None if they are not stored in one piece."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    has_sentence_starts: bool
+    sha256: str | None
+    """Digest of the numbers; files of earlier versions have none of the sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,9 @@ class _Header:
     vocabulary: str
     fingerprint: str
     splits: dict[str, SplitInfo]
-    arrays: dict[str, _Arrays]
+    ids: dict[str, _Array]
+    sentence_starts: dict[str, _Array]
+    """Of the splits that consist of unrelated sentences."""
 
 
 class TokenStore:
@@ -107,7 +110,8 @@ class TokenStore:
         self.unit, self.metric = facts.unit, facts.metric
         self.conventions, self.notes = dict(facts.conventions), facts.notes
         self.source_digest, self.every_byte_scored = facts.source_digest, facts.every_byte_scored
-        self._vocabulary, self._fingerprint, self._arrays = header.vocabulary, header.fingerprint, header.arrays
+        self._vocabulary, self._fingerprint = header.vocabulary, header.fingerprint
+        self._ids, self._sentence_starts = header.ids, header.sentence_starts
         self._open: dict[str, NDArray[Any]] = {}
 
     @classmethod
@@ -154,7 +158,7 @@ class TokenStore:
             StoreError: the split is missing or damaged.
         """
         if split not in self._open:
-            self._open[split] = self._map(split)
+            self._open[split] = self._map_ids(split)
         return self._open[split]
 
     def info(self, split: str) -> SplitInfo:
@@ -187,49 +191,65 @@ class TokenStore:
         assert self.vocab
 
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
-        """Return the offset of each sentence in the stream; None unless the corpus consists of unrelated sentences."""
-        info = self.info(split)
-        if not self._arrays[split].has_sentence_starts:
+        """Return the offset of each sentence in the stream as a read-only memory map, after checking all offsets.
+
+        None unless the corpus consists of unrelated sentences.
+
+        Raises:
+            StoreError: the split is missing, or its sentences are damaged.
+        """
+        info, array = self.info(split), self._sentence_starts.get(split)
+        if array is None:
             return None
-        try:
-            starts, digest = read_hdf5(self.path, partial(_read_sentence_starts, split=split))
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise StoreError(f"{self.path} cannot be read ({_short(error)}); {_again(self.path)}") from error
-        rising = starts.ndim == 1 and starts.dtype.kind in "iu" and bool(np.all(starts[1:] > starts[:-1]))
-        inside = not starts.size or 0 <= starts[0] <= starts[-1] < info.tokens
-        if not (rising and inside) or digest not in (None, _digest(starts)):
-            raise StoreError(f"{self.path}: the sentences of the {split} split are damaged; {_again(self.path)}")
+        what = f"the list of sentences of the {split} split"
+        starts = self._map(array, what, dtypes="iu", shape=array.shape[:1])
+        digest, last, is_rising = hashlib.sha256(), -1, True
+        for block in self._blocks(array):
+            digest.update(block.data)
+            is_rising = is_rising and last < int(block[0]) and bool(np.all(block[1:] > block[:-1]))
+            last = int(block[-1])
+        if not is_rising or last >= info.tokens or array.sha256 not in (None, digest.hexdigest()):
+            raise self._damage(what)
         return starts
 
-    def _map(self, split: str) -> NDArray[Any]:
-        info = self.info(split)
-        offset, dtype, shape = self._arrays[split].offset, self._arrays[split].dtype, self._arrays[split].shape
-        if offset is None or shape != (info.tokens,) or dtype.kind != "u":
-            raise StoreError(f"{self.path}: the {split} split is damaged; {_again(self.path)}")
-        try:
-            ids: NDArray[Any] = np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{self.path}: the {split} split cannot be read ({error}); {_again(self.path)}") from error
-        if not self._is_verified:
-            self._check(split, dtype, offset)
-        return ids
-
-    def _check(self, split: str, dtype: np.dtype[Any], offset: int) -> None:
-        """Compare the tokens of a split with its checksum and with the vocabulary, without mapping them into memory."""
+    def _map_ids(self, split: str) -> NDArray[Any]:
+        info, what = self.info(split), f"the {split} split"
+        array = self._ids[split]
+        ids = self._map(array, what, dtypes="u", shape=(info.tokens,))
+        if self._is_verified:
+            return ids
         digest, largest = hashlib.sha256(), -1
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            for start in range(0, self.info(split).tokens, _HASH_BLOCK):
-                block = np.fromfile(file, dtype, min(_HASH_BLOCK, self.info(split).tokens - start))
-                digest.update(block.data)
-                largest = max(largest, int(block.max(initial=0)))
-        if digest.hexdigest() != self.info(split).sha256:
-            raise StoreError(f"{self.path}: the {split} split is damaged (wrong checksum); {_again(self.path)}")
+        for block in self._blocks(array):
+            digest.update(block.data)
+            largest = max(largest, int(block.max()))
+        if digest.hexdigest() != array.sha256:
+            raise self._damage(what, " (wrong checksum)")
         if largest >= self.vocab.size:
             raise StoreError(
                 f"{self.path}: the {split} split has the id {largest:,}, but its vocabulary {self.vocab.size:,}; "
                 f"{_again(self.path)}"
             )
+        return ids
+
+    def _map(self, array: _Array, what: str, *, dtypes: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Map an array into memory if its type and its shape are as expected; errors begin with `what`."""
+        if array.offset is None or array.shape != shape or array.dtype.kind not in dtypes:
+            raise self._damage(what)
+        try:
+            return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.offset, shape=shape)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.path}: {what} cannot be read ({error}); {_again(self.path)}") from error
+
+    def _blocks(self, array: _Array) -> Iterator[NDArray[Any]]:
+        """Yield the numbers of an array in blocks, read without a memory map, whose pages would count as memory."""
+        assert array.offset is not None
+        with self.path.open("rb") as file:
+            file.seek(array.offset)
+            for start in range(0, array.shape[0], _BLOCK):
+                yield np.fromfile(file, array.dtype, min(_BLOCK, array.shape[0] - start))
+
+    def _damage(self, what: str, reason: str = "") -> StoreError:
+        return StoreError(f"{self.path}: {what} is damaged{reason}; {_again(self.path)}")
 
 
 def _read_header(path: Path, file: h5py.File) -> _Header:
@@ -247,7 +267,12 @@ def _read_header(path: Path, file: h5py.File) -> _Header:
         vocabulary=bytes(read_array(file, "vocabulary")).decode(),
         fingerprint=str(file.attrs["fingerprint"]),
         splits={name: splits[name] for name in sorted(splits, key=SPLITS.index)},
-        arrays={name: _describe_arrays(groups[name]) for name in splits},
+        ids={name: _describe(groups[name], "ids", info.sha256) for name, info in splits.items()},
+        sentence_starts={
+            name: _describe(groups[name], "sentence_starts", groups[name].attrs.get("sentence_starts_sha256"))
+            for name in splits
+            if "sentence_starts" in list(groups[name])
+        },
     )
 
 
@@ -273,15 +298,9 @@ def _read_info(group: h5py.Group) -> SplitInfo:
     return SplitInfo(**counts, sha256=value_of(info, "sha256", str))
 
 
-def _describe_arrays(group: h5py.Group) -> _Arrays:
-    ids = array(group, "ids")
-    return _Arrays(ids.id.get_offset(), ids.dtype, ids.shape, "sentence_starts" in list(group))
-
-
-def _read_sentence_starts(file: h5py.File, split: str) -> tuple[NDArray[Any], str | None]:
-    """Return the offsets of the sentences and their digest, which files of earlier versions do not have."""
-    group = member(file["splits"], split)
-    return read_array(group, "sentence_starts"), group.attrs.get("sentence_starts_sha256")
+def _describe(group: h5py.Group, name: str, sha256: object) -> _Array:
+    dataset = array(group, name)
+    return _Array(dataset.id.get_offset(), dataset.dtype, dataset.shape, None if sha256 is None else str(sha256))
 
 
 def _again(path: Path) -> str:
@@ -308,13 +327,6 @@ def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:160]
 
 
-def _digest(ids: NDArray[Any]) -> str:
-    digest = hashlib.sha256()
-    for start in range(0, len(ids), _HASH_BLOCK):
-        digest.update(ids[start : start + _HASH_BLOCK].data)
-    return digest.hexdigest()
-
-
 class StoreWriter:
     """Writes the splits of one store."""
 
@@ -326,23 +338,27 @@ class StoreWriter:
         """Write one split from consecutive blocks of ids, `counts.tokens` ids in total."""
         group = self._splits.create_group(split)
         dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.dtype)
+        info = SplitInfo(**vars(counts), sha256=self._write(dataset, blocks))
+        group.attrs["info"] = json.dumps(vars(info))
+
+    def add_sentence_starts(self, split: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> None:
+        """Write the offsets of the sentences of a split from consecutive blocks, `count` offsets in total."""
+        group = self._splits[split]
+        dataset = group.create_dataset("sentence_starts", shape=(count,), dtype=dtype)
+        group.attrs["sentence_starts_sha256"] = self._write(dataset, blocks)
+
+    def _write(self, dataset: h5py.Dataset, blocks: Iterable[NDArray[Any]]) -> str:
+        """Write consecutive blocks of a dataset and return its digest."""
         self._file.leave_unsealed(dataset)
         digest, done = hashlib.sha256(), 0
         for block in blocks:
-            ids = np.ascontiguousarray(block, dtype=self.dtype)
-            if ids.size:
-                dataset.write_direct(ids, dest_sel=np.s_[done : done + ids.size])
+            numbers = np.ascontiguousarray(block, dtype=dataset.dtype)
+            if numbers.size:
+                dataset.write_direct(numbers, dest_sel=np.s_[done : done + numbers.size])
                 self._file.raise_error()
-            digest.update(ids.data)
-            done += ids.size
-        info = SplitInfo(**vars(counts), sha256=digest.hexdigest())
-        group.attrs["info"] = json.dumps(vars(info))
-
-    def add_sentence_starts(self, split: str, starts: NDArray[Any]) -> None:
-        """Write the offsets of the sentences of a split."""
-        group = self._splits[split]
-        self._file.leave_unsealed(group.create_dataset("sentence_starts", data=starts))
-        group.attrs["sentence_starts_sha256"] = _digest(starts)
+            digest.update(numbers.data)
+            done += numbers.size
+        return digest.hexdigest()
 
 
 @contextmanager

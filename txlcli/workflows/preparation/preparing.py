@@ -15,7 +15,7 @@ from txlcli.corpora.special_files import SpecialFileError
 from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.sentencepiece_model import train as train_sentencepiece
 from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing
-from txlcli.data.vocabulary import Vocab, smallest_dtype
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.paper.metrics import metric_of
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_folder
@@ -24,7 +24,7 @@ from txlcli.workflows.preparation.chunk_encoder import ChunkEncoder, EncodedChun
 from txlcli.workflows.preparation.chunks import CHUNK, align_to_characters, cut_into_chunks, read_chunk
 from txlcli.workflows.preparation.planning import Plan, PrepareOptions, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
-from txlcli.workflows.preparation.symbol_counts import SpooledIds, SymbolCounts
+from txlcli.workflows.preparation.symbol_counts import SpooledIds, SpooledStarts, SymbolCounts
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.preparation.workers import mapping
 from txlcli.workflows.reporter import Reporter, SilentReporter, Step
@@ -250,11 +250,13 @@ class _Preparation:
         boundary = vocab.boundary if self._plan.corpus.sentences else None
         with self._reporter.progress("writing", sum(count.tokens for count in counts.values()), "tokens") as step:
             for split, one in encoded.items():
-                ends: list[NDArray[np.int64]] = []
-                blocks = one.ids.blocks(final, writer.dtype)
-                writer.add(split, counts[split], _with_progress(blocks, step, boundary, ends))
-                if boundary is not None:
-                    writer.add_sentence_starts(split, _starts(ends, counts[split].tokens))
+                blocks = _with_progress(one.ids.blocks(final, writer.dtype), step)
+                if boundary is None:
+                    writer.add(split, counts[split], blocks)
+                    continue
+                starts = SpooledStarts(self._work / f"{split}.starts", counts[split].tokens)
+                writer.add(split, counts[split], starts.collect(blocks, boundary))
+                writer.add_sentence_starts(split, starts.count, starts.dtype, starts.blocks())
 
 
 def _refuse_empty(splits: dict[str, tuple[Slice, ...]]) -> None:
@@ -283,23 +285,11 @@ def _training_lines(slices: tuple[Slice, ...], sample: int) -> Iterator[str]:
         yield from text[: int(len(text) * share) + 1].split("\n")
 
 
-def _with_progress(
-    blocks: Iterable[NDArray[Any]], step: Step, boundary: int | None, ends: list[NDArray[np.int64]]
-) -> Iterator[NDArray[Any]]:
-    """Yield the blocks unchanged, report progress, and append the offsets of closing boundaries to `ends`."""
-    done = 0
+def _with_progress(blocks: Iterable[NDArray[Any]], step: Step) -> Iterator[NDArray[Any]]:
+    """Yield the blocks unchanged and report progress."""
     for block in blocks:
-        if boundary is not None:
-            ends.append(np.flatnonzero(block == boundary) + done)
-        done += block.size
         yield block
         step.advance(block.size)
-
-
-def _starts(ends: list[NDArray[np.int64]], tokens: int) -> NDArray[Any]:
-    """Return the offset of the first token of each sentence, given the offsets of the closing boundaries."""
-    after = np.concatenate([np.zeros(1, dtype=np.int64), *(block + 1 for block in ends)])
-    return after[after < tokens].astype(smallest_dtype(tokens))
 
 
 def _facts(plan: Plan, text: Text, vocab: Vocab, notes: tuple[str, ...], source: str) -> StoreFacts:

@@ -1,14 +1,17 @@
-"""Collects the results of the chunks: symbol numbers, counts per split, and the files with the encoded ids."""
+"""Collects the results of the chunks: symbol numbers, counts per split, files with encoded ids and with sentences."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.data.vocabulary import smallest_dtype
 from txlcli.workflows.preparation.chunk_encoder import EncodedChunk
+
+STARTS_AT_ONCE = 1 << 20
 
 
 class SymbolCounts:
@@ -75,6 +78,43 @@ class SpooledIds:
             yield _replace(np.fromfile(path, dtype=own_dtype), table, dtype)
             path.unlink()
             _table_path(path).unlink()
+
+
+class SpooledStarts:
+    """The offset of the first token of each sentence of a split, on disk: a benchmark has tens of millions.
+
+    Args:
+        path: of the file.
+        tokens: length of the split.
+    """
+
+    def __init__(self, path: Path, tokens: int) -> None:
+        self._path, self._tokens = path, tokens
+        self.dtype = smallest_dtype(tokens)
+        self.count = 0
+        """Number of sentences that have been collected."""
+
+    def collect(self, blocks: Iterable[NDArray[Any]], boundary: int) -> Iterator[NDArray[Any]]:
+        """Yield the blocks of the split unchanged, and write where its sentences start: after each boundary."""
+        done = 0
+        with self._path.open("wb") as file:
+            self._write(file, np.zeros(1, dtype=np.int64))
+            for block in blocks:
+                self._write(file, np.flatnonzero(block == boundary) + done + 1)
+                done += block.size
+                yield block
+
+    def _write(self, file: BinaryIO, starts: NDArray[np.int64]) -> None:
+        inside = starts[starts < self._tokens].astype(self.dtype)
+        file.write(inside.data)
+        self.count += inside.size
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield the offsets in order. The file is removed after it has been read."""
+        with self._path.open("rb") as file:
+            while (block := np.fromfile(file, self.dtype, STARTS_AT_ONCE)).size:
+                yield block
+        self._path.unlink()
 
 
 def _table_path(path: Path) -> Path:
