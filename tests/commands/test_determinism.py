@@ -41,7 +41,7 @@ def one(trained_novel):
     return runs / "one"
 
 
-@pytest.mark.parametrize("changes", [(), ("--set", "train.deterministic=true")])
+@pytest.mark.parametrize("changes", [(), pytest.param(("--set", "train.deterministic=true"), marks=pytest.mark.slow)])
 def test_a_training_with_the_same_seed_has_the_same_metrics_and_weights(here, one, changes):
     assert train("two", *changes) == metrics_of(one)
     for file in ("last.safetensors", "best.safetensors"):

@@ -67,6 +67,7 @@ def test_processes_search_for_a_length_together(here):
     ]
 
 
+@pytest.mark.slow
 def test_the_table_names_the_processes_and_the_losses_are_written_and_recorded_once(here):
     run = run_folder.find("byte", Path("runs"))
     before = len(list(history.read_evals(run)))
@@ -123,6 +124,7 @@ def test_a_loss_that_is_not_finite_is_one_line(here):
     assert errors == ["error: runs/byte: the loss of novel test is not finite; train it again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "code", "error"),
     [
@@ -160,6 +162,7 @@ def test_a_signal_ends_all_processes_with_one_line(here, number):
     wait_for(lambda: not processes_in(here))
 
 
+@pytest.mark.slow
 @on_linux
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_is_killed_ends_all_with_one_line(here, rank):

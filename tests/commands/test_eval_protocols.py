@@ -156,6 +156,7 @@ def test_a_recurrent_state_is_read_in_windows_and_along_the_text(here):
     assert "recurrence" in [row[0].removesuffix(" *") for row in cells(done("eval", "lstm", "--protocols", "all"))]
 
 
+@pytest.mark.slow
 def test_processes_divide_windows_and_lanes(here):
     arguments = ["byte", "--protocols", "disjoint,recurrence", "--positions", 211, "--batch-size", 2, "--device", "cpu"]
     stdout, _ = ended(start("eval", *arguments, "--processes", 2, "--json"), 0)

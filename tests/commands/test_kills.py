@@ -43,7 +43,7 @@ def killed(call, *words):
     return ended.returncode == -9
 
 
-@pytest.mark.parametrize("call", sampled(2, range(2, 12, 2)))
+@pytest.mark.parametrize("call", sampled(4, range(2, 12, 2)))
 def test_a_start_that_is_killed_can_be_repeated(here, call):
     assert killed(call, "train", "tiny.toml", "--name", "new", "--max-steps", 2)
     done("runs")
@@ -67,7 +67,7 @@ def replacement_survives(call):
     return was_killed
 
 
-@pytest.mark.parametrize("call", sampled(2, [3, 5, 8, 12]))
+@pytest.mark.parametrize("call", sampled(4, [3, 5, 8, 12]))
 def test_a_replacement_that_is_killed_loses_no_checkpoint(here, call):
     assert replacement_survives(call)
 

@@ -65,6 +65,7 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
         assert repeated.exit_code == 0, repeated.stderr
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_used_again(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     small_recipe(untouched)
@@ -75,6 +76,7 @@ def test_a_finished_run_is_used_again(untouched, monkeypatch):
     assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     small_recipe(untouched)

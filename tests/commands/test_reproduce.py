@@ -88,7 +88,8 @@ def test_all_items_are_in_one_report(shrunk):
     ]
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
 def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
     result = json_of("reproduce", "frontier", "--seeds", seeds)
     section = result["sections"]["frontier"]
@@ -327,6 +328,7 @@ def test_two_processes_cannot_write_one_report(shrunk):
     done("reproduce", "table7")
 
 
+@pytest.mark.slow
 def test_the_list_shows_missing_trainings_and_makes_nothing(shrunk):
     rows = {row["item"]: row for row in json_of("reproduce", "all", "--list")["items"]}
     assert list(rows) == list(OF_PAPER)
@@ -340,6 +342,7 @@ def test_the_list_shows_missing_trainings_and_makes_nothing(shrunk):
     assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["paper", pytest.param("small", marks=pytest.mark.slow)])
 def test_the_list_uses_the_published_vocabulary_size_for_part_of_a_benchmark(untouched, scale):
     def flops():

@@ -87,6 +87,7 @@ def test_the_table_shows_each_number(here):
     assert "tokens/s" not in one
 
 
+@pytest.mark.slow
 def test_a_recipe_is_scaled_in_powers_of_two_as_far_as_its_batch_divides(untouched):
     scale = json_of("recipes", "scale", "ptb", *GPU, "--set", "train.batch_size=20")
     rows = scale["by_devices"]

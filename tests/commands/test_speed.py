@@ -139,7 +139,7 @@ def test_shares_of_the_peak_count_the_visible_keys(here, changes, evaluation, si
         assert flops == pytest.approx(2 * products, rel=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "sdpa"])
 def test_another_attention_backend_is_timed(here, backend, monkeypatch):
     calls = count_attention(backend, monkeypatch)
     assert json_of("speed", "byte", *QUICK)["attention"] == "auto"
@@ -190,7 +190,9 @@ def test_a_length_beyond_the_learned_positions_is_refused_before_timing(here):
     )
 
 
-@pytest.mark.parametrize(("window", "lengths"), [(11, [11]), (1800, [800, 1800])])  # Table 9 goes on to 3,800
+@pytest.mark.parametrize(
+    ("window", "lengths"), [(11, [11]), pytest.param(1800, [800, 1800], marks=pytest.mark.slow)]
+)  # Table 9 goes on to 3,800
 def test_table_9_is_limited_to_the_window(here, window, lengths):
     output = json_of("speed", "tiny.toml", "--set", f"model.window={window}", "--repeat", 1)
     assert [row["attn_len"] for row in output["slowdown"]] == lengths

@@ -47,6 +47,7 @@ def test_a_fully_divided_training_is_resumed_by_one_process(here):
     assert losses("tiny") == losses("one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
@@ -68,6 +69,7 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
         assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == step + 3
 
 
+@pytest.mark.slow
 def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
     module = "torch.distributed.run"
     _, stderr = ended(start(*TORCHRUN, "train", "tiny.toml", "--max-steps", 4, *NOTHING_RANDOM, module=module), 0)
@@ -101,6 +103,7 @@ def test_an_error_of_all_processes_is_reported_once(here, arguments, error):
     assert not Path("runs/tiny").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_rank_0_alone_ends_all_processes_quickly(here):
     (here / "runs/tiny").mkdir()
     started = time.monotonic()
@@ -155,6 +158,7 @@ def test_processes_that_differ_end_with_one_line(here, free_port, change, error)
     assert not Path("runs/tiny").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port, number):
     arguments = ["train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM]
@@ -261,6 +265,7 @@ def test_a_process_that_hangs_in_a_validation_is_named_and_given_up(here):
     assert reports("runs/tiny")[-1]["step"] == checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == 1
 
 
+@pytest.mark.slow
 @on_linux
 def test_a_process_without_memory_for_a_validation_ends_the_training(here):
     process = start_validations("train.valid_every=100", "train.valid_batch_size=20_000", "model.d_model=32")
@@ -302,6 +307,7 @@ def test_a_dry_run_counts_the_memory_of_one_process(here):
     assert "2 processes" in done("train", "tiny.toml", "--dry-run", "--processes", 2).stdout
 
 
+@pytest.mark.slow
 @on_linux
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_lost_processes_are_started_again_and_resume(here, rank):

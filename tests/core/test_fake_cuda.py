@@ -93,6 +93,7 @@ def in_every_precision(group, pairs):
     )
 
 
+@pytest.mark.slow
 @in_every_precision("training", one_precision_each(0))
 def test_two_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of, group, pairs):
     # In fp16, the scaler asks before each step of an optimizer that does not skip steps itself.
@@ -106,6 +107,7 @@ def test_two_deterministic_training_steps_use_no_operation_without_a_determinist
     assert outcomes_of(group) == of_each(pairs, [])
 
 
+@pytest.mark.slow
 @in_every_precision("reading", one_precision_each(2))
 def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of, group, pairs):
     pairs = that_read_differently(pairs)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.core.device_cases import CASES, OneDevice, build, load, read, start
+from tests.samples import sampled
 
 META = torch.device("meta")
 
@@ -37,7 +38,7 @@ def train_and_read(case):
         return read(settings, model)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(2, CASES))
 def test_training_and_reading_never_leave_the_device_or_wait_for_it(case):
     reader, hidden = train_and_read(case)
     assert {hidden.device, reader.log_probs(hidden[None]).device} == {META}

@@ -48,6 +48,7 @@ def test_the_reader_of_sentencepiece_models_imports_nothing_from_the_working_fol
     run(hostile, "prepare", "--verify", "sp")
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_training_import_nothing_from_the_working_folder(hostile, tmp_path):
     text, recipe = tmp_path / "byte.txt", tmp_path / "tiny.toml"
     text.write_text("one two three four five\n" * 999)

@@ -191,7 +191,7 @@ class Bench:
         self.device, self._reporter = model.device, reporter
         self._train = self._training_settings()  # may raise, so before anything is timed
         check_optimizer(settings.model, model.vocab_size, self._train)
-        self.peak = peak_flops_per_s(self.device, precision) if peak is None else peak
+        self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
         self._common: Any = {"precision": precision, "repeat": repeat}
 
     def _min_steps(self, flops: float = math.inf) -> int:

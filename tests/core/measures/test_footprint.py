@@ -132,7 +132,7 @@ def test_large_batches_and_many_layers_are_extrapolated_exactly(model, precision
 @pytest.mark.parametrize(
     ("model_and_lengths", "precision"),
     sampled(
-        2,
+        4,
         [
             (model_settings(), {"seg_len": 1500, "mem_len": 1100}),
             (model_settings(dropout=0.1, attention_dropout=0.1), {"seg_len": 2100, "mem_len": 64}),
@@ -189,7 +189,8 @@ def test_a_window_keeps_a_shorter_memory(window, kept):
 
 
 @pytest.mark.parametrize(
-    "model", [model_settings(n_layers=5), model_settings(n_layers=5, position="sinusoid", auxiliary_losses=True)]
+    "model",
+    sampled(2, [model_settings(n_layers=5), model_settings(n_layers=5, position="sinusoid", auxiliary_losses=True)]),
 )
 def test_many_sequences_layers_and_symbols_of_long_segments_are_extrapolated_exactly(model):
     train = train_settings(batch_size=5, seg_len=1109, mem_len=0 if model.auxiliary_losses else 131)

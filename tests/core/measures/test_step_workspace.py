@@ -53,11 +53,13 @@ def peak_of_real_steps(settings, train):
     ("model", "changed"),
     [
         (model_settings(**LARGE), {}),
-        (model_settings(**LARGE), {"batch_size": 64, "seg_len": 16, "mem_len": 16}),
-        (model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"optimizer": "sgd"}),
+        pytest.param(model_settings(**LARGE), {"batch_size": 64, "seg_len": 16, "mem_len": 16}, marks=pytest.mark.slow),
+        pytest.param(
+            model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"optimizer": "sgd"}, marks=pytest.mark.slow
+        ),
         (model_settings(**LARGE), {"recompute": True}),
-        (model_settings(**LARGE), {"accumulate": 3}),
-        (model_settings(**LARGE, norm="pre"), {"precision": "bf16"}),
+        pytest.param(model_settings(**LARGE), {"accumulate": 3}, marks=pytest.mark.slow),
+        pytest.param(model_settings(**LARGE, norm="pre"), {"precision": "bf16"}, marks=pytest.mark.slow),
         (rnn_settings("qrnn", n_layers=4), {"mem_len": 0}),
     ],
 )

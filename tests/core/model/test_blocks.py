@@ -61,7 +61,7 @@ def test_memory_gives_the_predictions_of_one_long_segment(position, backend, dty
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("part", "norm", "memory_start", "position", "seg_len"),
-    sampled(5, PARTS, NORMS, ["empty", "zeros"], POSITIONS, [L, 1]),
+    sampled(11, PARTS, NORMS, ["empty", "zeros"], POSITIONS, [L, 1]),
 )
 def test_the_decoder_equals_the_model(part, norm, memory_start, position, seg_len):
     model, tokens = make(part, norm=norm, position=position, memory_start=memory_start), draw_tokens(B, 23)

@@ -100,7 +100,7 @@ def test_every_attention_backend_gives_the_same_outputs_and_gradients(backend):
 @pytest.mark.parametrize(
     ("lengths", "same_length", "memory_start", "position", "layers"),
     sampled(
-        11,
+        37,
         [(L, M), (1, M), (11, 3), (L, 40), (L, 0), (M, 1)],
         ["off", "m", "m_plus_one"],
         ["empty", "zeros"],
@@ -122,7 +122,7 @@ def test_the_decoder_equals_the_model(lengths, same_length, memory_start, positi
 @pytest.mark.parametrize(
     ("lengths", "mem_len", "way", "window", "position"),
     sampled(
-        3,
+        7,
         [(1,), (3, 1, 1, 5, 1, 4, 5), (2, 5, 5, 5)],
         [M, 3, 40],
         WAYS,

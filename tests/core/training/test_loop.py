@@ -152,7 +152,7 @@ def test_every_attention_backend_trains_the_same(tmp_path, attention):
         pytest.param(0.0, "auto", {}, marks=pytest.mark.slow),
         pytest.param(0.3, "auto", {}, marks=pytest.mark.slow),
         pytest.param(0.0, "reference", {}, marks=pytest.mark.slow),
-        (0.0, "sdpa", {}),
+        pytest.param(0.0, "sdpa", {}, marks=pytest.mark.slow),
         pytest.param(0.0, "sdpa", {"block": "modern", "norm": "pre", "window": 4}, marks=pytest.mark.slow),
         pytest.param(0.0, "sdpa", COMPRESSIVE, marks=pytest.mark.slow),
     ],

@@ -9,6 +9,7 @@ import torch
 
 from tests.core.builders import V
 from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run, valids_of
+from tests.samples import sampled
 from txlcli.core.training import checkpoint
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.errors import RunError
@@ -72,7 +73,7 @@ def assert_same_file(folder, other, name="last.safetensors"):
         assert torch.equal(tensor, two.tensors[key]), key
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", sampled(2, SETTINGS))
 def test_a_training_that_stops_and_resumes_equals_a_whole_one(tmp_path, settings):
     changed = SETTINGS[settings]
     whole = run(fresh(tmp_path / "whole", **changed))
