@@ -312,7 +312,7 @@ def test_a_fully_divided_training_resumes_bit_for_bit_and_with_another_division_
     assert two["ddp, then fsdp"]["losses"] == pytest.approx(two["whole"]["losses"][4:], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["muon", "adaptive", "asgd"])
+@pytest.mark.parametrize("name", ["lamb", "adaptive", "asgd"])
 def test_a_checkpoint_of_divided_weights_is_that_of_whole_ones(two, name):
     for file in ("last.safetensors", "best.safetensors"):
         whole, divided = (checkpoint.load(two["folder"] / "fsdp" / part / file) for part in (f"ddp {name}", name))
