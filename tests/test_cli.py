@@ -172,6 +172,8 @@ def test_an_option_before_its_command_is_answered_with_the_order():
         ["train", "--resume", "nowhere"],
         ["prepare", "nowhere"],
         ["export", "nowhere", "folder"],
+        ["speed", "nowhere"],
+        ["speed", "--attn-len", "long"],
         ["import", "nowhere"],
         ["import", "file.pt"],
         ["import", "file.pt", "--recipe", "wt104"],

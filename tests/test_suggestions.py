@@ -6,6 +6,7 @@ from txlcli.config import recipe
 from txlcli.suggestions import did_you_mean, meant_name, meant_option, meant_setting
 
 DEVICES = ["auto", "cpu", "cuda"]
+FORMATS = ["huggingface", "nanogpt", "llm.c", "megatron", "parquet"]
 CORPORA = ["enwik8", "text8", "wt103", "lm1b", "ptb", "stdlib"]
 TOKENIZERS = ["byte", "char", "word", "sentencepiece"]
 COMMANDS = ["quickstart", "prepare", "train", "eval", "speed", "generate", "runs", "recipes", "import", "export"]
@@ -19,6 +20,8 @@ EVAL = ["--mem-len", "--seg-len", "--max-distance", "--plot", "--device", "--pre
         ("gpu", DEVICES, "cuda"),
         ("cuda:0", DEVICES, "cuda"),
         ("mps", DEVICES, "cpu"),
+        ("hf", FORMATS, "huggingface"),
+        ("gpt-neox", FORMATS, "megatron"),
         ("wikitext", CORPORA, "wt103"),
         ("WikiText-103", CORPORA, "wt103"),
         ("penn", CORPORA, "ptb"),

@@ -1,4 +1,4 @@
-"""Names that a shell completes: runs, recipes, stores and settings."""
+"""Names that a shell completes: runs, recipes, stores, settings, and the tables and figures of the paper."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.runs import run_folder
 from txlcli.system.command_lines import default_data_dir, default_runs_dir
+from txlcli.workflows.reproduction.names import ALL, NAMES
 
 
 def runs(context: Context, incomplete: str) -> list[str]:
@@ -49,6 +50,11 @@ def benchmarks(incomplete: str) -> list[str]:
 def settings(incomplete: str) -> list[str]:
     """Return the settings, as SECTION.KEY=."""
     return _matching([f"{name}=" for name in recipe.setting_names()], incomplete)
+
+
+def reproductions(incomplete: str) -> list[str]:
+    """Return what `txl reproduce` accepts: tables, figures, `all` and `frontier`."""
+    return _matching([*NAMES, ALL], incomplete)
 
 
 def _folder(context: Context, option: str, default: Path) -> Path:

@@ -15,6 +15,10 @@ NAMES = {
     "tf32": "tensorfloat32 tensorfloat-32 tf-32",
     "fp16": "float16 half amp",
     "bf16": "bfloat16 bfloat",
+    # formats of txl export
+    "huggingface": "hf transformers hugging-face transfoxl",
+    "llm.c": "llmc llm-c gpt2",
+    "megatron": "neox gpt-neox megatron-lm",
     # corpora, recipes and splits
     "wt103": "wikitext wikitext-103 wikitext103 wt-103 wiki103",
     "ptb": "penn penn-treebank penntreebank treebank",

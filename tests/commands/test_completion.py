@@ -1,4 +1,4 @@
-"""Shell completion of runs, recipes, stores and settings; folders from the environment."""
+"""Shell completion of runs, recipes, stores, settings, tables and figures; folders from the environment."""
 
 import os
 import subprocess
@@ -40,6 +40,8 @@ def completed(line, folder):
         ("txl prepare wt", ["wt103"]),
         ("txl speed stdl", ["stdlib"]),
         ("txl speed wor", ["word"]),
+        ("txl reproduce table1", ["table1", "table10"]),
+        ("txl reproduce table6 fr", ["frontier"]),
     ],
 )
 def test_names_are_completed(here, line, expected):

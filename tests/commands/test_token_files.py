@@ -133,6 +133,11 @@ def test_the_folder_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
     assert told["splits"]["train"]["begins"].startswith(" ".join(map(str, sample(997)[:9])))
 
 
+def test_numbers_of_words_and_bytes_that_are_not_known_are_no_zeros(ids_of_nanogpt):
+    line = next(line for line in done("prepare", "shakespeare").stdout.splitlines() if line.startswith("│ train"))
+    assert [cell.strip() for cell in line.strip("│").split("│")] == ["train", "997", "17", "-", "-", "0.00 %"]
+
+
 def test_a_single_file_is_cut_by_its_ids(untouched):
     write_ids(untouched / "all.bin", sample(1000))
     done("prepare", "all.bin")

@@ -34,7 +34,7 @@ def _show(facts: dict[str, Any]) -> None:
         "packages": packages,
         "HDF5": describe_hdf5(facts["hdf5"]),
         "BLAS": facts["blas"],
-        "processors": f"{facts['processors']} ({facts['cpu_capability']}), {facts['threads']} threads",
+        "processors": f"{facts['processors']} ({facts['cpu_capability']}), threads: {facts['threads']}",
         "CUDA": f"{facts['cuda'] or 'not in this build of PyTorch'}; GPUs: {gpus}",
         "stores": f"{_some(facts['stores'])} (in {facts['data_dir']})",
         "runs": f"{_some(facts['runs'])} (in {facts['runs_dir']})",

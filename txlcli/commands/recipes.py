@@ -34,7 +34,7 @@ from txlcli.system.input_files import check_regular
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 SCHEMA_LINE = "#:schema schema.json"
 """First line of a packaged recipe, from which editors know the keys."""
-NOTE = "table, valid, test: as in the paper; txl recipes show NAME, txl train NAME"
+NOTE = "valid, test: published; table: in the paper. See txl recipes show NAME"
 
 Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=completion.recipes)]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from txlcli import console
+from txlcli import completion, console
 from txlcli.errors import UsageError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir
 from txlcli.workflows.reproduction.names import NAMES, select
@@ -18,6 +18,7 @@ def reproduce(
         Argument(
             metavar="ITEM...",
             help="table1 to table10, figure3 to figure7, appendix-e, or all of these; frontier goes beyond the paper.",
+            autocompletion=completion.reproductions,
         ),
     ] = None,
     scale: Annotated[

@@ -60,6 +60,7 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
+    attn_lens = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
     if subject is not None and not run_folder.is_run(subject, runs_dir):
         _check_recipe(subject, overrides or [], runs_dir)
     from txlcli.views import speed_table
@@ -67,7 +68,7 @@ def speed(
     from txlcli.workflows.workspace import Workspace
 
     options = workflow.SpeedOptions(
-        attn_lens=None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2),
+        attn_lens=attn_lens,
         repeat=repeat,
         overrides=overrides or [],
         attention=attention,

@@ -35,7 +35,9 @@ class ModelSettings:
     """True if the model carries a state instead of a memory of M tokens, so that memory lengths do not apply."""
 
     arch: Annotated[str, MODELS] = "transformer"
-    """Architecture: a Transformer, or a recurrent network (LSTM; QRNN of Bradbury et al.)."""
+    """Architecture: a Transformer with a memory of hidden states (Transformer-XL; a vanilla one without), with a
+    compressed memory (Rae et al.) or with memory tokens (RMT, Bulatov et al.), or a recurrent network (LSTM; QRNN,
+    Bradbury et al.)."""
     n_layers: PartCount
     """Number of layers N."""
     d_model: PositiveInt
