@@ -3,6 +3,7 @@
 import pickle
 import struct
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,6 +346,13 @@ def test_a_folder_is_filled_by_one_export_at_a_time(here):
     assert [path.name for path in (here / "new").iterdir()] == ["files"]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux has a folder in which nothing can be created")
+def test_a_folder_in_which_nothing_can_be_created_is_not_called_busy(here):
+    assert refusal("export", "word", "/proc/files", "--format", "nanogpt", code=1) == (
+        "/proc/files: cannot be written (No such file or directory); check the folder and the free space"
+    )
+
+
 def test_two_exports_into_one_folder_leave_one_of_them_complete(here):
     formats = ["nanogpt", "megatron"] * 2
     exports = [start("export", "word", "files", "--format", form, stdout=subprocess.DEVNULL) for form in formats]
@@ -361,7 +369,7 @@ def test_a_full_disk_leaves_no_incomplete_export_of_a_store(here):
     result = on_a_full_disk(1000, "export", "word", "files", "--format", "nanogpt")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == (
-        "error: files: cannot be written ([Errno 27] File too large); check the folder and the free space"
+        "error: files: cannot be written (File too large); check the folder and the free space"
     )
     assert not (here / "files").exists()
 

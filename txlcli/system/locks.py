@@ -26,7 +26,9 @@ def exclusive(lock: Path, busy: str) -> Iterator[None]:
         if lock.parent.is_dir():  # FileLock would create the folder
             held.acquire(blocking=False)
     except Timeout:
-        raise BusyError(busy) from None
+        with contextlib.suppress(OSError):  # filelock also times out where the system creates no file, as in /proc
+            lock.touch()
+            raise BusyError(busy) from None
     except (OSError, NotImplementedError):
         pass
     try:

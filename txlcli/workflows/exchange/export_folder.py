@@ -87,4 +87,4 @@ def _fill(folder: Path, files: Collection[str], write: Callable[[Path], None]) -
 
 
 def _not_written(folder: Path, error: OSError) -> ExportError:
-    return ExportError(f"{folder}: cannot be written ({error}); check the folder and the free space")
+    return ExportError(f"{folder}: cannot be written ({error.strerror or error}); check the folder and the free space")
