@@ -1,12 +1,40 @@
 """What the chunks of a split have in common is put together on disk."""
 
+from pathlib import Path
+
 import numpy as np
+import pyarrow
 import pytest
 
-from txlcli.workflows.preparation.symbol_counts import SpooledStarts
+from txlcli.workflows.preparation.chunk_encoder import EncodedChunk
+from txlcli.workflows.preparation.symbol_counts import SpooledStarts, SymbolCounts
 
 STREAM = np.array([5, 0, 0, 7, 5, 0, 3, 0, 2, 2], dtype=np.uint8)
 STARTS = [0, 2, 3, 6, 8]
+
+
+@pytest.mark.parametrize("array", [list, pyarrow.array])
+def test_symbols_are_numbered_in_first_seen_order_and_counted_per_split(array):
+    counted = SymbolCounts()
+    for split, symbols, counts, table in [
+        ("train", ["b", "é", "a"], [2, 7, 3], [0, 1, 2]),
+        ("train", ["c", "a", "d", "b"], [1, 5, 1, 1], [3, 2, 4, 0]),
+        ("test", ["e", "é"], [11, 13], [5, 1]),
+    ]:
+        chunk = EncodedChunk(
+            symbols=array(symbols),
+            counts=np.array(counts),
+            path=Path("ids"),
+            dtype=np.dtype(np.uint8),
+            words=sum(counts),
+            lines=0,
+            bytes=0,
+        )
+        assert counted.add(split, chunk).tolist() == table
+    assert counted.symbols == ["b", "é", "a", "c", "d", "e"]
+    assert counted.counts("train")[:6].tolist() == [3, 7, 8, 1, 1, 0]
+    assert counted.counts("test")[:6].tolist() == [0, 13, 0, 0, 0, 11]
+    assert counted.by_frequency(("train",)) == ["a", "é", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [2, 3, 3], [5, 6, 8], [10]])

@@ -1,6 +1,5 @@
 """Collects the results of the chunks: symbol numbers, counts per split, files with encoded ids and with sentences."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,9 +17,16 @@ class SymbolCounts:
     """All symbols of a text, numbered in first-seen order and counted per split."""
 
     def __init__(self) -> None:
-        self.numbers: defaultdict[str, int] = defaultdict()
-        self.numbers.default_factory = self.numbers.__len__  # a new symbol gets the next number
+        import pyarrow as arrow
+
+        self._symbols = arrow.array([], arrow.large_string())
         self._counts: dict[str, NDArray[np.int64]] = {}
+
+    @property
+    def symbols(self) -> list[str]:
+        """All symbols so far, in the order of their numbers."""
+        symbols: list[str] = self._symbols.to_pylist()
+        return symbols
 
     def add(self, split: str, chunk: EncodedChunk) -> NDArray[np.int64]:
         """Count one chunk and return the number of each of the chunk's own symbols."""
@@ -28,17 +34,32 @@ class SymbolCounts:
             table = np.arange(chunk.counts.size)
             size = chunk.counts.size
         else:
-            table = np.fromiter(map(self.numbers.__getitem__, chunk.symbols), np.int64, len(chunk.symbols))
-            size = len(self.numbers)
+            table = self._number(chunk.symbols)
+            size = len(self._symbols)
         counts = self.counts(split, size)
         counts[table] += chunk.counts
         self._counts[split] = counts
         return table
 
+    def _number(self, symbols: Any) -> NDArray[np.int64]:
+        """Return the number of each symbol of an Arrow array or a list; a new symbol gets the next number."""
+        import pyarrow as arrow
+        from pyarrow import compute
+
+        known = len(self._symbols)
+        own = symbols if isinstance(symbols, arrow.Array) else arrow.array(symbols, arrow.string())
+        own = own.cast(arrow.large_string())
+        numbers = compute.index_in(own, value_set=self._symbols)
+        is_new = numbers.is_null()
+        self._symbols = arrow.concat_arrays([self._symbols, own.filter(is_new)])
+        table: NDArray[np.int64] = numbers.fill_null(0).to_numpy().astype(np.int64)
+        table[is_new.to_numpy(zero_copy_only=False)] = np.arange(known, len(self._symbols))
+        return table
+
     def counts(self, split: str, size: int | None = None) -> NDArray[np.int64]:
         """Return the counts of a split by symbol number; at least `size` entries, by default one per symbol."""
         counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
-        size = len(self.numbers) if size is None else size
+        size = len(self._symbols) if size is None else size
         if counts.size >= size:
             return counts
         grown = np.zeros(max(size, 2 * counts.size), dtype=np.int64)  # doubled, so that it seldom grows
@@ -50,9 +71,9 @@ class SymbolCounts:
 
         Ties are in first-seen order.
         """
-        size = len(self.numbers)
+        names = self.symbols
+        size = len(names)
         total = sum((self.counts(split)[:size] for split in splits), np.zeros(size, np.int64))
-        names = list(self.numbers)
         order = np.argsort(-total, kind="stable").tolist()
         return [names[number] for number in order if total[number] >= max(least, 1)]
 

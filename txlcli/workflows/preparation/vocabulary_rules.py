@@ -79,7 +79,7 @@ def build(plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_fi
     else:
         frequent = counted.by_frequency(splits, plan.min_count)
         symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.vocab_size]
-        symbols += _missing_unknown(rule, symbols, counted.numbers)
+        symbols += _missing_unknown(rule, symbols, counted.symbols)
     ids = {symbol: number for number, symbol in enumerate(symbols)}
     return Vocab(
         plan.tokenizer,
@@ -126,7 +126,7 @@ def check_given(counted: SymbolCounts, vocab: Vocab) -> None:
     if vocab.tokenizer == "sentencepiece" or vocab.unknown is not None:
         return
     dropped = {chr(value) for value in vocab.dropped}
-    lacking = [symbol for symbol in counted.numbers if symbol not in vocab.ids_of and symbol not in dropped]
+    lacking = [symbol for symbol in counted.symbols if symbol not in vocab.ids_of and symbol not in dropped]
     if lacking:
         named = f"byte 0x{ord(lacking[0]):02x}" if vocab.tokenizer == "byte" else f'"{lacking[0]}"'
         more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
@@ -147,7 +147,7 @@ def final_ids(counted: SymbolCounts, vocab: Vocab) -> NDArray[np.int64]:
     if vocab.tokenizer == "sentencepiece":
         return np.arange(vocab.size)
     other = -1 if vocab.unknown is None else vocab.unknown
-    return np.array([vocab.ids_of.get(symbol, other) for symbol in counted.numbers], dtype=np.int64)
+    return np.array([vocab.ids_of.get(symbol, other) for symbol in counted.symbols], dtype=np.int64)
 
 
 def unknown_symbols(counted: SymbolCounts, vocab: Vocab) -> NDArray[np.bool_]:
@@ -155,7 +155,7 @@ def unknown_symbols(counted: SymbolCounts, vocab: Vocab) -> NDArray[np.bool_]:
     if vocab.tokenizer == "sentencepiece":
         return np.zeros(vocab.size, dtype=bool)
     has_unknown = vocab.unknown is not None
-    return np.array([has_unknown and symbol not in vocab.ids_of for symbol in counted.numbers], dtype=bool)
+    return np.array([has_unknown and symbol not in vocab.ids_of for symbol in counted.symbols], dtype=bool)
 
 
 def differences(
