@@ -110,7 +110,7 @@ def test_tiny_scale_uses_penn_treebank_if_it_is_prepared():
 
 def test_parts_with_the_same_model_share_a_run():
     tiny = EVERY["tiny"]
-    assert tiny.run_name("short-xl", 1) == tiny.run_name("ablation-xl-full", 1) == "tiny-ablation-xl-full-1"
+    assert tiny.run_name("sentences-xl", 1) == tiny.run_name("short-xl", 1) == "tiny-short-xl-1"
     assert scales.PAPER.run_name("short-xl", 1) == "paper-short-xl-1"
 
 

@@ -156,9 +156,17 @@ def test_a_decreasing_perplexity_does_no_harm(tmp_path):
 
 
 def test_the_best_length_counts_only_if_it_exceeds_that_of_training(tmp_path):
-    # The best of all lengths, 8, is better than the training settings, but 300 is not.
-    section = ablations.table6(FakeRunner(ablation, tmp_path, loss_at_300=1.0))
+    # The best of all lengths, 8, is better than the training settings, but 300 and 384 are not.
+    def worse_at_384(key, split, options):
+        return 2.8 if options.get("mem_len") == (384,) else ablation(key, split, options)
+
+    section = ablations.table6(FakeRunner(worse_at_384, tmp_path, loss_at_300=1.0))
     assert verdicts_of(section)[LONGER] is False
+
+
+def test_one_and_a_half_times_the_length_of_training_is_tried(tmp_path):
+    section = ablations.table6(FakeRunner(ablation, tmp_path, loss_at_300=1.0))  # 384 keys are as good as 8
+    assert verdicts_of(section)[LONGER] is True
 
 
 def test_the_best_is_never_worse_than_the_training_settings(tmp_path):

@@ -201,9 +201,10 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
     return _by_key(*(Model(frontier_part(*three), name, changes(*three)) for three in names))
 
 
+WORDS_XL = _model("words-xl", "wt103")
 PAPER_MODELS = {
     **_by_key(
-        _model("words-xl", "wt103"),
+        WORDS_XL,
         _model("words-xl-large", "wt103-large"),
         _model("words-adaptive-input", "adaptive-input-wt103"),
         _model("words-qrnn", "qrnn-wt103"),
@@ -221,6 +222,7 @@ PAPER_MODELS = {
         _model("ptb-xl", "ptb"),
     ),
     **ablation_models("ablation", (), "wt103-ablation", 128, (176, 172)),
+    "ablation-standard": WORDS_XL,
     **sentence_models((), "lm1b-ablation", 32),
     **frontier_models("enwik8", ("train.batch_size=24",)),  # which divides into longer segments
 }
@@ -272,8 +274,8 @@ def small() -> Scale:
     )
 
 
-# At tiny scale the source of Python's standard library replaces every corpus: as bytes enwik8, as characters text8, as
-# words the others, except for Penn Treebank if that has been prepared.
+# At tiny scale the source of Python's standard library replaces every corpus: as bytes enwik8 and the text of the
+# ablations, as characters text8, as words the others, except for Penn Treebank if that has been prepared.
 WORDS = ScaleText("tiny-words", "stdlib", {"tokenizer": "word", "vocab_size": 8000})
 CHARS = ScaleText("tiny-chars", "stdlib", {"tokenizer": "char", "min_count": 20})
 TINY_STEPS = (
@@ -288,14 +290,18 @@ DEEPER = "model.n_layers=6"
 WIDER = ("model.d_model=192", "model.n_heads=6", "model.d_inner=768")  # the paper's large models are mainly wider
 # Shorter than the context that a model uses after 500 steps (16 to 30 words), so that memory can help.
 SHORT = ("train.seg_len=16", "train.mem_len=16", "eval.seg_len=16", "eval.mem_len=16", "train.batch_size=64")
+# Models use more than eight bytes after a few hundred steps: recurrence counts for more than the number of losses.
+SHORTEST = ("train.seg_len=8", "train.mem_len=8", "eval.seg_len=8", "eval.mem_len=8", "train.batch_size=128")
 SMALLER = ("model.n_layers=2", "train.max_steps=300", "train.valid_every=300")
 TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "train.seg_len=64", "train.batch_size=16")
 
 
 def _tiny_models(ptb: str) -> dict[str, Model]:
     on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
-    # 46 x 22 words per step are as much text as 64 x 16: in so short a training, more text would decide the result.
-    ablation = ablation_models("ablation", (*ON_WORDS, *SHORT), "stdlib", 16, (22, 22), "train.batch_size=46")
+    # 85 x 12 bytes per step are as much text as 128 x 8: in so short a training, more text would decide the result.
+    ablation = ablation_models("ablation", (*TINY_STEPS, *SHORTEST), "stdlib", 8, (12, 12), "train.batch_size=85")
+    sentences = sentence_models((*ON_WORDS, *SHORT), "stdlib", 16)
+    bytes_xl = _model("bytes-xl-18", "stdlib", *TINY_STEPS)
     regularized = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
     return {
         **_by_key(
@@ -305,7 +311,7 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
             _model("words-qrnn", "qrnn-ptb", *ON_WORDS, *TINY_STATE),
             _model("words-lstm", "lstm-ptb", *ON_WORDS, *TINY_STATE),
             _model("bytes-xl-12", "stdlib", *TINY_STEPS, "model.n_layers=3"),
-            _model("bytes-xl-18", "stdlib", *TINY_STEPS),
+            bytes_xl,
             _model("bytes-xl-24", "stdlib", *TINY_STEPS, DEEPER),
             _model("bytes-vanilla-12", "vanilla-stdlib", *TINY_STEPS, "model.n_layers=3"),
             _model("bytes-vanilla-64", "vanilla-stdlib", *TINY_STEPS, DEEPER),
@@ -316,12 +322,10 @@ def _tiny_models(ptb: str) -> dict[str, Model]:
         ),
         "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularized)),
         **ablation,
+        "ablation-standard": bytes_xl,
+        **sentences,
+        "sentences-xl": sentences["short-xl"],
         **frontier_models("stdlib", (*TINY_STEPS, *SHORT, *SMALLER)),
-        # One text replaces both WikiText-103 and One Billion Word, so that one model can take several parts.
-        "sentences-xl": ablation["ablation-xl-full"],
-        "short-xl": ablation["ablation-xl-full"],
-        "short-shaw": ablation["ablation-shaw-full"],
-        "short-alone": ablation["ablation-alone-xl-full"],
     }
 
 
