@@ -296,7 +296,7 @@ main()
 ENDS = {"SIGTERM": (143, "terminated"), "SIGINT": (130, "interrupted"), "SIGHUP": (129, "terminal closed")}
 
 
-@pytest.mark.parametrize(("module", "name"), sampled(2, ["txlcli.cli", "typer", "h5py", "torch"], ENDS))
+@pytest.mark.parametrize(("module", "name"), sampled(3, ["txlcli.cli", "typer", "h5py", "torch"], ENDS))
 def test_a_signal_during_start_up_ends_with_one_line(tmp_path, module, name):
     command = [sys.executable, "-c", STARTING, module, name]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -103,6 +103,7 @@ def test_the_encoding_of_the_guide_trains_and_is_evaluated_with_memory(tmp_path,
     assert rows[0]["loss_nats"] != rows[1]["loss_nats"]
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(tmp_path, own):
     changed_source(tmp_path / "source", diff_of("Add an optimizer"))
     chosen = ["--set", "train.optimizer=adagrad"]

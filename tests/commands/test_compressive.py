@@ -25,6 +25,7 @@ def test_an_evaluation_counts_the_slots_among_the_keys(run):
     assert json_of("eval", "run", "--attn-len", 7, *SHORT)["rows"][0]["attn_len_max"] == 7
 
 
+@pytest.mark.slow
 def test_it_generates_compresses_and_adapts(run):
     assert len(json_of("generate", "run", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
     for options in ([], ["--dynamic"]):

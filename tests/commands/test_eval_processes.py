@@ -176,6 +176,7 @@ def test_a_process_that_is_killed_ends_all_with_one_line(here, rank):
     wait_for(lambda: not processes_in(here))
 
 
+@pytest.mark.slow
 @on_linux
 def test_a_process_of_a_cluster_that_dies_is_noticed(here, free_port):
     Path("endless.txt").write_text("the fox and the owl " * 2_000)

@@ -294,6 +294,7 @@ def test_a_reproduction_interrupted_in_its_first_item_can_continue(shrunk, monke
     assert json_of("reproduce", "table7")["sections"].keys() == {"table7"}
 
 
+@pytest.mark.slow
 def test_a_deleted_figure_is_named_in_the_report(shrunk):
     done("reproduce", "table10")
     Path("reproduction-tiny/table10.png").unlink()

@@ -59,6 +59,7 @@ def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(her
     assert devices(3, *GPU, "--max-steps", 2)["seconds"] == pytest.approx(2 * three["step_s"])
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_names_a_division_of_the_batch_that_does(here):
     needed = devices(1)["device_bytes"]["total"]
     divided = devices(1, "--set", "train.accumulate=3")["device_bytes"]["total"]

@@ -550,6 +550,7 @@ def test_a_dry_run_writes_nothing(here):
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_dry_run_compares_the_attention_backends(here):
     plan = json.loads(train("--dry-run", "-v", "--json", "--set", "model.attention_dropout=0.1").stdout)
     rows = plan["by_attention"]
@@ -571,6 +572,7 @@ def test_a_dry_run_compares_the_attention_backends(here):
     assert refusal("train", "tiny.toml", "--verbose").startswith("--verbose compares attention backends in a forecast")
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_fewer_steps_forecasts_these(here):
     whole, part = (json.loads(train("--dry-run", "--json", *limit).stdout) for limit in ([], ["--max-steps", 3]))
     assert (part["steps"], part["max_steps"]) == (3, 7)

@@ -292,6 +292,7 @@ def test_processes_within_processes_are_refused(here):
     assert stderr[-1].startswith("error: --processes 4: torchrun has started 2 processes already; leave out")
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_the_memory_of_one_process(here):
     alone, one_of_two = (
         json_of("train", "tiny.toml", "--dry-run", "--verbose", "--processes", count) for count in (1, 2)

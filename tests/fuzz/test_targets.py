@@ -12,6 +12,7 @@ def sample(tmp_path_factory):
     return build(tmp_path_factory.mktemp("sample") / "sample").folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", targets.NAMES)
 def test_a_target_reads_its_seeds_and_beginnings_of_them(sample, name):
     target = targets.named(name)

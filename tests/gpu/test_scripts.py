@@ -71,6 +71,7 @@ def test_every_test_of_cuda_is_a_row_and_sees_the_gpu():
     assert ("test_compiled_steps_have_the_losses_of_eager_ones", None) in names
 
 
+@pytest.mark.slow
 def test_throughput_times_a_training(tmp_path):
     code, found = run(throughput, tmp_path, "--only", "training enwik8, sdpa")
     assert (code, found["stage"], found["complete"]) == (0, "throughput", True)

@@ -197,6 +197,7 @@ def test_many_sequences_layers_and_symbols_of_long_segments_are_extrapolated_exa
     assert step_bytes(model, 2003, train) == step_bytes(model, 2003, train, extrapolate=False)
 
 
+@pytest.mark.slow
 def test_lengths_that_no_machine_holds_are_counted_within_seconds():
     train = train_settings(batch_size=60, seg_len=10**8, mem_len=10**8)
     step_bytes(model_settings(), V, train_settings())  # imports what it needs

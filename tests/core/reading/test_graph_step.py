@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
+from tests.samples import sampled
 from txlcli.core.kernels import cuda_graph
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture
 from txlcli.core.reading.decoder import graphs_enabled
@@ -41,20 +42,20 @@ def read(model, tokens, *, lengths, **options):
     return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("norm", ["post", "pre"])
+OPTIONS = [
+    {"mem_len": M},
+    {"mem_len": M, "same_length": "m", "memory_start": "zeros"},
+    {"mem_len": M, "same_length": "m_plus_one", "max_distance": 3},
+    {"mem_len": 40, "max_distance": 4},
+    {"mem_len": 0},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"mem_len": M},
-        {"mem_len": M, "same_length": "m", "memory_start": "zeros"},
-        {"mem_len": M, "same_length": "m_plus_one", "max_distance": 3},
-        {"mem_len": 40, "max_distance": 4},
-        {"mem_len": 0},
-    ],
+    ("position", "norm", "options", "lengths"),
+    sampled(3, POSITIONS, ["post", "pre"], OPTIONS, [(1,), (3, 1, 1, 5, 1)]),
     ids=str,
 )
-@pytest.mark.parametrize("lengths", [(1,), (3, 1, 1, 5, 1)], ids=str)
 def test_every_token_is_what_the_decoder_reads(position, norm, options, lengths):
     model, tokens = small_model(norm=norm, **POSITIONS[position]), draw_tokens(B, 55)
     expected = read(model, tokens, lengths=lengths, **options)

@@ -39,7 +39,7 @@ def training_of(name, precision):
     return Training(model, train, segments, valid=None, folder=Path(), identity={})
 
 
-@pytest.mark.parametrize(("precision", "name"), sampled(2, ["fp32", "bf16"], recipe.packaged_names()))
+@pytest.mark.parametrize(("precision", "name"), sampled(3, ["fp32", "bf16"], recipe.packaged_names()))
 def test_the_first_steps_of_a_recipe_are_finite_and_change_every_weight(name, precision):
     training = training_of(name, precision)
     before = {name: weight.clone() for name, weight in training.model.named_parameters()}
