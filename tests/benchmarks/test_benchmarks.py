@@ -68,6 +68,7 @@ def test_every_row_has_a_target_and_the_sizes_of_its_recipe(benchmark):
         assert quick(row).work.config["n_layer"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux can tell")
 def test_the_memory_of_a_step_is_what_it_holds_above_the_model(benchmark):
     from tests.benchmarks import memory
@@ -162,6 +163,7 @@ def test_a_preparation_is_measured(kind, tmp_path, capsys):
     assert told["peak_bytes"] > 1 << 20
 
 
+@pytest.mark.slow
 def test_shards_of_a_billion_words_are_measured_and_give_the_same_store_for_any_number_of_workers(tmp_path):
     billion_words.write_shards(tmp_path / "shards", 3, types=509, words_per_shard=20_000)
     results = [billion_words.prepare_shards(tmp_path / "shards", tmp_path / f"{count}", count) for count in (1, 2)]

@@ -149,7 +149,8 @@ def test_processes_that_differ_end_with_one_line(here, free_port, change, code, 
 
 
 @on_linux
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_processes_with_one_line(here, number):
     write_endless()
     process = start(*ENDLESS, "--processes", 2)

@@ -40,6 +40,7 @@ def test_a_test_that_fails_or_cannot_be_imported_fails_its_row(tmp_path, name):
         correctness.run_tests(str(file), None, [].append)
 
 
+@pytest.mark.slow
 def test_cases_of_a_test_are_counted_by_backend(tmp_path):
     file = tmp_path / "test_cases.py"
     file.write_text(

@@ -13,6 +13,7 @@ from tests.core.attention_cases import draw
 from tests.core.builders import draw_tokens, make_decoder, small_model
 from tests.core.kernels.test_attention_equality import with_gradients
 from tests.core.kernels.triton_cases import LARGE, RELATIVE, SMALL, TERMS
+from tests.samples import sampled
 from txlcli.core.model import attention
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -165,6 +166,7 @@ def test_each_call_drops_others_and_one_seed_the_same():
     assert not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_one_mask_is_drawn_whatever_the_tiles(monkeypatch):
     tensors = cast(arguments(RELATIVE, seg_len=70, key_len=90, reach=90, width=16))
 
@@ -240,7 +242,7 @@ def read_and_train(backend, changes):
     return [log_probs, *(parameter.grad for parameter in model.parameters())]
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", sampled(2, POSITIONS))
 def test_a_model_trains_as_with_the_default(position):
     given, expected = (read_and_train(backend, POSITIONS[position]) for backend in ("triton", "auto"))
     for one, other in zip(given, expected, strict=True):
@@ -250,8 +252,7 @@ def test_a_model_trains_as_with_the_default(position):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("same_length", ["m", "off"])
-@pytest.mark.parametrize("max_distance", [None, 8])
+@pytest.mark.parametrize(("same_length", "max_distance"), sampled(2, ["m", "off"], [None, 8]))
 def test_a_text_is_read_as_with_the_default(same_length, max_distance):
     """Segments and single tokens, while the buffer slides, and with positions shared by all far distances."""
     tokens, outputs = draw_tokens(2, 41), []
