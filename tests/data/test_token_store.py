@@ -95,6 +95,42 @@ def test_sentences_must_rise_within_and_between_the_blocks_that_are_read(tmp_pat
         write_all()
 
 
+TRUNCATE_WHILE_READING = """
+import os, sys, threading, time
+from pathlib import Path
+from txlcli.data.token_store import TokenStore
+from txlcli.errors import StoreError
+
+path = Path(sys.argv[1])
+whole = path.read_bytes()
+started = time.perf_counter()
+TokenStore.open(path).ids("train")
+seconds = time.perf_counter() - started
+for tenth in range(10):
+    path.write_bytes(whole)
+    truncation = threading.Timer(seconds * tenth / 10, os.truncate, (path, 4096))
+    truncation.start()
+    try:
+        TokenStore.open(path).ids("train")
+    except StoreError as error:
+        print(error)
+    truncation.join()
+"""
+
+
+def test_a_store_that_another_program_truncates_while_it_is_checked_is_an_error(tmp_path):
+    path, tokens = tmp_path / "tiny.h5", 5 << 22
+    counts = SplitCounts(tokens=tokens, words=1, bytes=1, unknown=0, types=1)
+    with writing(path, FACTS, VOCAB) as writer:
+        writer.add("train", counts, [np.zeros(tokens, dtype=np.uint8)])
+    command = [sys.executable, "-c", TRUNCATE_WHILE_READING, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for line in ended.stdout.splitlines():
+        assert line.startswith(str(path))
+        assert line.endswith('; run "txl prepare PATH --name tiny --force" again')
+
+
 def test_a_store_can_be_read_without_txl(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5")) as file:
         ids = file["splits/train/ids"]

@@ -241,12 +241,19 @@ class TokenStore:
             raise StoreError(f"{self.path}: {what} cannot be read ({error}); {_again(self.path)}") from error
 
     def _blocks(self, array: _Array) -> Iterator[NDArray[Any]]:
-        """Yield the numbers of an array in blocks, read without a memory map, whose pages would count as memory."""
+        """Yield the numbers of an array in blocks, read without a memory map, whose pages would count as memory.
+
+        Raises:
+            StoreError: the file has become shorter.
+        """
         assert array.offset is not None
         with self.path.open("rb") as file:
             file.seek(array.offset)
             for start in range(0, array.shape[0], _BLOCK):
-                yield np.fromfile(file, array.dtype, min(_BLOCK, array.shape[0] - start))
+                block = np.fromfile(file, array.dtype, count := min(_BLOCK, array.shape[0] - start))
+                if block.size < count:
+                    raise StoreError(f"{self.path} became shorter while it was read; {_again(self.path)}")
+                yield block
 
     def _damage(self, what: str, reason: str = "") -> StoreError:
         return StoreError(f"{self.path}: {what} is damaged{reason}; {_again(self.path)}")
