@@ -268,13 +268,14 @@ def _end_of_sequences(index: BinaryIO, sequences: int, itemsize: int) -> int | N
 
 def _covers(index: BinaryIO, offset: int, documents: int, sequences: int) -> bool:
     """True if the bounds of the documents rise from 0 to the number of sequences."""
-    last = None
+    last = 0
     for start in range(0, documents, BLOCK):
         bounds = _numbers(index, "<i8", offset + 8 * start, min(BLOCK, documents - start))
-        if bounds[0] < (last or 0) or (last is None and bounds[0] != 0) or (bounds[1:] < bounds[:-1]).any():
+        begins = bounds[0] == 0 if start == 0 else bounds[0] >= last
+        if not begins or (bounds[1:] < bounds[:-1]).any():
             return False
         last = int(bounds[-1])
-    return last == sequences
+    return documents > 0 and last == sequences
 
 
 def _numbers(file: BinaryIO, dtype: str, offset: int, count: int) -> NDArray[Any]:

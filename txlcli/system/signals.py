@@ -33,14 +33,13 @@ def raising() -> Iterator[None]:
 
     One that an import has deferred is raised at the end of the block at the latest, even if the block fails by then,
     and is not delivered again. If the block fails with an error after a signal was raised, the signal is raised: C code
-    replaces the exception of a signal by an error of its own, as PyTorch does while it measures a sequence.
+    replaces the exception of a signal by an error of its own, as PyTorch does while it reads a sequence.
     """
     raised: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if _imports(
-            frame
-        ):  # an exception within the C code of a library may end the process, as in the import of torch
+        # During an import, an exception within a library's C code may end the process, as in the import of torch.
+        if _imports(frame):
             _deferred[number] = deliver_again(number, SECONDS_OF_IMPORT)
         else:
             _forget_deferred()

@@ -17,7 +17,7 @@ def show_store(store: TokenStore) -> None:
     rows = []
     for split, info in store.splits.items():
         share = f"{100 * info.unknown / info.tokens:.2f} %" if info.tokens else "-"
-        # Of token ids without text, numbers of words and bytes are stored as 0: they are not known.
+        # A store of token ids without text has 0 words and bytes: their numbers are not known.
         counts = [f"{number:,}" if number or not info.tokens else "-" for number in (info.words, info.bytes)]
         rows.append([split, f"{info.tokens:,}", f"{info.types:,}", *counts, share])
     console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
