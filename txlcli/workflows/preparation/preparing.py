@@ -31,6 +31,7 @@ from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
 WORK_FOLDER = ".preparing-"
 """Beginning of the name of a temporary folder in the data folder."""
+CHUNKS_NUMBERED_TOGETHER = 8
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
 
 
@@ -212,11 +213,11 @@ class _Preparation:
     def _read(self, split: str, chunks: Iterable[EncodedChunk], step: Step) -> _EncodedSplit:
         words = size = 0
         ids = SpooledIds()
-        for chunk in chunks:
-            ids.add(chunk, self._symbols.add(split, chunk))
-            words += chunk.words + (chunk.lines if self._plan.corpus.counts_line_ends else 0)
-            size += chunk.bytes
-            step.advance(chunk.bytes)
+        for group in _groups(chunks, step):
+            for chunk, table in zip(group, self._symbols.add(split, group), strict=True):
+                ids.add(chunk, table)
+                words += chunk.words + (chunk.lines if self._plan.corpus.counts_line_ends else 0)
+                size += chunk.bytes
         return _EncodedSplit(ids=ids, words=words, bytes=size)
 
     def _make_vocabulary(self, text: Text, model: bytes) -> Vocab:
@@ -257,6 +258,22 @@ class _Preparation:
                 starts = SpooledStarts(self._work / f"{split}.starts", counts[split].tokens)
                 writer.add(split, counts[split], starts.collect(blocks, boundary))
                 writer.add_sentence_starts(split, starts.count, starts.dtype, starts.blocks())
+
+
+def _groups(chunks: Iterable[EncodedChunk], step: Step) -> Iterator[list[EncodedChunk]]:
+    """Yield successive groups of chunks, and report progress chunk by chunk.
+
+    The symbols of a group are numbered together, since numbering reads all symbols so far.
+    """
+    group: list[EncodedChunk] = []
+    for chunk in chunks:
+        step.advance(chunk.bytes)
+        group.append(chunk)
+        if len(group) == CHUNKS_NUMBERED_TOGETHER:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _refuse_empty(splits: dict[str, tuple[Slice, ...]]) -> None:

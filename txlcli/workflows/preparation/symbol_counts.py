@@ -1,6 +1,6 @@
 """Collects the results of the chunks: symbol numbers, counts per split, files with encoded ids and with sentences."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,33 +28,28 @@ class SymbolCounts:
         symbols: list[str] = self._symbols.to_pylist()
         return symbols
 
-    def add(self, split: str, chunk: EncodedChunk) -> NDArray[np.int64]:
-        """Count one chunk and return the number of each of the chunk's own symbols."""
-        if chunk.symbols is None:
-            table = np.arange(chunk.counts.size)
-            size = chunk.counts.size
-        else:
-            table = self._number(chunk.symbols)
-            size = len(self._symbols)
-        counts = self.counts(split, size)
-        counts[table] += chunk.counts
-        self._counts[split] = counts
-        return table
+    def add(self, split: str, chunks: Sequence[EncodedChunk]) -> list[NDArray[np.int64]]:
+        """Count successive chunks of one tokenizer and return, for each, the numbers of its own symbols."""
+        own = [chunk.symbols for chunk in chunks if chunk.symbols is not None]
+        tables = self._number(own) if own else [np.arange(chunk.counts.size) for chunk in chunks]
+        for chunk, table in zip(chunks, tables, strict=True):
+            counts = self.counts(split, max(chunk.counts.size, len(self._symbols)))
+            counts[table] += chunk.counts
+            self._counts[split] = counts
+        return tables
 
-    def _number(self, symbols: Any) -> NDArray[np.int64]:
-        """Return the number of each symbol of an Arrow array or a list; a new symbol gets the next number."""
+    def _number(self, lists: list[Any]) -> list[NDArray[np.int64]]:
+        """Return the number of each symbol of Arrow arrays or lists; a new symbol gets the next number."""
         import pyarrow as arrow
-        from pyarrow import compute
 
-        known = len(self._symbols)
-        own = symbols if isinstance(symbols, arrow.Array) else arrow.array(symbols, arrow.string())
-        own = own.cast(arrow.large_string())
-        numbers = compute.index_in(own, value_set=self._symbols)
-        is_new = numbers.is_null()
-        self._symbols = arrow.concat_arrays([self._symbols, own.filter(is_new)])
-        table: NDArray[np.int64] = numbers.fill_null(0).to_numpy().astype(np.int64)
-        table[is_new.to_numpy(zero_copy_only=False)] = np.arange(known, len(self._symbols))
-        return table
+        arrays = [one if isinstance(one, arrow.Array) else arrow.array(one, arrow.string()) for one in lists]
+        # Arrow numbers in first-seen order, so the symbols that are known keep their numbers.
+        joined = arrow.concat_arrays([self._symbols, *(array.cast(arrow.large_string()) for array in arrays)])
+        ends = np.cumsum([len(self._symbols), *map(len, arrays)])
+        encoded = joined.dictionary_encode()
+        self._symbols = encoded.dictionary
+        numbers = encoded.indices.to_numpy().astype(np.int64)
+        return np.split(numbers, ends)[1:-1]
 
     def counts(self, split: str, size: int | None = None) -> NDArray[np.int64]:
         """Return the counts of a split by symbol number; at least `size` entries, by default one per symbol."""
