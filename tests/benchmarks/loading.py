@@ -3,15 +3,18 @@
 python -m tests.benchmarks.loading [--repeat 15] [--uncached] [--quick] [--json]
 
 Both files hold the same weights; the one without checksums is as an earlier version wrote it. They are loaded in turns,
-from the page cache or from the disk, in one process. Times are the smallest of all repetitions; processor times are
-those of all threads.
+from the page cache or from the disk, each time in a new process, as a command loads a model: a second load in the same
+process would use memory again that the first one has freed. Times are the smallest of all repetitions; processor times
+are those of all threads.
 """
 
 import json as json_format
+import multiprocessing
 import os
 import resource
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -53,8 +56,9 @@ def forget(path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def load(path, settings, vocab_size):
-    """Load a checkpoint: seconds to its tensors, to the model, and of the processor to the model."""
+def load(path, name, vocab_size):
+    """Load a checkpoint of a recipe: seconds to its tensors, to the model, and of the processor to the model."""
+    settings = recipe.load(name).model
     before, started = processor_seconds(), time.perf_counter()
     saved = checkpoint.load(path, to_evaluate=True)
     read = time.perf_counter() - started
@@ -66,14 +70,19 @@ def measure(name, repeat, *, quick, uncached=False):
     """Return the times of a recipe's checkpoint, with and without checksums."""
     loaded = recipe.load(name)
     vocab_size = 97 if quick else loaded.published.vocab_size
-    with tempfile.TemporaryDirectory() as folder:
+    fork_server = multiprocessing.get_context("forkserver")
+    fork_server.set_forkserver_preload([__name__ if __name__ != "__main__" else __spec__.name])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, mp_context=fork_server, max_tasks_per_child=1) as new_process,
+    ):
         parameters, *paths = write_both(Path(folder), loaded.model, vocab_size)
         times = {path: [] for path in paths}
         for _ in range(repeat):
             for path in paths:
                 if uncached:
                     forget(path)
-                times[path].append(load(path, loaded.model, vocab_size))
+                times[path].append(new_process.submit(load, path, name, vocab_size).result())
     verified, unverified = ([min(column) for column in zip(*times[path], strict=True)] for path in paths)
     keys = ("tensors_seconds", "model_seconds", "processor_seconds")
     return {
