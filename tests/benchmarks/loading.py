@@ -71,7 +71,7 @@ def measure(name, repeat, *, quick, uncached=False):
     loaded = recipe.load(name)
     vocab_size = 97 if quick else loaded.published.vocab_size
     fork_server = multiprocessing.get_context("forkserver")
-    fork_server.set_forkserver_preload([__name__ if __name__ != "__main__" else __spec__.name])
+    fork_server.set_forkserver_preload(["tests.benchmarks.loading"])
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(1, mp_context=fork_server, max_tasks_per_child=1) as new_process,

@@ -32,6 +32,7 @@ from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 WORK_FOLDER = ".preparing-"
 """Beginning of the name of a temporary folder in the data folder."""
 CHUNKS_NUMBERED_TOGETHER = 8
+"""Numbering the symbols of a chunk also reads all symbols of the chunks before; a group of chunks needs that once."""
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
 
 
@@ -261,10 +262,7 @@ class _Preparation:
 
 
 def _groups(chunks: Iterable[EncodedChunk], step: Step) -> Iterator[list[EncodedChunk]]:
-    """Yield successive groups of chunks, and report progress chunk by chunk.
-
-    The symbols of a group are numbered together, since numbering reads all symbols so far.
-    """
+    """Yield successive groups of chunks whose symbols are numbered together, and report progress chunk by chunk."""
     group: list[EncodedChunk] = []
     for chunk in chunks:
         step.advance(chunk.bytes)

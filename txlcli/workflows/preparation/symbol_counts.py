@@ -30,19 +30,22 @@ class SymbolCounts:
 
     def add(self, split: str, chunks: Sequence[EncodedChunk]) -> list[NDArray[np.int64]]:
         """Count successive chunks of one tokenizer and return, for each, the numbers of its own symbols."""
-        own = [chunk.symbols for chunk in chunks if chunk.symbols is not None]
-        tables = self._number(own) if own else [np.arange(chunk.counts.size) for chunk in chunks]
+        symbols = [chunk.symbols for chunk in chunks if chunk.symbols is not None]
+        tables = self._number(symbols) if symbols else [np.arange(chunk.counts.size) for chunk in chunks]
         for chunk, table in zip(chunks, tables, strict=True):
             counts = self.counts(split, max(chunk.counts.size, len(self._symbols)))
             counts[table] += chunk.counts
             self._counts[split] = counts
         return tables
 
-    def _number(self, lists: list[Any]) -> list[NDArray[np.int64]]:
-        """Return the number of each symbol of Arrow arrays or lists; a new symbol gets the next number."""
+    def _number(self, symbols_of_chunks: list[Any]) -> list[NDArray[np.int64]]:
+        """Return, for each Arrow array or list, the numbers of its symbols; a new symbol gets the next number."""
         import pyarrow as arrow
 
-        arrays = [one if isinstance(one, arrow.Array) else arrow.array(one, arrow.string()) for one in lists]
+        arrays = [
+            symbols if isinstance(symbols, arrow.Array) else arrow.array(symbols, arrow.string())
+            for symbols in symbols_of_chunks
+        ]
         # Arrow numbers in first-seen order, so the symbols that are known keep their numbers.
         joined = arrow.concat_arrays([self._symbols, *(array.cast(arrow.large_string()) for array in arrays)])
         ends = np.cumsum([len(self._symbols), *map(len, arrays)])
