@@ -20,17 +20,17 @@ ENDS_PYARROW = (
 JOINED = "the fox\n\nnaïve\n語 🦊\nthe fox\n".encode()
 
 
-def read(path, column=None):
+def read(path, column=None, *, only_utf8=False):
     text = parquet_text.open_text(path, column)
-    size, missing = parquet_text.extract(text, path.with_suffix(".txt"))
+    size, missing = parquet_text.extract(text, path.with_suffix(".txt"), only_utf8=only_utf8)
     data = path.with_suffix(".txt").read_bytes()
     assert len(data) == size
     return data, missing
 
 
-def refusal(path, column=None):
+def refusal(path, column=None, **options):
     with pytest.raises(CorpusInputError) as error:
-        read(path, column)
+        read(path, column, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -88,9 +88,9 @@ def test_an_empty_file_has_no_text(tmp_path):
 def test_a_column_that_is_missing_or_no_text_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({"id": [1], "title": ["a"], "body": ["b"]}), path)
-    assert refusal(path) == f"{path}: which column is the text? Give --column one of: title, body"
-    assert refusal(path, "text") == f'{path}: the column "text" does not exist; give --column one of: title, body'
-    assert refusal(path, "id") == f'{path}: the column "id" is not text; give --column one of: title, body'
+    assert refusal(path) == f'{path}: which column is the text? Give --column one of: "title", "body"'
+    assert refusal(path, "text") == f'{path}: the column "text" does not exist; give --column one of: "title", "body"'
+    assert refusal(path, "id") == f'{path}: the column "id" is not text; give --column one of: "title", "body"'
     parquet.write_table(arrow.table({"id": [1]}), path)
     no_text = f"{path}: no column has text; write the text as a column of strings, or as a text file"
     assert refusal(path) == refusal(path, "id") == no_text
@@ -99,8 +99,44 @@ def test_a_column_that_is_missing_or_no_text_is_refused(tmp_path):
 def test_an_error_names_ten_columns_at_most(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({f"c{number}": ["a"] for number in range(1011)}), path)
-    names = ", ".join(f"c{number}" for number in range(10))
+    names = ", ".join(f'"c{number}"' for number in range(10))
     assert refusal(path) == f"{path}: which column is the text? Give --column one of: {names} and 1,001 more"
+
+
+def test_an_error_shortens_the_names_of_columns(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({80 * "c": ["a"], 81 * "c": ["a"]}), path)
+    names = f'"{80 * "c"}", "{80 * "c"}..."'
+    assert refusal(path) == f"{path}: which column is the text? Give --column one of: {names}"
+    assert refusal(path, 81 * "d") == (
+        f'{path}: the column "{80 * "d"}..." does not exist; give --column one of: {names}'
+    )
+    parquet.write_table(arrow.Table.from_arrays([arrow.array(["a"]), arrow.array([1])], 2 * [81 * "c"]), path)
+    assert refusal(path) == f'{path}: several columns are called "{80 * "c"}..."; rename all but one'
+
+
+def test_a_column_without_a_name_is_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"": ["a", "b"], "text": ["c", "d"]}), path)
+    assert read(path, "") == (b"a\nb\n", 0)
+    assert read(path) == (b"c\nd\n", 0)
+
+
+def test_a_column_called_like_a_field_of_another_is_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    structures = arrow.array([{"b": 1000 * "x"}, {"b": "y"}])
+    for columns in ({"a": structures, "a.b": ["c", "d"]}, {"a.b": ["c", "d"], "a": structures}):
+        parquet.write_table(arrow.table(columns), path)
+        assert read(path, "a.b") == (b"c\nd\n", 0)
+
+
+def test_many_short_row_groups_are_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    count = 5003
+    with parquet.ParquetWriter(path, arrow.schema({"text": arrow.string()})) as writer:
+        for number in range(count):
+            writer.write_table(arrow.table({"text": [str(number)]}))
+    assert read(path) == ("".join(f"{number}\n" for number in range(count)).encode(), 0)
 
 
 def test_two_columns_of_the_same_name_are_refused(tmp_path):
@@ -158,6 +194,23 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
     column = arrow.Array.from_buffers(arrow.string(), 1, rows.buffers())
     write_column(path, column)
     assert "Invalid UTF8" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "kind", [arrow.binary(), arrow.large_binary(), arrow.dictionary(arrow.int32(), arrow.binary())]
+)
+def test_bytes_that_are_not_utf8_are_refused_only_where_characters_are_needed(tmp_path, kind):
+    path = tmp_path / "a.parquet"
+    values = [*([b"ok"] * 20_000), None, "naïve".encode(), b"\xff"]
+    write_column(path, arrow.array(values, arrow.binary()).cast(kind))
+    data, missing = read(path)
+    assert data == 20_000 * b"ok\n" + "naïve\n".encode() + b"\xff\n"
+    assert missing == 1
+    assert refusal(path, only_utf8=True) == (
+        f'{path}: row 20,003 of the column "text" is not valid UTF-8; repair the file or use --tokenizer byte'
+    )
+    write_column(path, arrow.array(values[:-1], arrow.binary()).cast(kind))
+    assert read(path, only_utf8=True) == read(path)
 
 
 def test_few_bytes_do_not_become_much_text(tmp_path):

@@ -239,7 +239,7 @@ def _parquet(sample, work):
     def read(data):
         path = work / "text.parquet"
         path.write_bytes(data)
-        parquet_text.extract(parquet_text.open_text(path, None), work / "text.txt")
+        parquet_text.extract(parquet_text.open_text(path, None), work / "text.txt", only_utf8=True)
 
     return refused(read)
 

@@ -28,12 +28,14 @@ BYTES_PER_BATCH, MOST_ROWS = 16 << 20, 1 << 14
 LONGEST_ROW = 1 << 20  # bytes of a row that is written
 BYTES_PER_GROUP = 32 << 20  # of text in a row group that is written
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
-LEAST_SECONDS, LEAST_BYTES_PER_S = 5, 2 << 20
-"""Time that the library may compute: 2 MiB/s would be a hundred times slower than usual."""
+LEAST_SECONDS, LEAST_BYTES_PER_S, LEAST_GROUPS_PER_S = 5, 2 << 20, 1000
+"""Time that the library may compute: a hundredth of its usual bytes and a tenth of its usual row groups per second."""
 BYTES_PER_VALUE = 32
 """More than an encoding adds to a value: its length, its level, and its share of headers."""
 MOST_LISTED = 10
 """Most columns that an error names."""
+LONGEST_NAME = 80
+"""Most characters of a column's name that an error prints."""
 DAMAGE = (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, RuntimeError)
 
 
@@ -75,13 +77,16 @@ def _text_column(path: Path, schema: Any, column: str | None) -> str:
         raise CorpusInputError(f"{path}: no column has text; write the text as a column of strings, or as a text file")
     if column is not None and column not in names:
         fault = "is not text" if column in schema.names else "does not exist"
-        raise CorpusInputError(f'{path}: the column "{column}" {fault}; give --column one of: {_listed(names)}')
+        raise CorpusInputError(
+            f'{path}: the column "{_shortened(column)}" {fault}; give --column one of: {_listed(names)}'
+        )
     if column is None and TEXT not in names and len(names) != 1:
         raise CorpusInputError(f"{path}: which column is the text? Give --column one of: {_listed(names)}")
-    name = names[0] if column is None and TEXT not in names else column or TEXT
-    if schema.names.count(name) > 1:
-        raise CorpusInputError(f'{path}: several columns are called "{name}"; rename all but one')
-    return name
+    if column is None:
+        column = TEXT if TEXT in names else names[0]
+    if schema.names.count(column) > 1:
+        raise CorpusInputError(f'{path}: several columns are called "{_shortened(column)}"; rename all but one')
+    return column
 
 
 def _is_text(kind: Any) -> bool:
@@ -91,7 +96,11 @@ def _is_text(kind: Any) -> bool:
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
+    return ", ".join(f'"{_shortened(name)}"' for name in names[:MOST_LISTED]) + more
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
 
 
 def _damaged(path: Path, reason: str) -> CorpusInputError:
@@ -99,13 +108,18 @@ def _damaged(path: Path, reason: str) -> CorpusInputError:
     return CorpusInputError(f"{path}: damaged, or no Parquet file ({reason}); fetch it again")
 
 
-def _try_in_copy(path: Path, function: Callable[[], object]) -> None:
+def _try_in_copy(path: Path, function: Callable[[], object], *, groups: int = 0) -> None:
     """Call a function in a copy of this process first: on some damaged files, the library ends the process.
+
+    Args:
+        path: of the file.
+        function: reads it.
+        groups: number of row groups whose values are read.
 
     Raises:
         CorpusInputError: the copy did not survive.
     """
-    seconds = LEAST_SECONDS + path.stat().st_size // LEAST_BYTES_PER_S
+    seconds = LEAST_SECONDS + path.stat().st_size // LEAST_BYTES_PER_S + groups // LEAST_GROUPS_PER_S
     end = child.end_of(function, cpu_seconds=seconds, seconds=10 * seconds)
     if end is not None:
         raise _damaged(path, f"the library {end}")
@@ -118,19 +132,24 @@ def _read_metadata(path: Path) -> None:
             metadata.row_group(group).column(number)
 
 
-def extract(text: ParquetText, target: Path) -> tuple[int, int]:
+def extract(text: ParquetText, target: Path, *, only_utf8: bool) -> tuple[int, int]:
     """Write the text of a file to `target`; return its size in bytes, and the number of rows without a text.
 
     Raises:
-        CorpusInputError: the file is damaged, or has much more text than its size allows.
+        CorpusInputError: the file is damaged, or has much more text than its size allows; or a row is not UTF-8 and
+            `only_utf8` is set.
     """
     most = max(SMALL, MOST_RATIO * text.path.stat().st_size)
-    if _least_size(text) > most:  # before the library reads a value, which may be as large
+    metadata = _metadata(text)
+    if _least_size(metadata, text) > most:  # before the library reads a value, which may be as large
         raise _too_large(text, most)
-    _try_in_copy(text.path, lambda: _total(text, most))
-    size = missing = 0
+    _try_in_copy(text.path, lambda: _total(text, most), groups=metadata.num_row_groups)
+    size = missing = row = 0
     with target.open("wb") as file:
         for column in _batches(text):
+            if only_utf8:
+                _check_utf8(text, column, row)
+            row += len(column)
             missing += column.null_count
             size += compute.sum(compute.binary_length(column)).as_py() or 0
             if size > most:
@@ -144,24 +163,52 @@ def extract(text: ParquetText, target: Path) -> tuple[int, int]:
         return file.tell(), missing
 
 
+def _check_utf8(text: ParquetText, column: Any, first: int) -> None:
+    """Refuse bytes that are not UTF-8.
+
+    Args:
+        text: where the column is from.
+        column: rows of the file; strings are UTF-8 already.
+        first: number of the first row, from 0.
+    """
+    if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+        return
+    for row, value in enumerate(column.to_pylist(), first + 1):
+        if value is not None and not is_utf8([value]):
+            raise CorpusInputError(
+                f'{text.path}: row {row:,} of the column "{_shortened(text.column)}" is not valid UTF-8; repair the '
+                "file or use --tokenizer byte"
+            )
+
+
 def _too_large(text: ParquetText, most: int) -> CorpusInputError:
     return CorpusInputError(
         f"{text.path}: its text has more than {most:,} bytes, the most for a file of its size; write it as a text file"
     )
 
 
-def _least_size(text: ParquetText) -> int:
-    """Return the size of the text as the metadata states it without compression, less what encodings may add."""
-    size = 0
+def _metadata(text: ParquetText) -> Any:
     try:
-        metadata = parquet.read_metadata(text.path)
+        return parquet.read_metadata(text.path)
     except DAMAGE as error:
         raise _damaged(text.path, str(error)) from error
+
+
+def _least_size(metadata: Any, text: ParquetText) -> int:
+    """Return the size of the text as the metadata states it without compression, less what encodings may add."""
+    size = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        chunks = (group.column(number) for number in range(group.num_columns))
-        size += sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column)
-        size -= BYTES_PER_VALUE * group.num_rows
+        size += min(_sizes(group, text), default=0) - BYTES_PER_VALUE * group.num_rows
     return size
+
+
+def _sizes(group: Any, text: ParquetText) -> list[int]:
+    """Return the sizes, without compression, of the chunks of a group of rows that may be those of the text's column.
+
+    There are two if a field of a structure has the same path, as "b" of "a" has beside the column "a.b".
+    """
+    chunks = (group.column(number) for number in range(group.num_columns))
+    return [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column]
 
 
 def _total(text: ParquetText, most: int) -> int:
@@ -178,12 +225,12 @@ def _batches(text: ParquetText) -> Iterator[Any]:
     """Yield the column in parts of some MiB."""
     options = {"columns": [text.column], "use_threads": False}
     try:
-        with _open(text) as file:
+        with _open(text) as file, _open(text, read_dictionary=[text.column]) as dictionaries:
             for group in range(file.metadata.num_row_groups):
                 missing = file.metadata.row_group(group).num_rows
-                rows = max(1, BYTES_PER_BATCH // _longest(text, group))
+                rows = max(1, BYTES_PER_BATCH // _longest(text, dictionaries, group))
                 for batch in file.iter_batches(min(rows, MOST_ROWS), row_groups=[group], **options):
-                    column = batch.column(0)
+                    column = batch.column(text.column)
                     column.validate(full=True)
                     missing -= len(column)
                     yield _decoded(column)
@@ -199,23 +246,26 @@ def _decoded(column: Any) -> Any:
     return column.cast(arrow.large_string()) if arrow.types.is_string_view(column.type) else column
 
 
-def _longest(text: ParquetText, group: int) -> int:
+def _longest(text: ParquetText, file: Any, group: int) -> int:
     """Return the mean size of the rows of a group, or that of the longest value of its dictionary if it is larger.
 
     Few bytes of a file with a dictionary may be many long rows.
+
+    Args:
+        text: the column.
+        file: opened so that it returns the dictionaries.
+        group: number of the group.
     """
-    with _open(text, read_dictionary=[text.column]) as file:
-        about = file.metadata.row_group(group)
-        if not about.num_rows:
-            return 1
-        chunks = (about.column(number) for number in range(about.num_columns))
-        sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column]
-        first = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False), None)
-        if first is None or not sizes:
-            raise ValueError("a group of rows lacks the column")
-        column = first.column(0)
+    about = file.metadata.row_group(group)
+    if not about.num_rows:
+        return 1
+    sizes = _sizes(about, text)
+    first = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False), None)
+    if first is None or not sizes:
+        raise ValueError("a group of rows lacks the column")
+    column = first.column(text.column)
     values = _decoded(column.dictionary if arrow.types.is_dictionary(column.type) else column)
-    return max(1, sizes[0] // about.num_rows, compute.max(compute.binary_length(values)).as_py() or 0)
+    return max(1, max(sizes) // about.num_rows, compute.max(compute.binary_length(values)).as_py() or 0)
 
 
 def _open(text: ParquetText, **options: Any) -> Any:

@@ -62,7 +62,7 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
         for text in plan.parquet:
             target = work / text.path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
-            bytes_of_file, missing_of_file = parquet_text.extract(text, target)
+            bytes_of_file, missing_of_file = parquet_text.extract(text, target, only_utf8=plan.tokenizer != "byte")
             size, missing = size + bytes_of_file, missing + missing_of_file
             step.advance(1)
     if not size:
