@@ -31,7 +31,7 @@ from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
 WORK_FOLDER = ".preparing-"
 """Beginning of the name of a temporary folder in the data folder."""
-CHUNKS_NUMBERED_TOGETHER = 8
+CHUNKS_NUMBERED_TOGETHER = 4
 """Numbering the symbols of a chunk also reads all symbols of the chunks before; a group of chunks needs that once."""
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
 
