@@ -14,6 +14,7 @@ from torch import Tensor
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.attention_tiles import first_tiles_only
 from txlcli.core.kernels.device import DTYPES, autocast
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.private import tensors_without_data
@@ -306,6 +307,7 @@ def _saved_bytes(
         weights = {id(parameter.untyped_storage()) for parameter in stand_in.parameters()}  # counted elsewhere
         tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
         with contextlib.ExitStack() as stack:
+            stack.enter_context(first_tiles_only())
             if device.type != "cpu":  # these need no GPU, but keep what a GPU would keep
                 stack.enter_context(cached_casts())
                 stack.enter_context(scores_at_once())
