@@ -43,7 +43,7 @@ def killed(call, *words):
     return ended.returncode == -9
 
 
-@pytest.mark.parametrize("call", sampled(4, range(2, 12, 2)))
+@pytest.mark.parametrize("call", sampled(5, range(2, 12, 2)))
 def test_a_start_that_is_killed_can_be_repeated(here, call):
     assert killed(call, "train", "tiny.toml", "--name", "new", "--max-steps", 2)
     done("runs")

@@ -10,6 +10,7 @@ from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, re
 from tests.commands.processes import ended
 from tests.commands.test_eval import cells, headings
 from tests.commands.test_speed import THROUGHPUT_KEYS
+from tests.samples import sampled
 
 ARCHS = ("lstm", "qrnn")
 ATTENTION_KEYS = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
@@ -123,7 +124,7 @@ def test_speed_measures_all_but_table_9(here):
         assert 0 < row["share_of_peak"] < 1
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", sampled(2, ARCHS))
 def test_a_dry_run_counts_the_recurrent_layers(here, arch):
     # d = 8, W = 11, two layers, V = 256.
     layers = {"lstm": 4 * 11 * (8 + 11 + 2) + 4 * 8 * (11 + 8 + 2), "qrnn": 3 * 11 * (2 * 8 + 1) + 3 * 8 * (11 + 1)}

@@ -12,7 +12,7 @@ from tests.faults.sample import build
 
 pytestmark = pytest.mark.faults
 
-AMOUNTS = suite.Amounts(seed=7, kills=50, mutations=30, disk_steps=3, races=2, formats=mutations.FORMATS)
+AMOUNTS = suite.Amounts(seed=7, kills=50, mutations=20, disk_steps=3, races=2, formats=mutations.FORMATS)
 NAMES = [job.name for job in JOBS]
 ON_DISK = [name for name in NAMES if name != "reproduce"]
 HOSTILE = list(dict.fromkeys(attack.target for attack in hostile.ATTACKS))

@@ -66,8 +66,7 @@ def compare(names, sizes, *, position_keys=None, dtype=torch.float32):
     return largest_differences(given, expected)
 
 
-@pytest.mark.parametrize("terms", TERMS)
-@pytest.mark.parametrize("sizes", SMALL)
+@pytest.mark.parametrize(("terms", "sizes"), sampled(2, TERMS, SMALL))
 def test_output_and_gradients_equal_the_definition_in_float64(terms, sizes):
     for name, difference in compare(TERMS[terms], SMALL[sizes]).items():
         assert difference < 2e-5, name
@@ -87,8 +86,7 @@ def test_fp16_differs_by_its_rounding():
         assert difference < 0.02, name
 
 
-@pytest.mark.parametrize("with_distance_bias", [False, True])
-@pytest.mark.parametrize("position_keys", [1, 9, 33])
+@pytest.mark.parametrize(("with_distance_bias", "position_keys"), sampled(2, [False, True], [1, 9, 33]))
 def test_distances_without_a_position_key_score_as_the_farthest_with_one(position_keys, with_distance_bias):
     names = (*RELATIVE, "distance_bias") if with_distance_bias else RELATIVE
     for name, difference in compare(names, (21, 75, 50, 64), position_keys=position_keys).items():
@@ -104,8 +102,9 @@ def test_without_gradients_shared_position_keys_are_not_repeated(position_keys):
     assert (attention_triton.attend(**given, **options) - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("splits", [2, 3, 7])
-@pytest.mark.parametrize("sizes", ["a single key", "a single query", "reach below L", "reach below K"])
+@pytest.mark.parametrize(
+    ("sizes", "splits"), sampled(2, ["a single key", "a single query", "reach below L", "reach below K"], [2, 3, 7])
+)
 def test_several_programs_divide_the_keys_of_the_same_queries(sizes, splits):
     seg_len, key_len, reach, width = SMALL[sizes]
     tensors = arguments(RELATIVE, seg_len=seg_len, key_len=key_len, reach=reach, width=width)
@@ -129,8 +128,7 @@ def test_a_gpu_with_idle_processors_divides_the_keys(monkeypatch):
     assert triton_launch.splits_of(1, 10**6, launch, torch.device("cpu")) == 1
 
 
-@pytest.mark.parametrize("terms", ["all terms", "no positions"])
-@pytest.mark.parametrize("rate", [0.3, 1.0])
+@pytest.mark.parametrize(("terms", "rate"), sampled(2, ["all terms", "no positions"], [0.3, 1.0]))
 def test_output_and_gradients_with_dropout_equal_the_definition_with_one_mask(terms, rate):
     keys = 37
     tensors = arguments(TERMS[terms], seg_len=21, key_len=keys, reach=keys, width=keys)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.core.builders import draw_tokens, small_model
+from tests.samples import sampled
 from txlcli.core.kernels.normalizer import BlockSize, SpareGradient, normalize
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -46,10 +47,12 @@ def largest_difference(given, expected):
     return max((one.double() - other).abs().max().item() for one, other in zip(given, expected, strict=True))
 
 
-@pytest.mark.parametrize(("tokens", "ids"), [(1, 1), (3, 23), (70, 5000), (130, 1024)])
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("size", [None, (70, 700), (33, 5000)])
-def test_normalizers_logits_and_gradients_equal_all_logits_in_float64(tokens, ids, recompute, size):
+@pytest.mark.parametrize(
+    ("tokens_and_ids", "recompute", "size"),
+    sampled(2, [(1, 1), (3, 23), (70, 5000), (130, 1024)], [False, True], [None, (70, 700), (33, 5000)]),
+)
+def test_normalizers_logits_and_gradients_equal_all_logits_in_float64(tokens_and_ids, recompute, size):
+    tokens, ids = tokens_and_ids
     tensors, chosen = random_inputs(tokens, ids)
     logits = tensors[0] @ tensors[1].mT + tensors[2]
     expected = with_gradients(tensors, (logits.logsumexp(-1), logits[torch.arange(tokens), chosen]))

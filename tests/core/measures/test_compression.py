@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.samples import sampled
 from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
@@ -108,7 +109,9 @@ def check_bits(model, settings):
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 
 
-@pytest.mark.parametrize("name", ["model", "model_of_outputs", "compressive_model", "model_with_memory_tokens"])
+@pytest.mark.parametrize(
+    "name", sampled(3, ["model", "model_of_outputs", "compressive_model", "model_with_memory_tokens"])
+)
 def test_dynamic_evaluation_takes_the_steps_of_whole_segments(name, request):
     model = request.getfixturevalue(name)
     settings = dataclasses.replace(SETTINGS, batch_size=1)

@@ -57,10 +57,10 @@ def peak_of_real_steps(settings, train):
         pytest.param(
             model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"optimizer": "sgd"}, marks=pytest.mark.slow
         ),
-        (model_settings(**LARGE), {"recompute": True}),
+        pytest.param(model_settings(**LARGE), {"recompute": True}, marks=pytest.mark.slow),
         pytest.param(model_settings(**LARGE), {"accumulate": 3}, marks=pytest.mark.slow),
         pytest.param(model_settings(**LARGE, norm="pre"), {"precision": "bf16"}, marks=pytest.mark.slow),
-        (rnn_settings("qrnn", n_layers=4), {"mem_len": 0}),
+        pytest.param(rnn_settings("qrnn", n_layers=4), {"mem_len": 0}, marks=pytest.mark.slow),
     ],
 )
 def test_the_forecast_is_within_a_tenth_of_a_real_step(model, changed):

@@ -18,6 +18,7 @@ from torch import distributed
 from tests.core.builders import V, model_settings
 from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case, validated
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
+from tests.samples import sampled
 from txlcli.core.measures.footprint import state_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
@@ -47,29 +48,97 @@ def run_checks(tmp_path_factory):
     return run_in
 
 
+class TwoProcesses:
+    """Results of checks with two processes, by name.
+
+    All checks of a group run when the first of their results is asked for: those of every run of the tests, or those
+    that are left to `pytest -m slow`.
+    """
+
+    def __init__(self, run_checks, folder):
+        self._run_checks, self._results = run_checks, {}
+        self._groups = [{name: rest for name, *rest in checks(folder)} for checks in (sampled_checks, other_checks)]
+
+    def __getitem__(self, name):
+        if name not in self._results:
+            group = next(group for group in self._groups if name in group)
+            self._results |= self._run_checks(2, *([name, *rest] for name, rest in group.items()))
+        return self._results[name]
+
+    def saved_by(self, name, file="last.safetensors"):
+        """Return a checkpoint of the training of a check."""
+        assert self[name]
+        _, arguments = next(group[name] for group in self._groups if name in group)
+        return checkpoint.load(Path(arguments["folder"]) / file)
+
+
+def sampled_checks(folder):
+    plain, dropped = {"optimizer": "sgd", "lr": 0.5}, {"dropout": 0.3}
+    rest, zero, fsdp = {"steps": 4, **dropped}, {"parallel": "zero"}, {"parallel": "fsdp"}
+    models = MODELS[::2]
+    yield "steps", "trained", {"folder": str(folder / "steps"), **plain}
+    yield "parts", "trained", {"folder": str(folder / "parts"), **plain, "accumulate": 3}
+    yield "uneven", "trained", {"folder": str(folder / "uneven"), "batch_size": UNEVEN, **plain}
+    yield "whole", "trained", {"folder": str(folder / "whole"), **dropped}
+    yield "resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), **rest}
+    yield "names", "saved_after", {"folder": str(folder / "saved"), "steps": 4, "accumulate": 3, **plain}
+    yield "muon", "trained", {"folder": str(folder / "muon"), "optimizer": "muon", "accumulate": 3}
+    yield "models", "updates_of_models", {"cases": models}
+    yield "masks", "masks", {"folder": str(folder / "masks")}
+    yield "differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}
+    yield "missing", "agreement", {"facts": [{"train.lr": "0.5"}, "data/x.h5: no such store"]}
+    yield "equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}
+    yield "not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}
+    yield from comparisons_with_zero(folder, list(ZERO)[::2])
+    yield "zero resumed", "stopped_and_resumed", {"folder": str(folder / "zero resumed"), **rest, **zero}
+    yield "zero not finite", "non_finite_loss", {"folder": str(folder / "zero not-finite"), **zero}
+    yield "zero state", "state_bytes", {"folder": str(folder / "zero state"), **zero}
+    yield from comparisons_with_fsdp(folder, list(FSDP)[::2])
+    yield "fsdp whole", "trained", {"folder": str(folder / "fsdp whole"), **dropped, **fsdp}
+    yield "fsdp resumed", "stopped_and_resumed", {"folder": str(folder / "fsdp resumed"), **rest, **fsdp}
+    yield "fsdp saved", "saved_after", {"folder": str(folder / "fsdp saved"), "steps": 4, **plain, **fsdp}
+    yield "models of fsdp", "updates_of_models", {"cases": [name for name in models if name in FSDP_MODELS], **fsdp}
+    yield "fsdp not finite", "non_finite_loss", {"folder": str(folder / "fsdp not-finite"), **fsdp}
+    yield "fsdp state", "state_bytes", {"folder": str(folder / "fsdp state"), **fsdp}
+
+
+def other_checks(folder):
+    rest, zero, fsdp = {"steps": 4, "dropout": 0.3}, {"parallel": "zero"}, {"parallel": "fsdp"}
+    models = MODELS[1::2]
+    yield "other models", "updates_of_models", {"cases": models}
+    yield from comparisons_with_zero(folder, list(ZERO)[1::2])
+    yield (
+        "zero, then ddp",
+        "stopped_and_resumed",
+        {"folder": str(folder / "a"), **rest, **zero, "then": {"parallel": "ddp"}},
+    )
+    yield "ddp, then zero", "stopped_and_resumed", {"folder": str(folder / "b"), **rest, "then": zero}
+    yield "zero state of muon", "state_bytes", {"folder": str(folder / "state of muon"), **zero, "optimizer": "muon"}
+    yield from comparisons_with_fsdp(folder, list(FSDP)[1::2])
+    yield "fsdp, then zero", "stopped_and_resumed", {"folder": str(folder / "c"), **rest, **fsdp, "then": zero}
+    yield "ddp, then fsdp", "stopped_and_resumed", {"folder": str(folder / "d"), **rest, "then": fsdp}
+    yield (
+        "other models of fsdp",
+        "updates_of_models",
+        {"cases": [name for name in models if name in FSDP_MODELS], **fsdp},
+    )
+
+
+def comparisons_with_zero(folder, names):
+    for name in names:
+        yield f"ddp {name}", "trained", {"folder": str(folder / f"ddp {name}"), **ZERO[name]}
+        yield f"zero {name}", "trained", {"folder": str(folder / f"zero {name}"), "parallel": "zero", **ZERO[name]}
+
+
+def comparisons_with_fsdp(folder, names):
+    for name in names:
+        yield f"ddp like {name}", "trained", {"folder": str(folder / f"ddp like {name}"), **FSDP[name]}
+        yield f"fsdp {name}", "trained", {"folder": str(folder / f"fsdp {name}"), "parallel": "fsdp", **FSDP[name]}
+
+
 @pytest.fixture(scope="module")
 def two(run_checks, tmp_path_factory):
-    """Results of all checks with two processes."""
-    folder = tmp_path_factory.mktemp("two")
-    plain = {"optimizer": "sgd", "lr": 0.5}
-    return run_checks(
-        2,
-        ("steps", "trained", {"folder": str(folder / "steps"), **plain}),
-        ("parts", "trained", {"folder": str(folder / "parts"), **plain, "accumulate": 3}),
-        ("uneven", "trained", {"folder": str(folder / "uneven"), "batch_size": UNEVEN, **plain}),
-        ("whole", "trained", {"folder": str(folder / "whole"), "dropout": 0.3}),
-        ("resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), "steps": 4, "dropout": 0.3}),
-        ("names", "saved_after", {"folder": str(folder / "saved"), "steps": 4, "accumulate": 3, **plain}),
-        ("muon", "trained", {"folder": str(folder / "muon"), "optimizer": "muon", "accumulate": 3}),
-        ("models", "updates_of_models", {"cases": MODELS}),
-        ("masks", "masks", {"folder": str(folder / "masks")}),
-        ("differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}),
-        ("missing", "agreement", {"facts": [{"train.lr": "0.5"}, "data/x.h5: no such store"]}),
-        ("equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}),
-        ("not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}),
-        *zero_checks(folder / "zero"),
-        *fsdp_checks(folder / "fsdp"),
-    ) | {"folder": folder}
+    return TwoProcesses(run_checks, tmp_path_factory.mktemp("two"))
 
 
 UNEVEN = 5
@@ -82,25 +151,6 @@ ZERO = {
     "plateau": {"optimizer": "adam", "schedule": "plateau", "valid_every": 2},
 }
 """Trainings whose optimizer state is divided (train.parallel = "zero")."""
-
-
-def zero_checks(folder):
-    zero, rest = {"parallel": "zero"}, {"steps": 4, "dropout": 0.3}
-    for name, changed in ZERO.items():
-        yield f"ddp {name}", "trained", {"folder": str(folder / f"ddp {name}"), **changed}
-        yield f"zero {name}", "trained", {"folder": str(folder / name), **changed, **zero}
-    yield "zero resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), **rest, **zero}
-    yield (
-        "zero, then ddp",
-        "stopped_and_resumed",
-        {"folder": str(folder / "a"), **rest, **zero, "then": {"parallel": "ddp"}},
-    )
-    yield "ddp, then zero", "stopped_and_resumed", {"folder": str(folder / "b"), **rest, "then": zero}
-    yield "zero not finite", "non_finite_loss", {"folder": str(folder / "not-finite"), **zero}
-    yield "zero state", "state_bytes", {"folder": str(folder / "state"), **zero}
-    yield "zero state of muon", "state_bytes", {"folder": str(folder / "muon state"), **zero, "optimizer": "muon"}
-
-
 VALIDATED = {"average": "exponential", "valid_batch_size": 4}
 """A validation of 30 tokens in four lanes, of which the last one is shorter."""
 LONG = {
@@ -118,6 +168,8 @@ FSDP = {
     "bf16": {"precision": "bf16", "optimizer": "sgd", "lr": 0.5},
 }
 """Trainings that are divided (train.parallel = "fsdp") and compared with those that are not."""
+RELATIVE_OF_FSDP = {"muon": 1e-3, "lamb": 1e-5, "asgd": 1e-4, "adaptive": 1e-5, "bf16": 2e-3}
+"""Largest relative difference of their losses from those of one that is not divided."""
 FSDP_MODELS = [
     "recomputed",
     "shaw",
@@ -130,23 +182,6 @@ FSDP_MODELS = [
     "lstm",
     "qrnn",
 ]
-
-
-def fsdp_checks(folder):
-    fsdp, rest = {"parallel": "fsdp"}, {"steps": 4, "dropout": 0.3}
-    for name, changed in FSDP.items():
-        yield f"ddp like {name}", "trained", {"folder": str(folder / f"ddp {name}"), **changed}
-        yield f"fsdp {name}", "trained", {"folder": str(folder / name), **changed, **fsdp}
-    yield "fsdp whole", "trained", {"folder": str(folder / "whole"), "dropout": 0.3, **fsdp}
-    yield "fsdp resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), **rest, **fsdp}
-    then = {"parallel": "zero"}
-    yield "fsdp, then zero", "stopped_and_resumed", {"folder": str(folder / "a"), **rest, **fsdp, "then": then}
-    yield "ddp, then fsdp", "stopped_and_resumed", {"folder": str(folder / "b"), **rest, "then": fsdp}
-    sgd = {"steps": 4, "optimizer": "sgd", "lr": 0.5}
-    yield "fsdp saved", "saved_after", {"folder": str(folder / "saved"), **sgd, **fsdp}
-    yield "fsdp models", "updates_of_models", {"cases": FSDP_MODELS, **fsdp}
-    yield "fsdp not finite", "non_finite_loss", {"folder": str(folder / "not-finite"), **fsdp}
-    yield "fsdp state", "state_bytes", {"folder": str(folder / "state"), **fsdp}
 
 
 def alone(folder, **changed):
@@ -223,12 +258,12 @@ def test_a_resumed_training_of_two_equals_one_that_never_stopped(two):
     assert two["resumed"]["weights"] == two["whole"]["weights"]
 
 
-@pytest.mark.parametrize(("accumulate", "saved_by"), [(1, "saved"), (2, "saved"), (1, "fsdp/saved")])
+@pytest.mark.parametrize(("accumulate", "saved_by"), [(1, "names"), (2, "names"), (1, "fsdp saved")])
 def test_one_process_resumes_the_training_of_two(two, tmp_path, accumulate, saved_by):
     whole = alone(tmp_path / "whole", optimizer="sgd", lr=0.5)
     run(whole)
     training = alone(tmp_path / "rest", optimizer="sgd", lr=0.5, accumulate=accumulate)
-    saved = checkpoint.load(two["folder"] / saved_by / "last.safetensors")
+    saved = two.saved_by(saved_by)
     training.model.load_state_dict(saved.group("model"))
     training.restore(saved)
     assert training.step == 4
@@ -241,17 +276,18 @@ def test_a_checkpoint_of_two_has_the_memory_of_all_lanes_and_both_generators(two
     memories = {f"memory.{part}.{layer}" for part in range(2 * 3) for layer in range(layers)}
     assert memories == {name for name in two["names"] if name.startswith("memory.")}
     assert {name for name in two["names"] if name.startswith("rng.")} == {"rng.cpu", "rng.cpu.1"}
-    saved = checkpoint.load(two["folder"] / "saved" / "last.safetensors")
+    saved = two.saved_by("names")
     assert not torch.equal(saved.tensors["rng.cpu"], saved.tensors["rng.cpu.1"])
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", sampled(2, MODELS))
 def test_every_model_trains_in_two_processes(two, model):
     training = training_of_case(model, SINGLE_PROCESS)
     losses = [float(training.update()[0]) for _ in range(2)]
-    for mode in ("models", "fsdp models") if model in FSDP_MODELS else ("models",):
-        assert two[mode][model]["losses"] == pytest.approx(losses, abs=1e-5)
-        assert two[mode][model]["difference"] == 0
+    models = "models" if model in MODELS[::2] else "other models"
+    for results in (models, f"{models} of fsdp") if model in FSDP_MODELS else (models,):
+        assert two[results][model]["losses"] == pytest.approx(losses, abs=1e-5)
+        assert two[results][model]["difference"] == 0
 
 
 def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
@@ -261,22 +297,23 @@ def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
     assert two["muon"]["difference"] == 0
 
 
-@pytest.mark.parametrize("name", ZERO)
+@pytest.mark.parametrize("name", sampled(2, ZERO))
 def test_a_divided_optimizer_takes_the_same_steps_bit_for_bit(two, name):
     assert two[f"zero {name}"] == two[f"ddp {name}"]
-    saved = [checkpoint.load(two["folder"] / "zero" / part / "last.safetensors") for part in (f"ddp {name}", name)]
+    saved = [two.saved_by(f"{parallel} {name}") for parallel in ("ddp", "zero")]
     assert saved[0].tensors.keys() == saved[1].tensors.keys()
     assert all(torch.equal(tensor, saved[1].tensors[key]) for key, tensor in saved[0].tensors.items())
 
 
-@pytest.mark.parametrize("name", ["zero resumed", "zero, then ddp", "ddp, then zero"])
+@pytest.mark.parametrize("name", sampled(3, ["zero resumed", "zero, then ddp", "ddp, then zero"]))
 def test_a_run_resumes_with_its_optimizer_divided_or_not(two, name):
     assert two[name]["losses"] == two["whole"]["losses"][4:]
     assert two[name]["weights"] == two["whole"]["weights"]
 
 
-@pytest.mark.parametrize(("name", "optimizer"), [("zero state", "adam"), ("zero state of muon", "muon")])
-def test_the_state_of_a_process_is_the_part_that_is_forecast(two, name, optimizer):
+@pytest.mark.parametrize("optimizer", sampled(2, ["adam", "muon"]))
+def test_the_state_of_a_process_is_the_part_that_is_forecast(two, optimizer):
+    name = "zero state" if optimizer == "adam" else f"zero state of {optimizer}"
     settings, changed = model_settings(), {"optimizer": optimizer}
     whole, part = (
         state_bytes(settings, V, train_settings(**changed, parallel=parallel), processes=2)["optimizer"]
@@ -297,25 +334,29 @@ def test_50_steps_of_two_processes_have_the_losses_of_one(run_checks, tmp_path, 
     assert found["difference"] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("muon", 1e-3), ("lamb", 1e-5), ("asgd", 1e-4), ("adaptive", 1e-5), ("bf16", 2e-3)]
-)
-def test_a_fully_divided_training_has_the_losses_of_one_that_is_not(two, name, most):
-    assert two[f"fsdp {name}"]["losses"] == pytest.approx(two[f"ddp like {name}"]["losses"], rel=most)
+@pytest.mark.parametrize("name", sampled(2, FSDP))
+def test_a_fully_divided_training_has_the_losses_of_one_that_is_not(two, name):
+    expected = two[f"ddp like {name}"]["losses"]
+    assert two[f"fsdp {name}"]["losses"] == pytest.approx(expected, rel=RELATIVE_OF_FSDP[name])
 
 
-def test_a_fully_divided_training_resumes_bit_for_bit_and_with_another_division_to_rounding(two):
-    whole = two["fsdp whole"]["losses"][4:]
-    assert two["fsdp resumed"]["losses"] == whole
+def test_a_fully_divided_training_resumes_bit_for_bit(two):
+    assert two["fsdp resumed"]["losses"] == two["fsdp whole"]["losses"][4:]
     assert two["fsdp resumed"]["weights"] == two["fsdp whole"]["weights"]
-    assert two["fsdp, then zero"]["losses"] == pytest.approx(whole, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_fully_divided_training_resumes_with_another_division_to_rounding(two):
+    assert two["fsdp, then zero"]["losses"] == pytest.approx(two["fsdp whole"]["losses"][4:], rel=1e-3)
     assert two["ddp, then fsdp"]["losses"] == pytest.approx(two["whole"]["losses"][4:], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["lamb", "adaptive", "asgd"])
+@pytest.mark.parametrize(
+    "name", ["asgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lamb", "adaptive"))]
+)
 def test_a_checkpoint_of_divided_weights_is_that_of_whole_ones(two, name):
     for file in ("last.safetensors", "best.safetensors"):
-        whole, divided = (checkpoint.load(two["folder"] / "fsdp" / part / file) for part in (f"ddp {name}", name))
+        whole, divided = (two.saved_by(part, file) for part in (f"ddp like {name}", f"fsdp {name}"))
         assert whole.tensors.keys() == divided.tensors.keys()
         assert whole.state.keys() == divided.state.keys()
         for key, tensor in whole.tensors.items():
