@@ -2,7 +2,7 @@
 
 b"TXLZ1"                     marker and version of the format
 header length                2 bytes, little-endian
-header                       deflated JSON, and the digests of `DIGESTS`, 8 bytes each
+header                       JSON, deflated with the dictionary `LIKELY`, and the digests of `DIGESTS`, 8 bytes each
 words                        32 bits each, little-endian
 checksum                     8 bytes of BLAKE2b of everything before
 """
@@ -29,6 +29,9 @@ DIGESTS = ("weights", "vocabulary", "probe", "content")
 """Digests of the header, in this order."""
 DIGEST_BYTES = 8
 MOST_HEADER_BYTES = 4096
+LIKELY = b'["0.1.0","2.12.0","2.13.0+cpu","0.5.0","0.4.2","AVX2","AVX512",1,"m",[1e-05,1],"off",2,64,64,null,"m",null]'
+"""A likely header, of which most headers are parts: part of the format."""
+RAW_DEFLATE = -zlib.MAX_WBITS
 TYPES: dict[str, tuple[type, ...]] = {
     "txl": (str,),
     "torch": (str,),
@@ -78,8 +81,9 @@ def digest(*parts: bytes) -> bytes:
 
 def write(path: Path, header: Mapping[str, Any], digests: Mapping[str, bytes], words: NDArray[np.uint32]) -> int:
     """Write a file atomically, and return its length in bytes."""
-    packed = zlib.compress(json.dumps([header[name] for name in TYPES], separators=(",", ":")).encode(), 9)
-    packed += b"".join(digests[name] for name in DIGESTS)
+    deflated = zlib.compressobj(9, wbits=RAW_DEFLATE, zdict=LIKELY)
+    packed = deflated.compress(json.dumps([header[name] for name in TYPES], separators=(",", ":")).encode())
+    packed += deflated.flush() + b"".join(digests[name] for name in DIGESTS)
     content = MAGIC + len(packed).to_bytes(2, "little") + packed + words.astype("<u4").tobytes()
     with replacing(path) as draft:
         draft.write_bytes(content + digest(content))
@@ -118,7 +122,8 @@ def _parse(content: bytes) -> CompressedFile:
     length = len(DIGESTS) * DIGEST_BYTES
     if len(header) != size or size < length or len(words) % 4:
         raise ValueError("its lengths are inconsistent")
-    values = parse_json(zlib.decompressobj().decompress(header[:-length], MOST_HEADER_BYTES).decode())
+    inflated = zlib.decompressobj(RAW_DEFLATE, zdict=LIKELY)
+    values = parse_json(inflated.decompress(header[:-length], MOST_HEADER_BYTES).decode())
     if not isinstance(values, list) or len(values) != len(TYPES):
         raise ValueError(f"it does not have {len(TYPES)} entries")
     entries = dict(zip(TYPES, values, strict=True))
