@@ -14,11 +14,20 @@ class CorpusError(Exception):
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The original file whose lines are the rows of a Parquet file; an empty row stands for the line `blank`."""
+
+    file: str
+    blank: bytes
+
+
+@dataclass(frozen=True)
 class Download:
     """One file of the original distribution.
 
     `digest` is "algorithm:hex" and `size` is in bytes; None if not published. Addresses are tried in order. `mirror`
-    are files of another host that contain the same text together; they are fetched if no address has this file.
+    are files of another host that contain the same text together; they are fetched if no address has this file. `rows`
+    is set for Parquet files: an original file has the rows of all its Parquet files, in the order of the mirror.
     """
 
     file: str
@@ -26,6 +35,7 @@ class Download:
     size: int | None = None
     digest: str | None = None
     mirror: "tuple[Download, ...]" = ()
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from tests.corpora.server import serving
@@ -467,13 +469,41 @@ def on_hosts(site, name: str, contents: dict[str, bytes]) -> tuple[Download, ...
     return tuple(map(moved, corpora.CORPORA[name].downloads))
 
 
+def rows_of(lines: list[bytes]) -> bytes:
+    """Return a Parquet file with the lines of WikiText-103 as its mirror has them: blank lines are empty."""
+    file = io.BytesIO()
+    rows = ["" if line == b" \n" else line.decode() for line in lines]
+    parquet.write_table(arrow.table({"text": arrow.array(rows, arrow.string())}), file, row_group_size=3)
+    return file.getvalue()
+
+
 PTB_FILES = {f"ptb.{split}.txt": b" a b \n" for split in SPLITS}
+WIKI_LINES = {
+    "train": [b" \n", b" = The fox = \n", b" \n", b" The <unk> naive fox \n", b" \n", b" = = \n", b" a b \n"] * 3,
+    "valid": [b" \n", b" = The owl = \n", b" \n", b" \n"],
+    "test": [b" \n", b" The owl 's fox . \n"],
+}
+WIKI_FILES = {f"wiki.{split}.tokens": b"".join(lines) for split, lines in WIKI_LINES.items()}
+WIKI_DIGESTS = {name: f"sha1:{hashlib.sha1(text).hexdigest()}" for name, text in WIKI_FILES.items()}
+WIKI_ROWS = {
+    "train-00000-of-00002.parquet": rows_of(WIKI_LINES["train"][:5]),
+    "train-00001-of-00002.parquet": rows_of(WIKI_LINES["train"][5:]),
+    "validation-00000-of-00001.parquet": rows_of(WIKI_LINES["valid"]),
+    "test-00000-of-00001.parquet": rows_of(WIKI_LINES["test"]),
+}
 MIRRORED = {
     "enwik8": ("mattmahoney.net", {"enwik8.zip": a_zip({"enwik8": b"<page>\n" * 20})}),
     "text8": ("mattmahoney.net", {"text8.zip": a_zip({"text8": b" ab" * 40}), "text8.gz": gzip.compress(b" ab" * 40)}),
     "ptb": (
         "www.fit.",
         {"simple-examples.tgz": a_tgz({f"data/{name}": text for name, text in PTB_FILES.items()}), **PTB_FILES},
+    ),
+    "wt103": (
+        ("wikitext.smerity.com", "s3.amazonaws.com"),
+        {
+            "wikitext-103-v1.zip": a_zip({f"wikitext-103/{name}": text for name, text in WIKI_FILES.items()}),
+            **WIKI_ROWS,
+        },
     ),
 }
 
@@ -484,11 +514,12 @@ def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_refuses(tmp_path
     downloads = on_hosts(site, name, contents)
     prepare_offered(name, downloads)
     assert site.requests[0][0].startswith(site.refuse)
-    from_mirror = store(tmp_path, name).splits
+    from_mirror = store(tmp_path, name)
     (tmp_path / "data").rename(tmp_path / "before")
     site.refuse = None
     prepare_offered(name, downloads)
-    assert store(tmp_path, name).splits == from_mirror
+    assert store(tmp_path, name).splits == from_mirror.splits
+    assert store(tmp_path, name).source_digest == from_mirror.source_digest
 
 
 def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_folder, site):
@@ -501,6 +532,105 @@ def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_folder, site):
     (tmp_path / "data/downloads/text8/text8.gz").write_bytes(b"damaged")
     prepare_offered("text8", downloads, tokenizer="word")
     assert len(site.requests) > requests
+
+
+def test_rows_of_parquet_files_become_the_original_files_of_wt103(tmp_path, in_folder, site):
+    site.refuse, contents = MIRRORED["wt103"]
+    downloads = on_hosts(site, "wt103", contents)
+    prepare_offered("wt103", downloads, WIKI_DIGESTS)
+    splits = store(tmp_path, "wt103").splits
+    assert {split: info.bytes for split, info in splits.items()} == {
+        split: len(b"".join(lines)) for split, lines in WIKI_LINES.items()
+    }
+    assert sorted(path.name for path in (tmp_path / "data/downloads/wt103").iterdir()) == sorted(WIKI_ROWS)
+
+
+def test_parquet_files_of_a_mirror_in_another_order_are_refused_and_removed(tmp_path, in_folder, site):
+    site.refuse, contents = MIRRORED["wt103"]
+    (published,) = on_hosts(site, "wt103", contents)
+    swapped = replace(published, mirror=(*published.mirror[1::-1], *published.mirror[2:]))
+    message = (
+        "train-00001-of-00002.parquet and train-00000-of-00002.parquet of the mirror were removed, so try again; "
+        'or "txl prepare wt103 --source PATH" with the files'
+    )
+    check_offer_refused(tmp_path, message, [swapped], WIKI_DIGESTS, corpus="wt103")
+    kept = sorted(path.name for path in (tmp_path / "data/downloads/wt103").iterdir())
+    assert kept == ["test-00000-of-00001.parquet", "validation-00000-of-00001.parquet"]
+    text = b"".join(WIKI_LINES["train"][5:] + WIKI_LINES["train"][:5])
+    message = f"wiki.train.tokens: wrong digest: sha1 {hashlib.sha1(text).hexdigest()} instead of "
+    check_offer_refused(tmp_path, message, [swapped], WIKI_DIGESTS, corpus="wt103")
+    prepare_offered("wt103", [published], WIKI_DIGESTS)
+
+
+def test_a_file_of_a_mirror_that_is_not_parquet_is_refused_and_fetched_again(tmp_path, in_folder, site):
+    name = "validation-00000-of-00001.parquet"
+    site.refuse, contents = MIRRORED["wt103"]
+    page = b"<html>sign in</html>".ljust(len(contents[name]))
+    downloads = on_hosts(site, "wt103", contents | {name: page})
+    message = f"data/downloads/wt103/{name}: damaged, or no Parquet file ("
+    check_offer_refused(tmp_path, message, downloads, WIKI_DIGESTS, corpus="wt103")
+    assert not (tmp_path / "data/downloads/wt103" / name).exists()
+    requests = len(site.requests)
+    prepare_offered("wt103", on_hosts(site, "wt103", contents), WIKI_DIGESTS)
+    assert [path for path, _ in site.requests[requests:] if path.startswith("huggingface.co")] == [
+        f"huggingface.co/{name}"
+    ]
+
+
+def test_an_interrupted_download_of_parquet_files_continues(tmp_path, in_folder, site):
+    first, second = "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"
+    site.refuse, contents = MIRRORED["wt103"]
+    downloads = on_hosts(site, "wt103", contents)
+    site.ranges, site.break_after = False, len(contents[first])
+    assert len(contents[second]) > site.break_after
+    interrupted = f"{second}: interrupted after {site.break_after:,} of {len(contents[second]):,} bytes"
+    check_offer_refused(tmp_path, interrupted, downloads, WIKI_DIGESTS, corpus="wt103")
+    requests = len(site.requests)
+    site.ranges, site.break_after = True, None
+    prepare_offered("wt103", downloads, WIKI_DIGESTS)
+    assert site.requests[requests + 2 :] == [
+        (f"huggingface.co/{second}", f"bytes={len(contents[first])}-"),
+        ("huggingface.co/validation-00000-of-00001.parquet", None),
+        ("huggingface.co/test-00000-of-00001.parquet", None),
+    ]
+
+
+def test_the_answers_of_all_hosts_of_wt103_are_reported(tmp_path, in_folder, site):
+    site.refuse = ("wikitext.smerity.com", "s3.amazonaws.com", "huggingface.co")
+    downloads = on_hosts(site, "wt103", MIRRORED["wt103"][1])
+    hosts = ("wikitext.smerity.com", "s3.amazonaws.com")
+    answers = "; ".join(f"{site.url(host)}/wikitext-103-v1.zip: HTTP 403 Forbidden" for host in hosts)
+    mirror = "train-00000-of-00002.parquet"
+    message = (
+        f"could not download wikitext-103-v1.zip ({answers}); could not download {mirror} "
+        f"({site.url('huggingface.co')}/{mirror}: HTTP 403 Forbidden)"
+    )
+    check_offer_refused(tmp_path, message, downloads, WIKI_DIGESTS, corpus="wt103")
+
+
+def test_parquet_files_of_a_mirror_are_a_source(txl, tmp_path):
+    (tmp_path / "wiki").mkdir()
+    for name, content in reversed(WIKI_ROWS.items()):
+        (tmp_path / "wiki" / name).write_bytes(content)
+    (tmp_path / "plain").mkdir()
+    for name, content in WIKI_FILES.items():
+        (tmp_path / "plain" / name).write_bytes(content)
+    assert txl("wt103", "--source", "wiki").exit_code == 0
+    assert txl("wt103", "--source", "plain", "--name", "plain").exit_code == 0
+    assert store(tmp_path, "wt103").source_digest == store(tmp_path, "plain").source_digest
+    result = txl("wt103", "--source", "wiki/test-00000-of-00001.parquet", "--name", "test")
+    assert "note: wiki.test.tokens is not the original file" in result.stdout
+    assert store(tmp_path, "test").splits["test"].bytes == len(WIKI_FILES["wiki.test.tokens"])
+
+
+def test_an_archive_wins_over_parquet_files_of_its_mirror_beside_it(txl, tmp_path):
+    (tmp_path / "wiki").mkdir()
+    contents = MIRRORED["wt103"][1]
+    for name in ("wikitext-103-v1.zip", "train-00001-of-00002.parquet"):
+        (tmp_path / "wiki" / name).write_bytes(contents[name])
+    result = txl("wt103", "--source", "wiki")
+    assert result.stdout.count("wiki.train.tokens is not the original file") == 1  # the one in the archive
+    assert store(tmp_path, "wt103").splits["train"].bytes == len(WIKI_FILES["wiki.train.tokens"])
 
 
 def test_a_folder_with_files_of_a_mirror_is_a_source(txl, tmp_path):
@@ -624,9 +754,9 @@ def check_refused(result, tmp_path, message: str) -> None:
     assert not list((tmp_path / "data").glob(".*"))
 
 
-def check_offer_refused(tmp_path, message: str, downloads, digests=()) -> None:
+def check_offer_refused(tmp_path, message: str, downloads, digests=(), corpus: str = "text8") -> None:
     with pytest.raises(CorpusInputError) as caught:
-        prepare_offered("text8", downloads, digests)
+        prepare_offered(corpus, downloads, digests)
     assert caught.value.exit_code == 1
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

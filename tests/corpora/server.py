@@ -17,8 +17,8 @@ class Site:
     break_after: int | None = None
     """Number of bytes after which the first response for each file is interrupted."""
     refuse_agent: str = "Python-urllib"
-    refuse: str | None = None
-    """Beginning of the paths that the server refuses."""
+    refuse: str | tuple[str, ...] | None = None
+    """Beginning, or beginnings, of the paths that the server refuses."""
     mute: str | None = None
     """File for which the server closes the connection without a response."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)

@@ -30,6 +30,16 @@ def test_every_corpus_has_a_data_card(name):
     assert corpus.licence
 
 
+@pytest.mark.parametrize("name", corpora.CORPORA)
+def test_rows_of_a_mirror_belong_to_files_with_a_digest_in_the_order_of_their_names(name):
+    corpus = corpora.CORPORA[name]
+    files = [file for download in corpus.downloads for file in download.mirror if file.rows is not None]
+    assert {file.rows.file for file in files} == (set(corpus.digests) if files else set())
+    for original in corpus.digests:
+        names = [file.file for file in files if file.rows.file == original]
+        assert names == sorted(names)
+
+
 LETTERS = (b" abcdefghijklmnopqrstuvwxyz" * 4)[:103]
 
 

@@ -52,6 +52,15 @@ def test_rows_become_lines_in_every_type_of_text(tmp_path, kind, compression):
     assert read(tmp_path / "a.parquet") == (JOINED, 0)
 
 
+def test_files_are_written_one_after_another_with_a_given_blank_line(tmp_path):
+    write_column(tmp_path / "a.parquet", arrow.array(ROWS))
+    text, target = parquet_text.open_text(tmp_path / "a.parquet", None), tmp_path / "a.txt"
+    options = {"only_utf8": True, "blank": b" \n", "append": True}
+    sizes = [parquet_text.extract(text, target, **options)[0] for _ in range(2)]
+    assert target.read_bytes() == JOINED.replace(b"\n\n", b"\n \n") * 2
+    assert sizes == [len(JOINED) + 1] * 2
+
+
 def test_a_column_with_a_dictionary_and_several_row_groups_are_read(tmp_path):
     write_column(tmp_path / "a.parquet", arrow.array(ROWS).dictionary_encode(), row_group_size=2)
     assert read(tmp_path / "a.parquet") == (JOINED, 0)

@@ -132,8 +132,17 @@ def _read_metadata(path: Path) -> None:
             metadata.row_group(group).column(number)
 
 
-def extract(text: ParquetText, target: Path, *, only_utf8: bool) -> tuple[int, int]:
+def extract(
+    text: ParquetText, target: Path, *, only_utf8: bool, blank: bytes = b"\n", append: bool = False
+) -> tuple[int, int]:
     """Write the text of a file to `target`; return its size in bytes, and the number of rows without a text.
+
+    Args:
+        text: the column.
+        target: the text file.
+        only_utf8: True refuses bytes that are not UTF-8.
+        blank: line that is written for an empty row.
+        append: True keeps what `target` already has, and writes after it.
 
     Raises:
         CorpusInputError: the file is damaged, or has much more text than its size allows; or a row is not UTF-8 and
@@ -145,7 +154,8 @@ def extract(text: ParquetText, target: Path, *, only_utf8: bool) -> tuple[int, i
         raise _too_large(text, most)
     _try_in_copy(text.path, lambda: _total(text, most), groups=metadata.num_row_groups)
     size = missing = row = 0
-    with target.open("wb") as file:
+    with target.open("ab" if append else "wb") as file:
+        start = file.tell()
         for column in _batches(text):
             if only_utf8:
                 _check_utf8(text, column, row)
@@ -156,11 +166,11 @@ def extract(text: ParquetText, target: Path, *, only_utf8: bool) -> tuple[int, i
                 raise _too_large(text, most)
             rows = column.drop_null().cast(arrow.large_binary()).to_pylist()
             if not text.is_pieces:
-                rows = [row if row.endswith(b"\n") else row + b"\n" for row in rows]
+                rows = [row if row.endswith(b"\n") else row + b"\n" if row else blank for row in rows]
             elif not file.tell() and rows and rows[0].startswith(codecs.BOM_UTF8):
                 file.write(codecs.BOM_UTF8)  # the one that begins a file is skipped
             file.writelines(rows)
-        return file.tell(), missing
+        return file.tell() - start, missing
 
 
 def _check_utf8(text: ParquetText, column: Any, first: int) -> None:

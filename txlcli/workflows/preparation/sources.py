@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from txlcli import __version__
-from txlcli.corpora.corpus import Corpus, CorpusError, Download, Slice, Text
+from txlcli.corpora.corpus import Corpus, CorpusError, Download, Rows, Slice, Text
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import printable, text_files
 from txlcli.corpora.unpack import is_archive, unpack
+from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
 
@@ -24,15 +25,13 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
     """
     if plan.source is None:
         folder = _download(plan, work, reporter)
-        wrong = [f"{path}: {fault}" for path, fault in _altered_files(folder, plan.corpus)]
-        if wrong:
-            raise CorpusError(f"{'; '.join(wrong)}; remove {plan.downloads} and try again")
+        _refuse_altered(plan, folder)
         return plan.corpus.read(folder, plan.read), ()
     if plan.parquet:
         return _read_parquet(plan, plan.source, work / "text", reporter)
     source = plan.source
-    if archives := _archives(source, plan.corpus):
-        for path in archives:
+    if packed := _packed_files(source, plan.corpus):
+        for path in packed:
             _unpack_or_copy(path, work, plan.corpus, reporter)
         source = work
     text = plan.corpus.read(source, plan.read)
@@ -85,8 +84,41 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
 def _download(plan: Plan, work: Path, reporter: Reporter) -> Path:
     for download in plan.corpus.downloads:
         for path in _fetch_or_mirror(plan, download, reporter):
-            _unpack_or_copy(path, work, plan.corpus, reporter)
+            try:
+                _unpack_or_copy(path, work, plan.corpus, reporter)
+            except CorpusInputError as error:
+                path.unlink()  # it is complete as far as its size tells, so it would not be fetched again
+                raise CorpusError(str(error)) from error
     return work
+
+
+def _refuse_altered(plan: Plan, folder: Path) -> None:
+    """Refuse unpacked files that are not the original ones.
+
+    Parquet files whose rows are the lines of such a file are removed; otherwise they would not be fetched again.
+
+    Raises:
+        CorpusError: there are such files.
+    """
+    faults = _altered_files(folder, plan.corpus)
+    if not faults:
+        return
+    wrong = "; ".join(f"{path}: {fault}" for path, fault in faults)
+    names = {path.name for path, _ in faults}
+    paths = [plan.downloads / name for name, rows in _rows_by_file(plan.corpus).items() if rows.file in names]
+    removed = [path for path in paths if path.exists()]
+    for path in removed:
+        path.unlink()
+    if not removed:
+        raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
+    listed = " and ".join(path.name for path in removed)
+    raise CorpusError(f"{wrong}; {listed} of the mirror {'were' if len(removed) > 1 else 'was'} removed, so try again")
+
+
+def _rows_by_file(corpus: Corpus) -> dict[str, Rows]:
+    """Return the description of the rows of each Parquet file that a mirror has, by the name of the file."""
+    files = [file for download in corpus.downloads for file in download.mirror]
+    return {file.file: file.rows for file in files if file.rows is not None}
 
 
 def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> list[Path]:
@@ -118,23 +150,38 @@ def _fetch(plan: Plan, download: Download, reporter: Reporter) -> Path:
         )
 
 
-def _archives(source: Path, corpus: Corpus) -> list[Path]:
-    """Return the source if it is an archive, or the published files in a folder that has no unpacked text; else []."""
+def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
+    """Return the published files in a folder that has no unpacked text, or a source that is such a file; else [].
+
+    Files of a mirror are used in its order, and only if the folder lacks the file that they replace.
+    """
     if not corpus.downloads:
         return []
+    rows = _rows_by_file(corpus)
     if not source.is_dir():
-        return [source] if is_archive(source) else []
+        return [source] if is_archive(source) or source.name in rows else []
     published = {file.file for download in corpus.downloads for file in (download, *download.mirror)}
     published -= set(corpus.digests)
     files = text_files(source)
     if any(corpus.wanted(path.name) for path in files if path.name not in published):
         return []
-    paths = [path for path in files if path.name in published]
-    return paths if any(is_archive(path) for path in paths) else []
+    by_name = {path.name: path for path in files if path.name in published}
+    paths = []
+    for download in corpus.downloads:
+        instead = () if download.file in by_name else download.mirror
+        paths += [by_name[file.file] for file in (download, *instead) if file.file in by_name]
+    return paths if any(is_archive(path) or path.name in rows for path in paths) else []
 
 
 def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) -> None:
-    if is_archive(path):
+    rows = _rows_by_file(corpus).get(path.name)
+    if rows is not None:
+        from txlcli.exchange import parquet_text
+
+        with reporter.progress(f"reading {path.name}"):
+            text = parquet_text.open_text(path, None)
+            parquet_text.extract(text, work / rows.file, only_utf8=False, blank=rows.blank, append=True)
+    elif is_archive(path):
         with reporter.progress(f"unpacking {path.name}"):
             unpack(path, work, corpus.wanted)
     else:
