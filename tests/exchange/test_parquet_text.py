@@ -5,6 +5,7 @@ import base64
 import pyarrow as arrow
 import pytest
 from pyarrow import parquet
+from pyarrow.parquet import encryption
 
 from txlcli.errors import CorpusInputError
 from txlcli.exchange import parquet_text
@@ -84,6 +85,24 @@ def test_rows_longer_than_a_batch_are_read(tmp_path):
     rows = ["a" * 7, "b" * (parquet_text.BYTES_PER_BATCH + 3), "c" * 5]
     write_column(tmp_path / "a.parquet", arrow.array(rows))
     assert read(tmp_path / "a.parquet")[0] == "".join(row + "\n" for row in rows).encode()
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
+def test_every_encoding_of_text_is_read(tmp_path, encoding):
+    path = tmp_path / "a.parquet"
+    values = [f"the same beginning of row {number}" for number in range(999)]
+    options = {"use_dictionary": False, "column_encoding": {"text": encoding}, "data_page_version": "2.0"}
+    write_column(path, arrow.array(values), row_group_size=300, **options)
+    assert read(path) == ("".join(value + "\n" for value in values).encode(), 0)
+
+
+def test_few_bytes_of_rows_that_share_a_long_beginning_do_not_become_much_text(tmp_path):
+    path = tmp_path / "a.parquet"
+    options = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}, "write_statistics": False}
+    column = arrow.array([f"{'x' * (1 << 18)}{number}" for number in range(300)])
+    write_column(path, column, compression="zstd", **options)
+    assert path.stat().st_size < 1 << 16
+    assert "its text has more than 67,108,864 bytes" in refusal(path)
 
 
 def test_an_empty_file_has_no_text(tmp_path):
@@ -195,6 +214,38 @@ def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path):
 def test_a_file_that_would_end_the_process_is_refused(tmp_path):
     (tmp_path / "a.parquet").write_bytes(base64.b64decode(ENDS_PYARROW))
     assert refusal(tmp_path / "a.parquet").startswith(f"{tmp_path}/a.parquet: damaged, or no Parquet file (")
+
+
+def test_a_damaged_name_of_a_chunk_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_column(path, arrow.array(ROWS), store_schema=False)
+    data = path.read_bytes()
+    at = data.rindex(b"text")  # the path of the chunk; the schema has the name before
+    path.write_bytes(data[:at] + b"\x9b" + data[at + 1 :])
+    assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
+
+
+class PlainKeys(encryption.KmsClient):
+    """Keeps keys without encryption."""
+
+    def wrap_key(self, key, name):
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key, name):
+        return base64.b64decode(key)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["encrypted footer", "plain footer"])
+def test_an_encrypted_file_is_called_encrypted(tmp_path, plain):
+    path = tmp_path / "a.parquet"
+    table = arrow.table({"text": ROWS})
+    keys = encryption.EncryptionConfiguration(footer_key="a", column_keys={"b": ["text"]}, plaintext_footer=plain)
+    properties = encryption.CryptoFactory(lambda _: PlainKeys()).file_encryption_properties(
+        encryption.KmsConnectionConfig(), keys
+    )
+    with parquet.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    assert refusal(path) == f"{path}: encrypted, which txl cannot read; write it again without encryption"
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path):

@@ -5,6 +5,8 @@ text and are joined as they are, which a key of the file's metadata says.
 """
 
 import codecs
+import os
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,21 @@ TEXT = "text"
 """Column that is read if no other is named, and that is written."""
 ROWS, PIECES = b"txl.rows", b"pieces"
 """Key and value of the metadata of files whose rows are pieces of one text."""
+END_OF_FOOTER = struct.Struct("<I4s")
+"""Length of the footer, and a marker."""
+ENCRYPTED = b"PARE"
+"""Marker of a file whose footer is encrypted."""
+DELTAS = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
+"""Encodings that are never read as a dictionary."""
+KEYS = b'"keyMaterialType"'
+"""Part of a footer that names the keys of encrypted columns."""
+MOST_FOOTER = 16 << 20
+"""Most bytes of a footer that are searched for keys."""
 BUFFER = 1 << 20  # bytes of a file that are read at once
 BYTES_PER_BATCH, MOST_ROWS = 16 << 20, 1 << 14
 """Most text and most rows that are read at once, except for a longer row."""
+MOST_LONGEST = 32
+"""Batches of 16 MiB that one batch may be, if all rows are as long as the stored bytes of a group."""
 LONGEST_ROW = 1 << 20  # bytes of a row that is written
 BYTES_PER_GROUP = 32 << 20  # of text in a row group that is written
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
@@ -65,7 +79,7 @@ def open_text(path: Path, column: str | None) -> ParquetText:
     try:
         schema = parquet.read_schema(path)
     except DAMAGE as error:
-        raise _damaged(path, str(error)) from error
+        raise _not_read(path, str(error)) from error
     name = _text_column(path, schema, column)
     return ParquetText(path, name, (schema.metadata or {}).get(ROWS) == PIECES)
 
@@ -103,9 +117,27 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
 
 
-def _damaged(path: Path, reason: str) -> CorpusInputError:
+def _not_read(path: Path, reason: str) -> CorpusInputError:
+    """Return the error for a file that the library refuses: it is encrypted, of an unknown kind, or damaged."""
     reason = " ".join(reason.split())[:160]
+    if _is_encrypted(path):
+        return CorpusInputError(f"{path}: encrypted, which txl cannot read; write it again without encryption")
     return CorpusInputError(f"{path}: damaged, or no Parquet file ({reason}); fetch it again")
+
+
+def _is_encrypted(path: Path) -> bool:
+    """Return True if the footer of a file is encrypted, or names the keys of encrypted columns."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - END_OF_FOOTER.size))
+        end = file.read()
+        if len(end) < END_OF_FOOTER.size:
+            return False
+        length, marker = END_OF_FOOTER.unpack(end)
+        if marker == ENCRYPTED:
+            return True
+        file.seek(max(0, size - END_OF_FOOTER.size - length))
+        return KEYS in file.read(min(length, MOST_FOOTER))
 
 
 def _try_in_copy(path: Path, function: Callable[[], object], *, groups: int = 0) -> None:
@@ -122,7 +154,7 @@ def _try_in_copy(path: Path, function: Callable[[], object], *, groups: int = 0)
     seconds = LEAST_SECONDS + path.stat().st_size // LEAST_BYTES_PER_S + groups // LEAST_GROUPS_PER_S
     end = child.end_of(function, cpu_seconds=seconds, seconds=10 * seconds)
     if end is not None:
-        raise _damaged(path, f"the library {end}")
+        raise _not_read(path, f"the library {end}")
 
 
 def _read_metadata(path: Path) -> None:
@@ -149,10 +181,10 @@ def extract(
             `only_utf8` is set.
     """
     most = max(SMALL, MOST_RATIO * text.path.stat().st_size)
-    metadata = _metadata(text)
-    if _least_size(metadata, text) > most:  # before the library reads a value, which may be as large
+    least, groups = _stated_size(text)
+    if least > most:  # before the library reads a value, which may be as large
         raise _too_large(text, most)
-    _try_in_copy(text.path, lambda: _total(text, most), groups=metadata.num_row_groups)
+    _try_in_copy(text.path, lambda: _total(text, most), groups=groups)
     size = missing = row = 0
     with target.open("ab" if append else "wb") as file:
         start = file.tell()
@@ -197,19 +229,19 @@ def _too_large(text: ParquetText, most: int) -> CorpusInputError:
     )
 
 
-def _metadata(text: ParquetText) -> Any:
-    try:
-        return parquet.read_metadata(text.path)
-    except DAMAGE as error:
-        raise _damaged(text.path, str(error)) from error
+def _stated_size(text: ParquetText) -> tuple[int, int]:
+    """Return the size of the text as the metadata states it, and the number of row groups.
 
-
-def _least_size(metadata: Any, text: ParquetText) -> int:
-    """Return the size of the text as the metadata states it without compression, less what encodings may add."""
+    The size is that without compression, less what encodings may add.
+    """
     size = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        size += min(_sizes(group, text), default=0) - BYTES_PER_VALUE * group.num_rows
-    return size
+    try:
+        metadata = parquet.read_metadata(text.path)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            size += min(_sizes(group, text), default=0) - BYTES_PER_VALUE * group.num_rows
+    except DAMAGE as error:  # the name of a chunk may be damaged, too
+        raise _not_read(text.path, str(error)) from error
+    return size, metadata.num_row_groups
 
 
 def _sizes(group: Any, text: ParquetText) -> list[int]:
@@ -217,8 +249,18 @@ def _sizes(group: Any, text: ParquetText) -> list[int]:
 
     There are two if a field of a structure has the same path, as "b" of "a" has beside the column "a.b".
     """
+    return [chunk.total_uncompressed_size for chunk in _chunks(group, text)]
+
+
+def _has_deltas(group: Any, text: ParquetText) -> bool:
+    """Return True if values of a group of rows may be stored by their differences, which cannot be a dictionary."""
+    return any(not DELTAS.isdisjoint(chunk.encodings) for chunk in _chunks(group, text))
+
+
+def _chunks(group: Any, text: ParquetText) -> Iterator[Any]:
+    """Yield the chunks of a group of rows that may be those of the text's column."""
     chunks = (group.column(number) for number in range(group.num_columns))
-    return [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == text.column]
+    return (chunk for chunk in chunks if chunk.path_in_schema == text.column)
 
 
 def _total(text: ParquetText, most: int) -> int:
@@ -247,7 +289,7 @@ def _batches(text: ParquetText) -> Iterator[Any]:
                 if missing:
                     raise ValueError(f"{missing:,} rows are missing")
     except DAMAGE as error:
-        raise _damaged(text.path, str(error)) from error
+        raise _not_read(text.path, str(error)) from error
 
 
 def _decoded(column: Any) -> Any:
@@ -259,7 +301,8 @@ def _decoded(column: Any) -> Any:
 def _longest(text: ParquetText, file: Any, group: int) -> int:
     """Return the mean size of the rows of a group, or that of the longest value of its dictionary if it is larger.
 
-    Few bytes of a file with a dictionary may be many long rows.
+    Few bytes of a file with a dictionary may be many long rows. So may those of a file whose values are stored by their
+    differences; each of them is at most as long as all stored bytes of the group.
 
     Args:
         text: the column.
@@ -270,6 +313,8 @@ def _longest(text: ParquetText, file: Any, group: int) -> int:
     if not about.num_rows:
         return 1
     sizes = _sizes(about, text)
+    if _has_deltas(about, text):
+        return max(1, max(sizes) // min(MOST_LONGEST, about.num_rows))
     first = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False), None)
     if first is None or not sizes:
         raise ValueError("a group of rows lacks the column")
