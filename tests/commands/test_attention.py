@@ -152,6 +152,7 @@ def test_a_model_with_two_heads_shows_both(untouched):
     assert len(json_of("attention")["figure6"]["heads"]) == 2
 
 
+@pytest.mark.slow
 def test_columns_before_the_text_have_no_label(untouched):
     done("prepare", "novel")
     done("train", "tiny.toml", "--set", "eval.same_length=off", "--set", "train.max_steps=1")
@@ -184,6 +185,7 @@ def test_the_most_recent_run_is_the_default_and_is_named(here):
     assert names_in(here / "runs/newest/figures") == FILES
 
 
+@pytest.mark.slow
 def test_the_seed_selects_the_passage_of_text(here):
     passages = [
         json_of("attention", "byte", "--figure", 6, "--seed", seed, "--positions", 18, "--out", f"{number}")["figure6"]
@@ -247,6 +249,7 @@ def test_the_workflow_and_the_view_make_figures_without_the_command(here):
     assert (here / "figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
 
 
+@pytest.mark.slow
 def test_shaw_positions_have_two_terms(other):
     result = done("attention", "shaw", "--verbose", "--figure", 7)
     assert "Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d)." in result.stdout

@@ -29,6 +29,7 @@ def test_the_segment_length_of_an_evaluation_changes_its_speed_only(run):
     assert "The recurrent state is carried along the text." in done("eval", "run", *SHORT).stdout
 
 
+@pytest.mark.slow
 def test_it_generates_compresses_and_adapts(run):
     assert len(json_of("generate", "run", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
     for options in ([], ["--dynamic"]):

@@ -104,6 +104,7 @@ def test_a_prompt_without_end_is_refused(here):
     assert result.stderr == "error: stdin: larger than 256 KiB, the limit of such a text; give a smaller one\n"
 
 
+@pytest.mark.slow
 def test_a_prompt_of_a_conversation_without_end_is_refused(here):
     with Path("/dev/zero").open("rb") as zeros:
         words = [sys.executable, "-m", "txlcli", "generate", "byte", "--interactive"]

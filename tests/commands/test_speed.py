@@ -139,6 +139,7 @@ def test_shares_of_the_peak_count_the_visible_keys(here, changes, evaluation, si
         assert flops == pytest.approx(2 * products, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "sdpa"])
 def test_another_attention_backend_is_timed(here, backend, monkeypatch):
     calls = count_attention(backend, monkeypatch)

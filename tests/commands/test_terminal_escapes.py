@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import done, refusal, txl
+from tests.samples import sampled
 from txlcli.data.token_store import SplitCounts, StoreFacts, writing
 from txlcli.data.vocabulary import Vocab
 
@@ -65,7 +66,7 @@ def test_the_name_of_a_run_is_escaped(here):
     assert "\x1b" not in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("json_too", [False, True])
+@pytest.mark.parametrize("json_too", sampled(2, [False, True]))
 def test_words_of_a_vocabulary_are_escaped_on_a_terminal(here, json_too):
     write_store("hostile")
     done("train", "tiny.toml", "--set", "corpus.store=hostile", "--name", "hostile", "--max-steps", "1")

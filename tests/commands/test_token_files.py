@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from tests.commands.novel import TOKENIZERS, card, done, json_of, on_a_full_disk, refusal, start, train
 from tests.docs.pages import DOCS, blocks, pages
+from tests.samples import sampled
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError
@@ -56,8 +57,7 @@ def ids_of_nanogpt(untouched):
 # --- round trips -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["nanogpt", "llm.c", "megatron"])
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize(("tokenizer", "form"), sampled(2, TOKENIZERS, ["nanogpt", "llm.c", "megatron"]))
 def test_an_exported_store_is_prepared_again_with_the_same_digests(here, tokenizer, form):
     name = STORES[tokenizer]
     told = json_of("export", name, "files", "--format", form)

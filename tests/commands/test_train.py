@@ -518,6 +518,7 @@ def test_resume_cannot_be_combined_with_options_of_a_new_run(here, extra):
     assert message == "--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run"
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_the_memory_that_recomputation_saves(here):
     kept, again = (
         json.loads(train("--dry-run", "--json", "--set", f"train.recompute={recompute}").stdout)["step_bytes"]

@@ -88,7 +88,7 @@ def test_a_training_saves_when_the_reader_of_its_reports_leaves(here):
 @pytest.mark.parametrize(
     ("words", "unbuffered"),
     sampled(
-        2,
+        3,
         [
             ["eval", "byte", "--positions", "60"],
             ["generate", "byte", "--prompt", "the", "--tokens", "9"],

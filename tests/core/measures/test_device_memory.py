@@ -7,6 +7,7 @@ import torch
 from torch import distributed
 
 from tests.core.builders import V, model_settings, rnn_settings
+from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.device_memory import (
     BUCKET_BYTES,
@@ -55,11 +56,12 @@ def test_a_ring_sends_every_gradient_almost_twice():
     assert [exchanged_bytes(100, devices) for devices in (1, 2, 4, 5)] == [0, 100, 150, 160]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
-    ("changed", "devices"), [({}, 1), ({}, 4), ({"accumulate": 2}, 3), ({"average": "exponential"}, 28)]
+    ("part", "recompute"),
+    sampled(2, [({}, 1), ({}, 4), ({"accumulate": 2}, 3), ({"average": "exponential"}, 28)], [False, True]),
 )
-def test_a_gpu_needs_what_a_step_of_its_part_of_the_batch_needs(changed, devices, recompute):
+def test_a_gpu_needs_what_a_step_of_its_part_of_the_batch_needs(part, recompute):
+    changed, devices = part
     train = train_settings(recompute=recompute, **changed)
     needed = DeviceMemory(model_settings(), V)(train, devices)
     expected = step_bytes(model_settings(), V, of_one_process(train, devices), device=GPU, processes=devices)
