@@ -18,11 +18,16 @@ def refuse_special(path: Path) -> Path:
     Raises:
         SpecialFileError: it is, or links to, a pipe, a socket or a device.
     """
+    kind = special_kind(path)
+    if kind is not None:
+        raise SpecialFileError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
+    return path
+
+
+def special_kind(path: Path) -> str | None:
+    """Return "pipe", "socket" or "device" if a path is, or links to, one; None for all others."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
-        return path
-    for is_kind, kind in KINDS:
-        if is_kind(mode):
-            raise SpecialFileError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
-    return path
+        return None
+    return next((kind for is_kind, kind in KINDS if is_kind(mode)), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, train
+from tests.commands.novel import done, json_of, on_a_full_disk, refusal, train
 from tests.commands.test_recurrent import recipe_of
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
@@ -190,6 +190,27 @@ class TestRefusals:
         assert refusal("decompress", "byte", "packed", "file") == (
             "file exists; name another file, or add --force to replace it"
         )
+
+    def test_a_broken_link_is_not_replaced_without_force(self, packed):
+        os.symlink("nowhere", "link")
+        assert refusal("compress", "byte", "file", "link").startswith("link exists")
+        assert os.readlink("link") == "nowhere"
+
+    def test_a_pipe_is_not_replaced(self, packed):
+        os.mkfifo("pipe")
+        for command, file in (("compress", "file"), ("decompress", "packed")):
+            message = refusal(command, "byte", file, "pipe", "--force")
+            assert message == "pipe is a pipe, not a regular file; name another"
+        assert Path("pipe").is_fifo()
+
+    def test_a_limit_of_file_sizes(self, packed):
+        for command, file in (("compress", "file"), ("decompress", "packed")):
+            ended = on_a_full_disk(7, command, "byte", file, "out")
+            assert (ended.returncode, ended.stdout) == (1, "")
+            assert ended.stderr == (
+                "error: out: cannot be written (File too large); check the folder and the free space\n"
+            )
+        assert not list(Path().glob("*out*"))
 
     def test_the_file_itself(self, packed):
         message = refusal("compress", "byte", "file", "file", "--force")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.test_input_files import SPECIAL
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_folder, replacing
 
@@ -66,6 +67,24 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "notes").touch()
     with pytest.raises(UsageError, match=r"^mine\.toml: there is no folder .*notes; make it first$"):
         check_folder(tmp_path / "notes" / "mine.toml", "mine.toml")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_a_special_file_is_no_output(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    SPECIAL[kind](Path("curve.png"))
+    with pytest.raises(UsageError, match=rf"^--plot curve\.png is a {kind}, not a regular file; name another$"):
+        check_folder(Path("curve.png"), "--plot curve.png")
+
+
+def test_a_folder_is_no_output(tmp_path):
+    with pytest.raises(UsageError, match=r"^--plot curves is a folder; name a file$"):
+        check_folder(tmp_path, "--plot curves")
+
+
+def test_a_name_that_is_too_long_with_the_ending_of_the_draft_is_refused_at_once(tmp_path):
+    with pytest.raises(OSError, match="File name too long"):
+        check_folder(tmp_path / ("a" * 252), "--losses a")
 
 
 def test_a_read_only_folder_is_refused(tmp_path, monkeypatch):

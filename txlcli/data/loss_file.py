@@ -41,9 +41,9 @@ def check_path(path: Path) -> None:
     Raises:
         UsageError: the folder does not exist or cannot be written to, or the file exists and is not a loss file.
     """
-    check_folder(path, f"--losses {path}")
     if check_regular(path).exists() and not _holds_losses(path):
         raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
+    check_folder(path, f"--losses {path}")
 
 
 def _holds_losses(path: Path) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from txlcli.corpora.special_files import special_kind
 from txlcli.errors import UsageError
 
 
@@ -17,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written or renamed; an existing file at `path` is unchanged.
     """
-    beside = path.with_name(f".{path.name}.new")
+    beside = _draft_of(path)
     try:
         beside.unlink(missing_ok=True)
         beside.touch()
@@ -32,6 +33,10 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
 def sync_file(path: Path) -> None:
     """Flush a file to disk, so that it is not empty after a power failure once it has been renamed."""
     with path.open("rb+") as file:
@@ -39,16 +44,24 @@ def sync_file(path: Path) -> None:
 
 
 def check_folder(path: Path, asked: str) -> None:
-    """Refuse the path of an output file whose folder is missing or read-only, before anything is computed for it.
+    """Refuse the path of an output file that cannot be written, before anything is computed for it.
+
+    A new file would take the place of a pipe, a socket or a device such as /dev/null.
 
     Args:
         path: the output file, which need not exist.
         asked: the option and value that the user gave; the error begins with it.
 
     Raises:
-        UsageError: the folder does not exist, or cannot be written to.
+        UsageError: the folder does not exist or cannot be written to, or the path is no regular file.
+        OSError: the name is too long.
     """
+    if path.is_dir():
+        raise UsageError(f"{asked} is a folder; name a file")
+    if (kind := special_kind(path)) is not None:
+        raise UsageError(f"{asked} is a {kind}, not a regular file; name another")
     if not path.parent.is_dir():
         raise UsageError(f"{asked}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{asked}: the folder {path.parent} cannot be written; name another")
+    _draft_of(path).exists()  # raises an OSError if the name is too long

@@ -6,6 +6,7 @@ characters. Words and SentencePiece models are accepted for texts that they rest
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -24,7 +25,7 @@ from txlcli.core.reading.scoring import Lanes, score_total
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressedFile
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import CompressedFileError, UsageError, VocabularyError
+from txlcli.errors import CompressedFileError, TxlError, UsageError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_folder, replacing
@@ -69,6 +70,7 @@ def compress(
     Raises:
         UsageError: the target exists, a file cannot be read or written, or an option does not suit the run.
         VocabularyError: the vocabulary cannot restore the text.
+        TxlError: the disk is full.
     """
     _check_target(target, source, force=force)
     data = _read(source)
@@ -81,7 +83,8 @@ def compress(
     seconds = time.perf_counter() - started
     header = _header(settings, dynamic, size=len(data), tokens=len(ids))
     digests = _digests(opened) | {"probe": probe, "content": compressed_file.digest(data)}
-    size = compressed_file.write(target, header, digests, coder.words())
+    with _errors_of_writing(target):
+        size = compressed_file.write(target, header, digests, coder.words())
     cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
     return {
         "run": str(opened.run.folder),
@@ -151,6 +154,7 @@ def decompress(
     Raises:
         UsageError: the target exists, or a file cannot be read or written.
         CompressedFileError: the file is damaged, or the run, a release or the processor is another one.
+        TxlError: the disk is full.
     """
     _check_target(target, source, force=force)
     try:
@@ -167,7 +171,7 @@ def decompress(
             f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "
             "was compressed"
         )
-    with replacing(target) as draft:
+    with _errors_of_writing(target), replacing(target) as draft:
         draft.write_bytes(data)
     return {
         "run": str(opened.run.folder),
@@ -187,10 +191,19 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
     check_folder(target, str(target))
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"{target} is the file to read; name another file to write")
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder; name a file")
-    if target.exists() and not force:
+    if os.path.lexists(target) and not force:  # a broken link, too
         raise UsageError(f"{target} exists; name another file, or add --force to replace it")
+
+
+@contextlib.contextmanager
+def _errors_of_writing(target: Path) -> Iterator[None]:
+    """Raise a TxlError if the target cannot be written, which it then names: the error of a write names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise TxlError(
+            f"{target}: cannot be written ({error.strerror}); check the folder and the free space"
+        ) from error
 
 
 def _read(source: Path) -> bytes:
