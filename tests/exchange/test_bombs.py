@@ -90,6 +90,22 @@ def safetensors(path, header, length=None, data=b""):
 
 
 ENTRY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+
+
+def test_a_number_that_states_to_be_a_huge_tensor_is_refused(tmp_path):
+    """A tensor with strides of 0 has few bytes in the file, and each copy of it has all of them."""
+    torch.save({"a": torch.zeros(1).expand(HUGE)}, tmp_path / "a.pt")
+    assert f"it would unpack to {4 * HUGE >> 20:,} MiB, far more than its size" in refusal(
+        read, tmp_path / "a.pt", RunError
+    )
+
+
+def test_many_tensors_of_the_same_bytes_are_refused(tmp_path):
+    numbers = torch.zeros(1 << 18)
+    torch.save({str(number): numbers.view(-1) for number in range(99)}, tmp_path / "a.pt")
+    assert "it would unpack to 99 MiB, far more than its size" in refusal(read, tmp_path / "a.pt", RunError)
+
+
 HEADERS = {
     "no header": (b"{}", 1 << 60),
     "a header longer than the file": (b"{}", 7 << 20),

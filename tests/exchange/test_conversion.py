@@ -254,6 +254,32 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes():
     )
 
 
+def test_a_long_name_is_shortened():
+    message = refusal(hugging_face_state_dict(draw_weights()) | {"x" * 999: torch.ones(1)})
+    assert message == f"here: has {'x' * 80}..., unknown to the settings; {NEXT_STEP}"
+
+
+def test_weights_of_eight_bits_become_float32():
+    settings, theirs = settings_of(), pytorch_state_dict(draw_weights())
+    coarse = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in theirs.items()}
+    ours = pytorch_layout(settings, V, hugging_face=False).read(coarse, our_shapes(settings, V), "here")
+    assert ours["encoding.content_bias"][0].equal(coarse["r_w_bias"].float())
+
+
+def test_weights_that_are_too_large_for_float32_are_refused():
+    theirs = hugging_face_state_dict(draw_weights())
+    name = "transformer.layers.1.dec_attn.o_net.weight"
+    theirs[name] = theirs[name].double() * 1e300
+    assert refusal(theirs) == f"here: {name} holds numbers that are not finite; download the weights again"
+
+
+def test_tied_weights_of_another_precision_differ():
+    theirs = hugging_face_state_dict(draw_weights())
+    name = "transformer.layers.1.dec_attn.r_w_bias"
+    theirs[name] = theirs[name].double()
+    assert refusal(theirs).startswith(f"here: {name} differs from transformer.r_w_bias")
+
+
 def test_integer_weights_are_refused():
     theirs = hugging_face_state_dict(draw_weights())
     theirs["transformer.r_w_bias"] = torch.ones(H, D, dtype=torch.int8)

@@ -125,6 +125,30 @@ def test_more_or_less_than_a_state_dict_is_refused(tmp_path, thing):
     assert refusal(tmp_path / "a.bin") == NOT_A_STATE_DICT
 
 
+@pytest.mark.parametrize("name", [5, 1.5, None, True, b"a", ("a", 1)])
+def test_a_name_that_is_no_text_is_refused(tmp_path, name):
+    torch.save({**TENSORS, name: torch.ones(3)}, tmp_path / "a.bin")
+    assert refusal(tmp_path / "a.bin") == NOT_A_STATE_DICT
+
+
+OTHER_TENSORS = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "compressed rows": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(5)]),
+    "without numbers": lambda: torch.ones(3, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's of such tensors
+@pytest.mark.parametrize("kind", OTHER_TENSORS)
+def test_a_tensor_that_is_not_dense_is_refused(tmp_path, kind):
+    torch.save({**TENSORS, "a": OTHER_TENSORS[kind]()}, tmp_path / "a.bin")
+    assert (
+        refusal(tmp_path / "a.bin") == "damaged, or not a file of weights (a is not a dense tensor); download it again"
+    )
+
+
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_pickle_that_refers_to_code_is_refused(tmp_path, monkeypatch, beside):
     monkeypatch.chdir(tmp_path)

@@ -21,6 +21,7 @@ from txlcli.errors import RecipeError, RunError
 
 Tensors = Mapping[str, Tensor]
 MOST_NAMED = 3  # tensors that an error lists by name
+LONGEST_NAME = 80  # characters of a name in an error
 NEXT_STEP = "correct [model] with --recipe or --set"
 
 
@@ -70,16 +71,17 @@ class Layout:
         linked = {name for link in self.links for name in link.theirs}
         theirs = self._with_tied(theirs)
         self._check_names(theirs, linked, where)
+        for link in self.links:
+            for name in link.theirs:
+                _check_tensor(theirs[name], link.shape, f"{where}: {name}")
         for name, first in self.aliases.items():
-            if name in theirs and not torch.equal(theirs[name], theirs[first]):
+            if name in theirs and not _are_equal(theirs[name], theirs[first]):
                 raise RunError(
                     f"{where}: {name} differs from {first}, which the settings tie it to; untie them in [model] "
                     "(tie_embeddings, tie_projections or tie_biases)"
                 )
         ours: dict[str, Tensor] = {}
         for link in self.links:
-            for name in link.theirs:
-                _check_tensor(theirs[name], link.shape, f"{where}: {name}")
             ours |= _unpacked(link, [theirs[name] for name in link.theirs], shapes)
         return ours
 
@@ -111,8 +113,12 @@ def _check_tensor(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
         raise RunError(f"{name} has the shape {tuple(tensor.shape)}, the settings need {shape}; {NEXT_STEP}")
     if not tensor.is_floating_point():
         raise RunError(f"{name} holds {tensor.dtype}, which cannot be weights; convert them to float32")
-    if not tensor.isfinite().all():
+    if not tensor.float().isfinite().all():  # of 8 bits, too
         raise RunError(f"{name} holds numbers that are not finite; download the weights again")
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.float(), other.float())
 
 
 def _unpacked(link: Link, theirs: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
@@ -137,7 +143,8 @@ def _reordered(link: Link, tensor: Tensor) -> Tensor:
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    shown = (name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..." for name in names[:MOST_NAMED])
+    return ", ".join(shown) + more
 
 
 def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torch.Size]:

@@ -15,7 +15,7 @@ from txlcli.errors import RunError
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import UnsafePickleError
 from txlcli.system.input_files import check_regular
-from txlcli.system.tensor_files import check_zip
+from txlcli.system.tensor_files import check_unpacked, check_zip
 
 System = Literal["hugging_face", "pytorch", "tf"]
 STATE_DICT_HINT = (
@@ -38,6 +38,7 @@ def read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".npz":
             return _read_npz(path)
         loaded = pickles.load_torch(path)
+        _check_tensors(path, loaded)
     except UnsafePickleError as error:
         raise RunError(
             f"{path}: holds {error} besides tensors; refused, nothing of it was run; {STATE_DICT_HINT}"
@@ -60,10 +61,31 @@ def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
+def _check_tensors(path: Path, loaded: Any) -> None:
+    """Check the tensors of a torch file: a few bytes can be the storage of a huge one, or of many.
+
+    Raises:
+        ValueError: one is not dense, or all of them are far more than the file.
+    """
+    tensors = _named_tensors(loaded) or {}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
+            raise ValueError(f"{name} is not a dense tensor")
+    check_unpacked(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()), path)
+
+
+def _named_tensors(loaded: Any) -> dict[str, Tensor] | None:
+    """Return what was loaded if it is a mapping of names to tensors; None if it is something else."""
+    is_mapping = isinstance(loaded, Mapping)
+    is_named = is_mapping and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items())
+    return dict(loaded) if is_named else None
+
+
 def _tensors_only(path: Path, loaded: Any) -> dict[str, Tensor]:
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    tensors = _named_tensors(loaded)
+    if tensors is None:
         raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
-    return dict(loaded)
+    return tensors
 
 
 def plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -80,6 +80,16 @@ def _stored(name: str, entry: Any, first: int) -> StoredTensor:
     return StoredTensor(dtype, shape, first + start, stop - start)
 
 
+def check_unpacked(size: int, path: Path) -> None:
+    """Check the size in bytes that the content of a file has in memory.
+
+    Raises:
+        ValueError: it is far more than that of the file.
+    """
+    if size > max(SMALL, MOST_RATIO * path.stat().st_size):
+        raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
+
+
 def check_zip(path: Path) -> None:
     """Check the unpacked size and the checksums of a zip file (.npz, torch); other files are left to their reader.
 
@@ -92,9 +102,7 @@ def check_zip(path: Path) -> None:
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-        if size > max(SMALL, MOST_RATIO * path.stat().st_size):
-            raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
+        check_unpacked(sum(member.file_size for member in archive.infolist()), path)
         damaged = archive.testzip()
     if damaged is not None:
         raise ValueError(f"{damaged} in it has a wrong checksum")
