@@ -1,5 +1,7 @@
 """Reading named tensors from files of every format, and nothing but tensors."""
 
+import math
+import zipfile
 from collections import OrderedDict
 
 import numpy as np
@@ -56,6 +58,12 @@ def test_arrays_of_other_precision_and_byte_order_are_read(tmp_path):
 def test_an_npz_is_read_without_arrays_that_are_not_weights(tmp_path):
     np.savez(tmp_path / "a.npz", global_step=np.int64(7), names=np.array(["a"]), kernel=np.ones((2, 3), np.float32))
     assert list(weights.read(tmp_path / "a.npz")) == ["kernel"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_become_infinite(tmp_path):
+    np.savez(tmp_path / "a.npz", kernel=np.array([1e300, -7.0]))
+    assert weights.read(tmp_path / "a.npz")["kernel"].tolist() == [math.inf, -7.0]
 
 
 def refusal(path):
@@ -123,6 +131,13 @@ NOT_A_STATE_DICT = (
 def test_more_or_less_than_a_state_dict_is_refused(tmp_path, thing):
     torch.save(thing, tmp_path / "a.bin")
     assert refusal(tmp_path / "a.bin") == NOT_A_STATE_DICT
+
+
+def test_two_arrays_of_the_same_name_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", kernel=np.ones(3))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("kernel.npy", archive.read("kernel.npy"))
+    assert "two of its arrays have the same name" in refusal(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("name", [5, 1.5, None, True, b"a", ("a", 1)])

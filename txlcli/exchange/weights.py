@@ -53,7 +53,10 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     check_zip(path)
     with zipfile.ZipFile(path) as archive:
         by_name = {member.filename.removesuffix(".npy"): _read_npy(archive, member) for member in archive.infolist()}
-    return {name: torch.from_numpy(a.astype(np.float32)) for name, a in by_name.items() if a.dtype.kind == "f"}
+        if len(by_name) < len(archive.infolist()):
+            raise ValueError("two of its arrays have the same name")
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which is refused later
+        return {name: torch.from_numpy(a.astype(np.float32)) for name, a in by_name.items() if a.dtype.kind == "f"}
 
 
 def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:

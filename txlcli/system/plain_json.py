@@ -40,16 +40,28 @@ def _short(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, distinct_keys: bool = False) -> Any:
     """Parse JSON.
+
+    Args:
+        text: to parse.
+        distinct_keys: refuse an object with a key twice, of which programs read one or the other.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or has a number that does not fit 64 bits.
     """
     try:
-        return _moderate(json.loads(text), MOST_JSON_DEPTH)
+        return _moderate(json.loads(text, object_pairs_hook=_distinct if distinct_keys else None), MOST_JSON_DEPTH)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, whose keys must differ."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return table
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def read_safetensors_header(file: BinaryIO, file_size: int) -> tuple[Mapping[str
     length = int.from_bytes(file.read(8), "little")
     if length > MOST_HEADER or length + 8 > file_size:
         raise ValueError(f"its header states {length:,} bytes, more than the file or a header has")
-    header = parse_json(file.read(length))
+    header = parse_json(file.read(length), distinct_keys=True)
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     metadata = header.pop(METADATA, None)
