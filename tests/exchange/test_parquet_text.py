@@ -225,6 +225,15 @@ def test_a_damaged_name_of_a_chunk_is_refused(tmp_path):
     assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
 
 
+def test_a_footer_of_4_gib_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    with path.open("wb") as file:
+        file.truncate(8 << 30)  # holes take no space on the disk
+        file.seek(0, 2)
+        file.write(b"\xff\xff\xff\xffPAR1")
+    assert "it states a footer of 4,294,967,295 bytes, more than 268,435,456" in refusal(path)
+
+
 class PlainKeys(encryption.KmsClient):
     """Keeps keys without encryption."""
 

@@ -32,8 +32,8 @@ DELTAS = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
 """Encodings that are never read as a dictionary."""
 KEYS = b'"keyMaterialType"'
 """Part of a footer that names the keys of encrypted columns."""
-MOST_FOOTER = 16 << 20
-"""Most bytes of a footer that are searched for keys."""
+MOST_FOOTER = 256 << 20
+"""Most bytes of a footer."""
 BUFFER = 1 << 20  # bytes of a file that are read at once
 BYTES_PER_BATCH, MOST_ROWS = 16 << 20, 1 << 14
 """Most text and most rows that are read at once, except for a longer row."""
@@ -75,6 +75,7 @@ def open_text(path: Path, column: str | None) -> ParquetText:
     """
     if not check_regular(path).exists():
         raise CorpusInputError(f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
+    _check_footer(path)
     _try_in_copy(path, lambda: _read_metadata(path))
     try:
         schema = parquet.read_schema(path)
@@ -123,6 +124,15 @@ def _not_read(path: Path, reason: str) -> CorpusInputError:
     if _is_encrypted(path):
         return CorpusInputError(f"{path}: encrypted, which txl cannot read; write it again without encryption")
     return CorpusInputError(f"{path}: damaged, or no Parquet file ({reason}); fetch it again")
+
+
+def _check_footer(path: Path) -> None:
+    """Refuse a footer that would take much memory: the library reads as many bytes as the file states."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - END_OF_FOOTER.size))
+        length = int.from_bytes(file.read(4), "little")
+    if MOST_FOOTER < length < path.stat().st_size:
+        raise _not_read(path, f"it states a footer of {length:,} bytes, more than {MOST_FOOTER:,}")
 
 
 def _is_encrypted(path: Path) -> bool:
