@@ -144,10 +144,10 @@ def _is_encrypted(path: Path) -> bool:
         if len(end) < END_OF_FOOTER.size:
             return False
         length, marker = END_OF_FOOTER.unpack(end)
-        if marker == ENCRYPTED:
-            return True
+        if marker == ENCRYPTED or length > MOST_FOOTER:
+            return marker == ENCRYPTED
         file.seek(max(0, size - END_OF_FOOTER.size - length))
-        return KEYS in file.read(min(length, MOST_FOOTER))
+        return KEYS in file.read(length)
 
 
 def _try_in_copy(path: Path, function: Callable[[], object], *, groups: int = 0) -> None:
