@@ -96,6 +96,31 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
         open_run(tmp_path)
 
 
+def state_of(model):
+    return {"step": 3, "model": recipe.function_keys(model)}
+
+
+def test_weights_of_a_model_with_other_settings_are_refused(tmp_path):
+    """Their shapes may be equal, and they would then compute another function."""
+    run, weights = saved_run(tmp_path)
+    other = dataclasses.replace(SETTINGS.model, memory_source="layer_output", window=7)
+    path = run.folder / run_folder.LAST
+    checkpoint.save(path, Checkpoint(grouped("model", weights), state_of(other)))
+    with pytest.raises(RunError) as caught:
+        open_run(tmp_path)
+    assert str(caught.value) == (
+        f"{path}: the weights belong to a model with other settings than {run.folder}/run.json states "
+        "(memory_source, window); restore the run's files from one copy"
+    )
+
+
+def test_settings_that_matter_in_training_only_may_differ(tmp_path):
+    run, weights = saved_run(tmp_path)
+    other = dataclasses.replace(SETTINGS.model, dropout=0.3, attention_dropout=0.2, init_std=0.5)
+    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(grouped("model", weights), state_of(other)))
+    assert open_run(tmp_path).run == run
+
+
 def test_another_vocabulary_in_the_run_folder_is_refused(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.folder / run_folder.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())

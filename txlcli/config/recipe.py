@@ -21,6 +21,8 @@ SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
 MOST_CHANGES_LISTED = 3  # by an error
 NOT_COMPARED = ("published",)  # results, not settings
+ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
+"""Parts of the names of settings of a model that trained weights no longer depend on."""
 
 
 def packaged_names() -> list[str]:
@@ -218,6 +220,20 @@ def to_keys(section: Any) -> dict[str, Any]:
         elif field.default is not None:
             keys[field.name] = OFF_WORDS[0]
     return keys
+
+
+def function_keys(model: ModelSettings) -> dict[str, Any]:
+    """Return the settings of a model that change what its weights compute, without those at their defaults.
+
+    A later version may add settings whose defaults are what this one does. Dropout and initial values are left out:
+    they matter in training only.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(model)}
+    return {
+        key: value
+        for key, value in to_keys(model).items()
+        if getattr(model, key) != defaults[key] and not any(word in key for word in ONLY_IN_TRAINING)
+    }
 
 
 def changed_keys(settings: Settings) -> dict[str, Any]:

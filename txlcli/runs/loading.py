@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from txlcli.config import recipe
 from txlcli.core.kernels.device import check_precision, pick_device
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -11,7 +12,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import StoreError, VocabularyError
+from txlcli.errors import RunError, StoreError, VocabularyError
 from txlcli.runs import run_folder
 from txlcli.runs.run_folder import Run
 
@@ -65,7 +66,18 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
 
 
 def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
-    """Refuse weights of another vocabulary than the run's, even if the sizes are equal."""
+    """Refuse weights of another vocabulary or model than the run's, even if the sizes are equal.
+
+    Earlier versions did not state the model.
+    """
+    own = recipe.function_keys(run.settings.model)
+    stated = saved.state.get("model", own)
+    if stated != own:
+        names = ", ".join(sorted(key for key in stated.keys() | own.keys() if stated.get(key) != own.get(key)))
+        raise RunError(
+            f"{path}: the weights belong to a model with other settings than {run.folder / run_folder.CARD} states "
+            f"({names}); restore the run's files from one copy"
+        )
     if saved.state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
         raise VocabularyError(
             f"{path}: the weights belong to another vocabulary than {run.folder}; restore its own checkpoint"

@@ -46,6 +46,8 @@ def _check_types(state: Mapping[str, Any]) -> None:
     """Check the values that every checkpoint has, or may have; those of a training are checked when it resumes."""
     if value_of(state, "step", int) < 0:
         raise ValueError(f"step is {state['step']}")
+    if "model" in state:
+        value_of(state, "model", dict)
     for name in TEXTS:
         if state.get(name) is not None:
             value_of(state, name, str)

@@ -226,6 +226,13 @@ def test_a_tensor_of_another_shape_is_named(path):
     assert f"[{V + 4}, 14]" in message
 
 
+def test_a_tensor_of_another_dtype_is_named(path):
+    saved = model_checkpoint(small_model())
+    name = "layers.1.attention.w_q.weight"
+    saved.tensors[f"model.{name}"] = saved.tensors[f"model.{name}"].half()
+    assert f"({name} is torch.float16, not torch.float64)" in misfit(path, saved)
+
+
 def test_every_flipped_bit_is_found_or_changes_nothing(path):
     checkpoint.save(path, Checkpoint(TENSORS, STATE))
     whole = path.read_bytes()
@@ -272,6 +279,7 @@ def test_metadata_that_no_parser_accepts_is_refused(path, text):
         ({"step": None}, "step is null, not a value of type int"),
         ({"train_sha256": [[]]}, "train_sha256 is [[]], not a value of type str"),
         ({"vocab_fingerprint": 7}, "vocab_fingerprint is 7, not a value of type str"),
+        ({"model": None}, "model is null, not a value of type dict"),
     ],
 )
 def test_a_state_with_values_of_another_type_is_refused(path, changes, message):

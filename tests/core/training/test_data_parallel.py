@@ -458,7 +458,7 @@ def test_the_state_before_a_step_is_saved_if_another_process_ends_within_it(tmp_
 
 def test_lanes_that_were_not_saved_begin_with_zeros():
     saved = {"0.0": torch.full((2, 3, 5), 1.0), "1.0": torch.full((1, 3, 5), 2.0)}
-    memories = [[torch.empty(0)], [torch.empty(0)]]
+    memories = [[torch.empty(2, 0, 5)], [torch.empty(2, 0, 5)]]
     checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)], saved_lanes=3)
     assert [memory[0][:, 0, 0].tolist() for memory in memories] == [[1.0, 2.0], [0.0, 0.0]]
     with pytest.raises(ValueError, match="memory of 3 lanes instead of 4"):

@@ -235,3 +235,39 @@ def test_a_state_with_values_of_another_type_is_refused(tmp_path, settings, chan
         fresh(tmp_path, **settings).restore(saved)
     assert str(refused.value).startswith(f"{tmp_path / 'last.safetensors'}: damaged checkpoint (ValueError: {message}")
     assert str(refused.value).endswith("; restore it from a copy")
+
+
+TENSORS = {
+    "no numbers": lambda tensor: tensor.flatten()[:0],
+    "another dtype": lambda tensor: tensor.double(),
+    "one axis": lambda tensor: tensor.flatten(),
+}
+
+
+@pytest.mark.parametrize("change", TENSORS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("optimizer.layers.1.attention.w_q.weight.exp_avg", {}),
+        ("optimizer.layers.1.attention.w_q.weight.momentum_buffer", SETTINGS["sgd with momentum"]),
+        ("average.layers.1.attention.w_q.weight", SETTINGS["exponential average"]),
+        ("memory.0.1", {}),
+    ],
+)
+def test_a_tensor_of_another_shape_or_dtype_is_refused(tmp_path, name, settings, change):
+    """A fused optimizer would read and write beyond its end."""
+    run(fresh(tmp_path, **settings), until=2)
+    saved = checkpoint.load(tmp_path / "last.safetensors")
+    saved.tensors[name] = TENSORS[change](saved.tensors[name])
+    with pytest.raises(RunError, match=r"damaged checkpoint \((ValueError|RuntimeError): .*; restore it from a copy$"):
+        fresh(tmp_path, **settings).restore(saved)
+
+
+def test_a_missing_layer_of_the_memory_is_refused(tmp_path):
+    run(fresh(tmp_path), until=2)
+    saved = checkpoint.load(tmp_path / "last.safetensors")
+    kept = {
+        name: tensor for name, tensor in saved.tensors.items() if not name.startswith("memory.") or ".0" in name[8:]
+    }
+    with pytest.raises(RunError, match=r"damaged checkpoint \(ValueError: memory of 1 layers instead of \d"):
+        fresh(tmp_path).restore(dataclasses.replace(saved, tensors=kept))

@@ -32,6 +32,10 @@ from txlcli.system.checkpoint_header import FORMAT, read_header, write_header
 from txlcli.system.input_files import check_regular
 from txlcli.system.tensor_files import read_safetensors_header
 
+WEIGHT_DTYPES = {torch.float32, torch.float64}
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes of a memory of numbers: that of the weights, or of the precision in which the run was trained."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -167,13 +171,51 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`."""
+    """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`.
+
+    Raises:
+        ValueError: one has another shape or dtype; fused kernels would read and write beyond its end.
+        KeyError: there is no such parameter.
+    """
     parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
+        expected = optimizer.state.get(parameter, {}).get(key)
+        if expected is None and isinstance(optimizer, torch.optim.SGD):  # its first step allocates it
+            expected = parameter
+        if isinstance(expected, Tensor):
+            check_like(f"optimizer.{full_name}", value, expected)
         # Fused kernels need the step counter on the device of the parameter.
         optimizer.state[parameter][key] = value.to(parameter.device)
+
+
+def check_like(name: str, tensor: Tensor, expected: Tensor) -> None:
+    """Check that a tensor has the shape and dtype of another.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        raise ValueError(
+            f"{name} is {tensor.dtype} of the shape {tuple(tensor.shape)}, not {expected.dtype} of "
+            f"{tuple(expected.shape)}"
+        )
+
+
+def _check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Check that all weights have the same dtype, one of WEIGHT_DTYPES, and other tensors that of a new model.
+
+    Raises:
+        ValueError: they do not.
+    """
+    weights = {name for name in tensors if expected[name].is_floating_point()}
+    dtypes = {tensors[name].dtype for name in weights}
+    common = torch.float64 if dtypes & WEIGHT_DTYPES == {torch.float64} else torch.float32
+    for name in sorted(tensors):
+        dtype = common if name in weights else expected[name].dtype
+        if tensors[name].dtype != dtype:
+            raise ValueError(f"{name} is {tensors[name].dtype}, not {dtype}")
 
 
 def build_model(
@@ -182,13 +224,15 @@ def build_model(
     """Build a model with the checkpoint's weights, or with another group of tensors of the same names.
 
     Raises:
-        RunError: tensors are missing, unexpected, or of another shape.
+        RunError: tensors are missing, unexpected, or of another shape or dtype.
     """
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
+    tensors, expected = checkpoint.group(group), model.state_dict()
     try:
-        model.load_state_dict(checkpoint.group(group), assign=True)
-    except RuntimeError as error:
+        _check_dtypes({name: tensors[name] for name in tensors.keys() & expected.keys()}, expected)
+        model.load_state_dict(tensors, assign=True)
+    except (RuntimeError, ValueError) as error:
         details = " ".join(str(error).split())
         raise RunError(
             f"{path}: the weights do not fit the run's settings ({details}); restore the run's files from one copy"
@@ -232,13 +276,16 @@ def restore_memories(
         saved_lanes: number of lanes, from lane 0, if not all were saved; the others begin with zeros.
 
     Raises:
-        ValueError: fewer lanes were saved than these parts need.
+        ValueError: fewer lanes were saved than these parts need, or a layer is missing or of another shape or dtype.
     """
     layers: dict[int, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
         layers.setdefault(int(name.partition(".")[2]), []).append(tensors[name])
+    if layers and memories and layers.keys() != set(range(len(memories[0]))):
+        raise ValueError(f"memory of {len(layers)} layers instead of {len(memories[0])}")
     for layer, of_parts in layers.items():
         of_all_lanes = torch.cat(of_parts)
+        _check_memory(layer, of_all_lanes, memories)
         if saved_lanes is not None:
             if len(of_all_lanes) != saved_lanes:
                 raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {saved_lanes}")
@@ -248,6 +295,19 @@ def restore_memories(
             raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {parts[-1].stop}")
         for memory, part in zip(memories, parts, strict=True):
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
+
+
+def _check_memory(layer: int, saved: Tensor, memories: Sequence[Memory]) -> None:
+    """Check a saved memory of a layer, (B, M, ...): its lanes, its length M and the precision may differ.
+
+    Raises:
+        ValueError: something else differs.
+    """
+    for memory in memories:
+        empty = memory[layer]
+        dtypes = {empty.dtype, *(PRECISIONS if empty.is_floating_point() else ())}
+        if saved.dtype not in dtypes or saved.dim() != empty.dim() or saved.shape[2:] != empty.shape[2:]:
+            raise ValueError(f"memory of layer {layer} is {saved.dtype} of the shape {tuple(saved.shape)}")
 
 
 def generators(device: torch.device) -> dict[str, Tensor]:

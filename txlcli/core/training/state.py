@@ -178,6 +178,9 @@ class TrainingState:
             )
         if state["kind"] != "none":
             weights = {name: self.parallel.own_part(one) for name, one in saved.group("average").items()}
+            for name, weight in self.parallel.own_weights().items():
+                if name in weights:
+                    checkpoint.check_like(f"average.{name}", weights[name], weight)
             self.average.restore(state, weights)
 
     def seed_of_step(self) -> int:

@@ -184,6 +184,7 @@ def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> 
 def _write(run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
     state = {
         "recipe": run.recipe_name,
+        "model": recipe.function_keys(run.settings.model),
         "vocab_fingerprint": run.vocab_fingerprint,
         "step": 0,
         "imported_from": source.name,

@@ -96,6 +96,7 @@ def build_training(
     world.agree(common_facts(run.settings, store, resumed_from))
     identity = {
         "recipe": run.recipe_name,
+        "model": recipe.function_keys(run.settings.model),
         "vocab_fingerprint": run.vocab_fingerprint,
         "train_sha256": store.digest("train"),
         "valid_sha256": store.digest("valid"),
