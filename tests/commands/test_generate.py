@@ -366,3 +366,8 @@ def test_another_vocabulary_is_refused(here):
 def test_json_is_one_object(here):
     result = txl("generate", "byte", "--prompt", "the", "--tokens", 3, "--json")
     assert set(json.loads(result.stdout)) == {"run", "context", "samples"}
+
+
+def test_more_tokens_than_a_count_are_refused(here):
+    message = refusal("generate", "byte", "--prompt", "a", "--tokens", 10**30)
+    assert message.startswith("Invalid value for '--tokens': Input should be less than or equal to 2147483647")

@@ -5,6 +5,7 @@ from typing import Annotated
 from typer import Option
 
 from txlcli import console
+from txlcli.config.ranges import MOST_COUNT
 from txlcli.errors import UsageError, VocabularyError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
 from txlcli.runs import run_folder
@@ -18,7 +19,7 @@ def generate(
         int | None, Option(min=0, help="Last token of the context in the test split [default: random, by --seed].")
     ] = None,
     context: Annotated[int | None, Option(min=1, help="Tokens of context, at most [default: 512].")] = None,
-    tokens: Annotated[int, Option(min=1, help="Tokens to generate.")] = 500,
+    tokens: Annotated[int, Option(min=1, max=MOST_COUNT, help="Tokens to generate.")] = 500,
     samples: Annotated[int, Option(min=1, help="Number of texts to generate.")] = 1,
     top_k: Annotated[
         int | None,
