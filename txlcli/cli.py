@@ -35,7 +35,7 @@ from txlcli.commands import (
 from txlcli.commands import eval as eval_
 from txlcli.commands import runs as runs_
 from txlcli.config import recipe
-from txlcli.errors import DisagreementError, ReportedError, TxlError, UsageError
+from txlcli.errors import DisagreementError, ReportedError, TxlError, UsageError, shortened
 from txlcli.runs import recovery
 from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import launcher, signals
@@ -174,8 +174,7 @@ def _check_working_folder() -> None:
 
 
 def _shortened(path: object) -> str:
-    text = os.fsdecode(path) if isinstance(path, bytes) else str(path)
-    return text if len(text) <= LONGEST_PATH else f"{text[:LONGEST_PATH]}..."
+    return shortened(os.fsdecode(path) if isinstance(path, bytes) else str(path), LONGEST_PATH)
 
 
 def _complain_once(error: TxlError) -> None:

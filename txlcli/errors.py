@@ -25,6 +25,8 @@ from txlcli.suggestions import did_you_mean
 
 MOST_LISTED = 10
 """Largest number of known names that an error lists."""
+LONGEST_NAME = 80
+"""Most characters of a name from a file that an error prints."""
 
 
 class TxlError(Exception):
@@ -113,6 +115,11 @@ class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def shortened(text: str, most: int = LONGEST_NAME) -> str:
+    """Return a name or value for a message, cut after `most` characters."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def listed(names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from txlcli.config.ranges import MOST_COUNT
 from txlcli.config.settings import MOST_SEED, AttentionBackend
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
-from txlcli.system.atomic_files import check_folder
+from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import read_stream
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
@@ -61,7 +61,7 @@ def check_figure(param: CallbackParam, path: Path | None) -> Path | None:
         if path.suffix.lower() not in FIGURE_FORMATS:
             *others, last = FIGURE_FORMATS
             raise UsageError(f"{given}: unknown figure format; use the extension {', '.join(others)} or {last}")
-        check_folder(path, given)
+        check_output(path, given)
     return path
 
 

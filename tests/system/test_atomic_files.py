@@ -7,7 +7,7 @@ import pytest
 
 from tests.system.test_input_files import SPECIAL
 from txlcli.errors import UsageError
-from txlcli.system.atomic_files import check_folder, replacing
+from txlcli.system.atomic_files import check_output, replacing
 
 
 def files(folder):
@@ -53,20 +53,20 @@ def test_a_file_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
 
 
 def test_a_writable_folder_is_accepted(tmp_path, monkeypatch):
-    check_folder(tmp_path / "curve.png", "--plot curve.png")
+    check_output(tmp_path / "curve.png", "--plot curve.png")
     monkeypatch.chdir(tmp_path)
-    check_folder(Path("curve.png"), "--plot curve.png")
+    check_output(Path("curve.png"), "--plot curve.png")
 
 
 def test_a_missing_folder_is_refused():
     with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
-        check_folder(Path("nowhere/curve.png"), "--plot nowhere/curve.png")
+        check_output(Path("nowhere/curve.png"), "--plot nowhere/curve.png")
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "notes").touch()
     with pytest.raises(UsageError, match=r"^mine\.toml: there is no folder .*notes; make it first$"):
-        check_folder(tmp_path / "notes" / "mine.toml", "mine.toml")
+        check_output(tmp_path / "notes" / "mine.toml", "mine.toml")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
@@ -74,21 +74,21 @@ def test_a_special_file_is_no_output(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     SPECIAL[kind](Path("curve.png"))
     with pytest.raises(UsageError, match=rf"^--plot curve\.png is a {kind}, not a regular file; name another$"):
-        check_folder(Path("curve.png"), "--plot curve.png")
+        check_output(Path("curve.png"), "--plot curve.png")
 
 
 def test_a_folder_is_no_output(tmp_path):
     with pytest.raises(UsageError, match=r"^--plot curves is a folder; name a file$"):
-        check_folder(tmp_path, "--plot curves")
+        check_output(tmp_path, "--plot curves")
 
 
 def test_a_name_that_is_too_long_with_the_ending_of_the_draft_is_refused_at_once(tmp_path):
     with pytest.raises(OSError, match="File name too long"):
-        check_folder(tmp_path / ("a" * 252), "--losses a")
+        check_output(tmp_path / ("a" * 252), "--losses a")
 
 
 def test_a_read_only_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda _folder, mode: mode != os.W_OK)
     with pytest.raises(UsageError) as caught:
-        check_folder(tmp_path / "losses.h5", "--losses losses.h5")
+        check_output(tmp_path / "losses.h5", "--losses losses.h5")
     assert str(caught.value) == f"--losses losses.h5: the folder {tmp_path} cannot be written; name another"

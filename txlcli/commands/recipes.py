@@ -28,7 +28,7 @@ from txlcli.options import (
 )
 from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
-from txlcli.system.atomic_files import check_folder, replacing
+from txlcli.system.atomic_files import check_output, replacing
 from txlcli.system.input_files import check_regular
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
@@ -222,7 +222,7 @@ def _target(file: str, name: str, *, force: bool) -> Path:
     if path.is_symlink() and os.path.islink(os.path.realpath(path)):
         raise UsageError(f"{path} is a link to itself; give another FILE")
     if not check_regular(path).exists():
-        check_folder(path, str(path))
+        check_output(path, str(path))
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give another FILE")
     if path.exists() and not force:

@@ -19,7 +19,7 @@ from txlcli.data.hdf5 import member, read_array
 from txlcli.data.loss_file import replacing_file
 from txlcli.data.sealed_hdf5 import DamagedFileError, read_hdf5
 from txlcli.errors import UsageError
-from txlcli.system.atomic_files import check_folder
+from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
 
 FORMAT = "txl losses by context"
@@ -81,7 +81,7 @@ class ContextFile:
         if check_regular(path).exists():
             self._read()
         else:
-            check_folder(path, f"--losses {path}")
+            check_output(path, f"--losses {path}")
 
     def _read(self) -> None:
         try:

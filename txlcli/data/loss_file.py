@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from txlcli.data.sealed_hdf5 import read_hdf5, replacing_hdf5
 from txlcli.errors import StoreError, UsageError
-from txlcli.system.atomic_files import check_folder
+from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
 
 FORMAT = 1
@@ -43,7 +43,7 @@ def check_path(path: Path) -> None:
     """
     if check_regular(path).exists() and not _holds_losses(path):
         raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
-    check_folder(path, f"--losses {path}")
+    check_output(path, f"--losses {path}")
 
 
 def _holds_losses(path: Path) -> bool:

@@ -17,11 +17,10 @@ from txlcli.config.bands import Band, bands
 from txlcli.config.blocks import BLOCKS
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.errors import RecipeError, RunError
+from txlcli.errors import RecipeError, RunError, shortened
 
 Tensors = Mapping[str, Tensor]
 MOST_NAMED = 3  # tensors that an error lists by name
-LONGEST_NAME = 80  # characters of a name in an error
 NEXT_STEP = "correct [model] with --recipe or --set"
 
 
@@ -143,8 +142,7 @@ def _reordered(link: Link, tensor: Tensor) -> Tensor:
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    shown = (name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..." for name in names[:MOST_NAMED])
-    return ", ".join(shown) + more
+    return ", ".join(map(shortened, names[:MOST_NAMED])) + more
 
 
 def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torch.Size]:

@@ -5,7 +5,6 @@ text and are joined as they are, which a key of the file's metadata says.
 """
 
 import codecs
-import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pyarrow as arrow
 from pyarrow import compute, parquet
 
 from txlcli.corpora.unpack import MOST_RATIO, SMALL
-from txlcli.errors import CorpusInputError
+from txlcli.errors import CorpusInputError, shortened
 from txlcli.system import child
 from txlcli.system.input_files import check_regular
 
@@ -37,8 +36,9 @@ MOST_FOOTER = 256 << 20
 BUFFER = 1 << 20  # bytes of a file that are read at once
 BYTES_PER_BATCH, MOST_ROWS = 16 << 20, 1 << 14
 """Most text and most rows that are read at once, except for a longer row."""
-MOST_LONGEST = 32
-"""Batches of 16 MiB that one batch may be, if all rows are as long as the stored bytes of a group."""
+MOST_EXCESS = 32
+"""Times BYTES_PER_BATCH that a batch of values stored by their differences may take: if each value is as long as all
+stored bytes of its group."""
 LONGEST_ROW = 1 << 20  # bytes of a row that is written
 BYTES_PER_GROUP = 32 << 20  # of text in a row group that is written
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
@@ -48,8 +48,6 @@ BYTES_PER_VALUE = 32
 """More than an encoding adds to a value: its length, its level, and its share of headers."""
 MOST_LISTED = 10
 """Most columns that an error names."""
-LONGEST_NAME = 80
-"""Most characters of a column's name that an error prints."""
 DAMAGE = (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, RuntimeError)
 
 
@@ -93,14 +91,14 @@ def _text_column(path: Path, schema: Any, column: str | None) -> str:
     if column is not None and column not in names:
         fault = "is not text" if column in schema.names else "does not exist"
         raise CorpusInputError(
-            f'{path}: the column "{_shortened(column)}" {fault}; give --column one of: {_listed(names)}'
+            f'{path}: the column "{shortened(column)}" {fault}; give --column one of: {_listed(names)}'
         )
     if column is None and TEXT not in names and len(names) != 1:
         raise CorpusInputError(f"{path}: which column is the text? Give --column one of: {_listed(names)}")
     if column is None:
         column = TEXT if TEXT in names else names[0]
     if schema.names.count(column) > 1:
-        raise CorpusInputError(f'{path}: several columns are called "{_shortened(column)}"; rename all but one')
+        raise CorpusInputError(f'{path}: several columns are called "{shortened(column)}"; rename all but one')
     return column
 
 
@@ -111,11 +109,7 @@ def _is_text(kind: Any) -> bool:
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(f'"{_shortened(name)}"' for name in names[:MOST_LISTED]) + more
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+    return ", ".join(f'"{shortened(name)}"' for name in names[:MOST_LISTED]) + more
 
 
 def _not_read(path: Path, reason: str) -> CorpusInputError:
@@ -128,26 +122,27 @@ def _not_read(path: Path, reason: str) -> CorpusInputError:
 
 def _check_footer(path: Path) -> None:
     """Refuse a footer that would take much memory: the library reads as many bytes as the file states."""
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - END_OF_FOOTER.size))
-        length = int.from_bytes(file.read(4), "little")
+    length, _ = _end_of_footer(path)
     if MOST_FOOTER < length < path.stat().st_size:
         raise _not_read(path, f"it states a footer of {length:,} bytes, more than {MOST_FOOTER:,}")
 
 
 def _is_encrypted(path: Path) -> bool:
     """Return True if the footer of a file is encrypted, or names the keys of encrypted columns."""
+    length, marker = _end_of_footer(path)
+    if marker == ENCRYPTED or length > MOST_FOOTER:
+        return marker == ENCRYPTED
     with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - END_OF_FOOTER.size))
-        end = file.read()
-        if len(end) < END_OF_FOOTER.size:
-            return False
-        length, marker = END_OF_FOOTER.unpack(end)
-        if marker == ENCRYPTED or length > MOST_FOOTER:
-            return marker == ENCRYPTED
-        file.seek(max(0, size - END_OF_FOOTER.size - length))
+        file.seek(max(0, path.stat().st_size - END_OF_FOOTER.size - length))
         return KEYS in file.read(length)
+
+
+def _end_of_footer(path: Path) -> tuple[int, bytes]:
+    """Return the length that a file states for its footer, and the marker after it."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - END_OF_FOOTER.size))
+        end = file.read(END_OF_FOOTER.size)
+    return END_OF_FOOTER.unpack(end) if len(end) == END_OF_FOOTER.size else (0, b"")
 
 
 def _try_in_copy(path: Path, function: Callable[[], object], *, groups: int = 0) -> None:
@@ -228,7 +223,7 @@ def _check_utf8(text: ParquetText, column: Any, first: int) -> None:
     for row, value in enumerate(column.to_pylist(), first + 1):
         if value is not None and not is_utf8([value]):
             raise CorpusInputError(
-                f'{text.path}: row {row:,} of the column "{_shortened(text.column)}" is not valid UTF-8; repair the '
+                f'{text.path}: row {row:,} of the column "{shortened(text.column)}" is not valid UTF-8; repair the '
                 "file or use --tokenizer byte"
             )
 
@@ -324,7 +319,7 @@ def _longest(text: ParquetText, file: Any, group: int) -> int:
         return 1
     sizes = _sizes(about, text)
     if _has_deltas(about, text):
-        return max(1, max(sizes) // min(MOST_LONGEST, about.num_rows))
+        return max(1, max(sizes) // min(MOST_EXCESS, about.num_rows))
     first = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False), None)
     if first is None or not sizes:
         raise ValueError("a group of rows lacks the column")

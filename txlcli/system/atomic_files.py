@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from txlcli.corpora.special_files import special_kind
-from txlcli.errors import UsageError
+from txlcli.errors import TxlError, UsageError
 
 
 @contextmanager
@@ -33,6 +33,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def errors_of_writing(path: Path) -> Iterator[None]:
+    """Raise a TxlError that names a file if it cannot be written: the error of a write names none."""
+    try:
+        yield
+    except OSError as error:
+        raise TxlError(f"{path}: cannot be written ({error.strerror}); check the folder and the free space") from error
+
+
 def _draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
@@ -43,7 +52,7 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def check_folder(path: Path, asked: str) -> None:
+def check_output(path: Path, asked: str) -> None:
     """Refuse the path of an output file that cannot be written, before anything is computed for it.
 
     A new file would take the place of a pipe, a socket or a device such as /dev/null.
@@ -64,4 +73,5 @@ def check_folder(path: Path, asked: str) -> None:
         raise UsageError(f"{asked}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{asked}: the folder {path.parent} cannot be written; name another")
-    _draft_of(path).exists()  # raises an OSError if the name is too long
+    with suppress(FileNotFoundError):
+        _draft_of(path).lstat()  # raises another OSError if the name is too long

@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from txlcli.errors import shortened
+
 MOST_DEPTH = 8
 """Deepest nesting of values in TOML; a recipe needs three levels."""
 MOST_JSON_DEPTH = 32
@@ -31,13 +33,8 @@ def value_of(table: Mapping[str, Any], key: str, kind: type[T]) -> T:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"{key} is {_short(value)}, not a value of type {kind.__name__}")
+        raise ValueError(f"{key} is {shortened(json.dumps(value), MOST_SHOWN)}, not a value of type {kind.__name__}")
     return value
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def parse_json(text: str | bytes, *, distinct_keys: bool = False) -> Any:

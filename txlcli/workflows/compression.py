@@ -25,10 +25,10 @@ from txlcli.core.reading.scoring import Lanes, score_total
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressedFile
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import CompressedFileError, TxlError, UsageError, VocabularyError
+from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
-from txlcli.system.atomic_files import check_folder, replacing
+from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.system.input_files import MOST_TEXT, read_bytes
 from txlcli.workflows.evaluation import adapted, texts
 from txlcli.workflows.evaluation.options import AdaptationSearch
@@ -83,7 +83,7 @@ def compress(
     seconds = time.perf_counter() - started
     header = _header(settings, dynamic, size=len(data), tokens=len(ids))
     digests = _digests(opened) | {"probe": probe, "content": compressed_file.digest(data)}
-    with _errors_of_writing(target):
+    with errors_of_writing(target):
         size = compressed_file.write(target, header, digests, coder.words())
     cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
     return {
@@ -171,7 +171,7 @@ def decompress(
             f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "
             "was compressed"
         )
-    with _errors_of_writing(target), replacing(target) as draft:
+    with errors_of_writing(target), replacing(target) as draft:
         draft.write_bytes(data)
     return {
         "run": str(opened.run.folder),
@@ -188,22 +188,11 @@ def exact_workspace(workspace: Workspace) -> Workspace:
 
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
-    check_folder(target, str(target))
+    check_output(target, str(target))
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"{target} is the file to read; name another file to write")
     if os.path.lexists(target) and not force:  # a broken link, too
         raise UsageError(f"{target} exists; name another file, or add --force to replace it")
-
-
-@contextlib.contextmanager
-def _errors_of_writing(target: Path) -> Iterator[None]:
-    """Raise a TxlError if the target cannot be written, which it then names: the error of a write names no file."""
-    try:
-        yield
-    except OSError as error:
-        raise TxlError(
-            f"{target}: cannot be written ({error.strerror}); check the folder and the free space"
-        ) from error
 
 
 def _read(source: Path) -> bytes:

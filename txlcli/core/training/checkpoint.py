@@ -33,6 +33,7 @@ from txlcli.system.input_files import check_regular
 from txlcli.system.tensor_files import read_safetensors_header
 
 WEIGHT_DTYPES = {torch.float32, torch.float64}
+"""Dtypes of weights: a model of tests or of research may have float64."""
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of a memory of numbers: that of the weights, or of the precision in which the run was trained."""
 

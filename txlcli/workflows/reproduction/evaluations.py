@@ -9,9 +9,9 @@ from typing import Any
 
 import txlcli
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import RunError, TxlError
+from txlcli.errors import RunError
 from txlcli.runs.run_folder import Run
-from txlcli.system.atomic_files import replacing
+from txlcli.system.atomic_files import errors_of_writing, replacing
 from txlcli.system.input_files import MOST_REPORT, read_text
 from txlcli.system.plain_json import parse_json
 
@@ -51,14 +51,9 @@ class EvaluationStore:
             TxlError: the file cannot be written.
         """
         self._by_key[key] = evaluation
-        try:
-            with replacing(self._path) as temporary:
-                stored = {key: asdict(one) for key, one in self._by_key.items()}
-                temporary.write_text(json.dumps(stored), encoding="utf-8")
-        except OSError as error:
-            raise TxlError(
-                f"{self._path}: cannot be written ({error.strerror}); check the folder and the free space"
-            ) from error
+        with errors_of_writing(self._path), replacing(self._path) as temporary:
+            stored = {key: asdict(one) for key, one in self._by_key.items()}
+            temporary.write_text(json.dumps(stored), encoding="utf-8")
 
     def _read(self) -> dict[str, StoredEvaluation]:
         try:
