@@ -851,6 +851,14 @@ def test_a_wrong_path_is_compared_with_the_files_beside_it(txl, tmp_path, word, 
     assert (result.exit_code, only_line(result)) == (2, f"error: no file or folder at {word}{hint}")
 
 
+@pytest.mark.parametrize("target", ["link", "nowhere"])
+def test_a_link_that_leads_nowhere_is_not_suggested(txl, tmp_path, target):
+    (tmp_path / "link").symlink_to(target)
+    result = txl("link")
+    message = "error: link: a link to a file that does not exist; give the path of a file or folder"
+    assert (result.exit_code, only_line(result)) == (2, message)
+
+
 def test_a_mistyped_folder_is_suggested_unless_a_corpus_is_meant(txl, tmp_path):
     (tmp_path / "novels").mkdir()
     assert only_line(txl("novel")) == 'error: no corpus, file or folder "novel"; did you mean "novels"?'

@@ -259,6 +259,8 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
 def _unknown_source(word: str) -> UsageError:
     """Return the error for a word that is neither a corpus nor a path: a word like a path is compared with paths."""
     path = Path(word)
+    if path.is_symlink():
+        return UsageError(f"{path}: a link to a file that does not exist; give the path of a file or folder")
     names = [entry.name for entry in path.parent.iterdir()] if os.access(path.parent, os.R_OK) else []
     near = meant_name(path.name, names)
     if re.search(r"[/\\.]", word):
